@@ -1,0 +1,63 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: help demo test soak lint format bench docs clean
+
+help:
+	@echo "make demo    set up, train a model on real digits and show where to look"
+	@echo "make test    set up and run all tests"
+	@echo "make soak    run the whole crash and fuzz matrices"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   benchmarks, as ratios measured in one run"
+	@echo "make docs    build the documentation into site/"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("manyfit needs Python 3.11 or later, but $(PYTHON) is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.core
+
+demo: $(VENV)/.core
+	@test -e demo/runs/digits-mlp/config.yaml || $(BIN)/manyfit init demo
+	$(BIN)/manyfit train demo/runs/digits-mlp
+	@echo
+	$(BIN)/manyfit list demo
+	@echo
+	@echo "Look at:"
+	@echo "  demo/src/models.py                          the model"
+	@echo "  demo/runs/digits-mlp/config.yaml            what was trained, and how"
+	@echo "  demo/runs/digits-mlp/reports/test.csv       every test image: target, prediction, confidence, loss"
+	@echo "  $(BIN)/tensorboard --logdir demo/runs       the curves"
+	@echo "  $(BIN)/manyfit train demo/runs/digits-mlp -p train.epochs 30      train it further"
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist loadfile -m "not soak"
+
+soak: $(VENV)/.dev
+	$(BIN)/pytest -n 2 -m soak
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict -q
+
+clean:
+	rm -rf $(VENV) build dist site demo .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,49 @@
+"""manyfit: train, resume, evaluate and compare models from plain code and one typed YAML file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from manyfit.core.lazy import attribute
+from manyfit.core.version import __version__
+
+if TYPE_CHECKING:
+    from manyfit.config import Component, Config, Derived, Kind, load_config
+    from manyfit.core.errors import ConfigError, ManyfitError
+    from manyfit.run.result import RunResult, load_model
+    from manyfit.run.train import train
+
+_PUBLIC = {
+    "Component": "manyfit.config",
+    "Config": "manyfit.config",
+    "ConfigError": "manyfit.core.errors",
+    "Derived": "manyfit.config",
+    "Kind": "manyfit.config",
+    "ManyfitError": "manyfit.core.errors",
+    "RunResult": "manyfit.run.result",
+    "load_config": "manyfit.config",
+    "load_model": "manyfit.run.result",
+    "train": "manyfit.run.train",
+}
+
+__all__ = [
+    "Component",
+    "Config",
+    "ConfigError",
+    "Derived",
+    "Kind",
+    "ManyfitError",
+    "RunResult",
+    "__version__",
+    "load_config",
+    "load_model",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return attribute(__name__, _PUBLIC, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

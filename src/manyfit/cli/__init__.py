@@ -1,0 +1,120 @@
+"""The command line. One file a verb; `--help` imports none of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from manyfit.core.errors import ManyfitError
+from manyfit.core.secrets import redact
+from manyfit.core.version import __version__
+
+VERBS = {
+    "init": "Write a small project that trains at once.",
+    "train": "Train a run, or go on with it.",
+    "list": "List the runs of a project.",
+    "show": "Show one run.",
+    "config": "Show, check and compare configs.",
+    "doctor": "Report versions, devices and extras, and what is wrong with them.",
+    "completion": "Print the completion script for a shell.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose verbs are imported when they are used; their help lines stand in a table."""
+
+    def __init__(self, *args: Any, verbs: dict[str, str], package: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.verbs = verbs
+        self.package = package
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Verbs in the order in which a user meets them."""
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import one verb."""
+        if name not in self.verbs:
+            return None
+        command: click.Command = importlib.import_module(f"{self.package}.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or suggest the nearest one."""
+        if args[0] not in self.verbs and not args[0].startswith("-"):
+            from manyfit.core.names import nearest
+
+            best = nearest(args[0], self.verbs)
+            ctx.fail(f"no such command {args[0]!r}." + (f" Did you mean {best!r}?" if best else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.verbs.items()))
+
+
+def _log_level(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from manyfit.cli.common import set_log_level
+
+        set_log_level(value)
+
+
+LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs=VERBS,
+    package="manyfit.cli",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, "-V", "--version", prog_name="manyfit")
+@click.option(
+    "-l",
+    "--log-level",
+    type=LOG_LEVELS,
+    expose_value=False,
+    callback=_log_level,
+    help="Log to stderr from this level on.",
+)
+def cli() -> None:
+    """Train, resume, evaluate and compare models from plain code and one typed YAML file."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line. Errors are one message on stderr; the exit code says of which kind."""
+    try:
+        sys.exit(cli.main(args, prog_name="manyfit", standalone_mode=False) or 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ManyfitError as error:
+        click.echo(redact(f"manyfit: {error}"), err=True)
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("manyfit: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output has gone, as `head` does; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        click.echo(
+            redact(f"manyfit: {error.strerror or error}: {error.filename or ''}".rstrip(": ")), err=True
+        )
+        sys.exit(1)
+    except Exception:
+        click.echo(redact(traceback.format_exc()), err=True)
+        click.echo("manyfit: this is a bug in manyfit; the lines above say where", err=True)
+        sys.exit(1)

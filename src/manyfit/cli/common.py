@@ -1,0 +1,138 @@
+"""What verbs share: overrides on the command line, log levels, tables, completion of run names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from manyfit.cli import LOG_LEVELS
+from manyfit.core.secrets import redact
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OVERRIDE = re.compile(r"[+~]|[A-Za-z_][\w.\[\]-]*=")
+
+
+class Verb(click.Command):
+    """A command that takes `--log-level` after the verb, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(
+            click.Option(
+                ["-l", "--log-level"],
+                type=LOG_LEVELS,
+                expose_value=False,
+                callback=_set,
+                help="Log to stderr from this level on.",
+            )
+        )
+
+
+class OverrideVerb(Verb):
+    """A command that takes overrides anywhere among its arguments, in the order in which they are written."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(
+            click.Option(
+                ["-p", "--param"],
+                nargs=2,
+                multiple=True,
+                expose_value=False,
+                metavar="KEY VALUE",
+                help="Set one value. Also: KEY=VALUE, +KEY=VALUE to add, '~KEY' to delete.",
+            )
+        )
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Mention overrides in the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the overrides out and let click parse the rest."""
+        ctx.meta["overrides"], rest = split_overrides(args)
+        return super().parse_args(ctx, rest)
+
+
+def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
+    """Separate overrides from other arguments."""
+    from manyfit.config.override import pair
+
+    found: list[Any] = []
+    rest: list[str] = []
+    queue = list(args)
+    while queue:
+        word = queue.pop(0)
+        if word in ("-p", "--param"):
+            if len(queue) < 2:
+                raise click.UsageError("-p needs a key and a value: -p train.epochs 10")
+            found.append(pair(queue.pop(0), queue.pop(0)))
+        elif _OVERRIDE.match(word):
+            found.append(word)
+        else:
+            rest.append(word)
+    return found, rest
+
+
+def overrides() -> list[Any]:
+    """The overrides of the current command."""
+    return list(click.get_current_context().meta["overrides"])
+
+
+def _set(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        set_log_level(value)
+
+
+def set_log_level(level: str) -> None:
+    """Send manyfit's log to stderr, without secrets."""
+
+    class Handler(logging.StreamHandler[Any]):
+        def format(self, record: logging.LogRecord) -> str:
+            return redact(super().format(record))
+
+    logger = logging.getLogger("manyfit")
+    handler = Handler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    handler.setLevel(level.upper())
+    logger.handlers[:] = [handler]
+    logger.setLevel(level.upper())
+
+
+def as_json(value: Any) -> None:
+    """Print a result for programs."""
+    click.echo(redact(json.dumps(value, indent=2, default=str)))
+
+
+def table(rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> None:
+    """Print aligned columns."""
+    cells = [[str(cell) for cell in row] for row in ([header, *rows] if header else rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
+    for row in cells:
+        click.echo(
+            redact("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        )
+
+
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the names of run folders."""
+    found = [str(config.parent) for config in Path().glob("runs/*/config.yaml")]
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+def json_option(function: F) -> F:
+    """Add `--json`."""
+    return click.option("--json", "json_", is_flag=True, help="Print JSON.")(function)
+
+
+def run_argument(function: F) -> F:
+    """Add the argument RUN: a run folder or a config file."""
+    return click.argument("run", type=click.Path(path_type=Path), shell_complete=complete_run)(function)

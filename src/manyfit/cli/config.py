@@ -1,0 +1,149 @@
+"""`manyfit config`: show, check, diff, schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from manyfit.cli.common import OverrideVerb, Verb, as_json, json_option, overrides, run_argument, table
+from manyfit.core.errors import ConfigError, Problem, UsageError
+
+
+@click.group()
+def command() -> None:
+    """Show, check and compare configs."""
+
+
+@command.command(cls=OverrideVerb)
+@run_argument
+@click.option(
+    "--origin", is_flag=True, help="Also say where each value was written, and of which kind it is."
+)
+@json_option
+def show(run: Path, origin: bool, json_: bool) -> None:
+    """Show what a config means: every value, with defaults, after extend, overrides and references."""
+    from manyfit.config import load_config
+
+    config = load_config(run, overrides())
+    if json_:
+        as_json(
+            {
+                "fingerprint": config.fingerprint,
+                "values": {
+                    path: {"value": value, "origin": where, "kind": kind}
+                    for path, value, where, kind in config.rows()
+                },
+            }
+        )
+    elif origin:
+        table(
+            [(path, _shown(value), str(kind), where) for path, value, where, kind in config.rows()],
+            ("key", "value", "kind", "origin"),
+        )
+    else:
+        table([(path, _shown(value)) for path, value, _, _ in config.rows()])
+
+
+@command.command(cls=OverrideVerb)
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@json_option
+def check(runs: tuple[Path, ...], json_: bool) -> None:
+    """Check configs without reading data or building anything. Exits with 2 if one has a mistake."""
+    from manyfit.config import load_config
+
+    problems: list[Problem] = []
+    checked: dict[str, str] = {}
+    for run in runs:
+        try:
+            checked[str(run)] = load_config(run, overrides()).fingerprint
+        except ConfigError as error:
+            problems += error.problems
+    if json_:
+        as_json(
+            {
+                "ok": checked,
+                "problems": [
+                    {
+                        "file": p.origin.file,
+                        "line": p.origin.line,
+                        "key": p.path,
+                        "message": p.message,
+                        "expected": p.expected,
+                        "received": p.received,
+                        "suggestion": p.suggestion,
+                    }
+                    for p in problems
+                ],
+            }
+        )
+        if problems:
+            click.get_current_context().exit(2)
+    elif problems:
+        raise ConfigError(problems)
+    else:
+        for name, fingerprint in checked.items():
+            click.echo(f"{name}: ok, {fingerprint[:12]}")
+
+
+@command.command(cls=Verb)
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@json_option
+def diff(before: Path, after: Path, json_: bool) -> None:
+    """Say what differs between two configs, and whether it makes another run, a longer one, or neither."""
+    from manyfit.config import load_config
+
+    found = load_config(before).diff(load_config(after))
+    if json_:
+        as_json(
+            [
+                {"key": d.path, "kind": d.kind, "before": _plain(d.before), "after": _plain(d.after)}
+                for d in found
+            ]
+        )
+    elif found:
+        table([(d.path, _shown(d.before), "→", _shown(d.after), str(d.kind)) for d in found])
+    else:
+        click.echo("no difference")
+
+
+@command.command(cls=Verb)
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
+def schema(run: Path | None, output: Path | None) -> None:
+    """Print a JSON Schema for configs, so that editors complete them.
+
+    With RUN, the parameters of the classes that it names are described as well. In an editor that uses the
+    YAML language server, put `# yaml-language-server: $schema=config.schema.json` on the first line.
+    """
+    import json
+
+    from manyfit.config import load_config
+    from manyfit.config.jsonschema import json_schema
+
+    text = json.dumps(json_schema(load_config(run) if run else None), indent=2)
+    if output is None:
+        click.echo(text)
+    elif not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent}")
+    else:
+        from manyfit.store import durable
+
+        durable.write(output, text + "\n")
+
+
+def _shown(value: object) -> str:
+    return (
+        value
+        if isinstance(value, str)
+        else "null"
+        if value is None
+        else {True: "true", False: "false"}[value]
+        if isinstance(value, bool)
+        else repr(value)
+    )
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | float | str | list | dict) else None

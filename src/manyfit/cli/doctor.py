@@ -1,0 +1,29 @@
+"""`manyfit doctor`."""
+
+from __future__ import annotations
+
+import click
+
+from manyfit.cli.common import Verb, as_json, json_option, table
+
+
+@click.command(cls=Verb)
+@json_option
+def command(json_: bool) -> None:
+    """Report versions, devices, cores, free disk and extras, and what is wrong with them.
+
+    Exits with 1 if something is."""
+    from manyfit.run.doctor import examine
+
+    found = examine()
+    if json_:
+        as_json({"facts": found.facts, "extras": found.extras, "problems": found.problems})
+    else:
+        table(found.facts.items())
+        click.echo("\nextras")
+        table((f"  {name}", state) for name, state in found.extras.items())
+        click.echo("\nproblems" if found.problems else "\nnothing is wrong")
+        for problem in found.problems:
+            click.echo(f"  {problem}")
+    if found.problems:
+        click.get_current_context().exit(1)

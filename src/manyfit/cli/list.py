@@ -1,0 +1,43 @@
+"""`manyfit list`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from manyfit.cli.common import Verb, as_json, json_option, table
+
+
+@click.command(cls=Verb)
+@click.argument("folder", type=click.Path(path_type=Path), default=Path())
+@json_option
+def command(folder: Path, json_: bool) -> None:
+    """List the runs in FOLDER (here, if none is given)."""
+    from manyfit.store.describe import describe
+    from manyfit.store.folder import run_folders
+
+    found = [describe(run) for run in run_folders(folder)]
+    if json_:
+        as_json(found)
+    elif not found:
+        click.echo(f"no runs in {folder}", err=True)
+    else:
+        table(
+            [
+                (
+                    run["name"],
+                    run["state"],
+                    f"{run['epoch']:g}",
+                    _metrics(run["metrics"]),
+                    _metrics(run["test"]),
+                )
+                for run in found
+            ],
+            ("run", "state", "epoch", "best", "test"),
+        )
+
+
+def _metrics(values: dict[str, float]) -> str:
+    shown = {name: value for name, value in values.items() if name not in ("lr", "train_loss")}
+    return " ".join(f"{name}={value:.4g}" for name, value in shown.items()) or "–"

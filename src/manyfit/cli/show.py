@@ -1,0 +1,46 @@
+"""`manyfit show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from manyfit.cli.common import Verb, as_json, json_option, run_argument, table
+from manyfit.core.errors import FolderError
+
+
+@click.command(cls=Verb)
+@run_argument
+@json_option
+def command(run: Path, json_: bool) -> None:
+    """Show one RUN: its state, results, config and starts."""
+    from manyfit.store.describe import details
+    from manyfit.store.folder import RunFolder
+
+    folder = RunFolder(run)
+    if not folder.config.is_file():
+        raise FolderError(f"{run} is not a run folder: it has no config.yaml")
+    facts = details(folder)
+    if json_:
+        as_json(facts)
+        return
+    table(
+        [
+            ("run", facts["name"]),
+            ("state", facts["state"]),
+            ("progress", f"epoch {facts['epoch']:g}, step {facts['step']}"),
+            *((f"best {name}", f"{value:.6g}") for name, value in facts["metrics"].items()),
+            *((f"test {name}", f"{value:.6g}") for name, value in facts["test"].items()),
+            ("identity", facts["fingerprint"] or "–"),
+        ]
+    )
+    if facts["config"]:
+        click.echo("\nconfig")
+        table([(f"  {path}", value) for path, value in facts["config"].items()])
+    for start in facts["starts"]:
+        code = f", commit {start['commit'][:12]}" if start["commit"] else ""
+        click.echo(
+            f"\nstarted {start['started']} from step {start['from_step']} on {start['device']}, "
+            f"{start['threads']} threads, torch {start['versions'].get('torch', '?')}{code}"
+        )

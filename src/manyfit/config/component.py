@@ -1,0 +1,85 @@
+"""A checked component: a class path with checked parameters, of which nothing has been called yet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from manyfit.config.roles import ANY, Role
+from manyfit.config.signature import signature_of
+from manyfit.config.tree import PYTHON
+from manyfit.core.errors import ComponentFailed, ManyfitError, Origin
+from manyfit.core.secrets import Secret, redact
+
+
+@dataclass(frozen=True)
+class Component:
+    """What `{class: path, **params}` became. `build` calls it; a function of tensors becomes a partial."""
+
+    target: Any
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    role: Role = ANY
+    at: str = ""
+    origin: Origin = PYTHON
+    supplied: tuple[str, ...] = ()
+    deferred: bool = False
+    kept: bool = False
+    """Whether the section around it holds the component itself, to be built when its time comes."""
+
+    def build(self, **supplied: Any) -> Any:
+        """Call the class with its parameters; `supplied` are those that only exist at run time."""
+        known = {name: value for name, value in supplied.items() if name in self.supplied}
+        params = {name: realise(value, supplied) for name, value in self.params.items()}
+        if self.deferred:
+            return functools.partial(self.target, **params) if params else self.target
+        positional, keywords = self._arguments({**known, **params})
+        try:
+            return self.target(*positional, **keywords)
+        except ManyfitError:
+            raise
+        except Exception as error:
+            text = redact(
+                f"{self.origin}: {self.at}: building {self.path} failed: {type(error).__name__}: {error}"
+            )
+            raise ComponentFailed(text) from error
+
+    def _arguments(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Put what must be positional in front: `*args`, and what stands before them."""
+        parameters = list(signature_of(self.target).parameters.values())
+        variadic = next((i for i, p in enumerate(parameters) if p.variadic and p.name in given), -1)
+        positional: list[Any] = []
+        keywords = dict(given)
+        for index, parameter in enumerate(parameters):
+            if parameter.name in keywords and (index <= variadic or parameter.positional_only):
+                value = keywords.pop(parameter.name)
+                positional += value if parameter.variadic else [value]
+        return positional, keywords
+
+
+def realise(value: Any, supplied: Mapping[str, Any]) -> Any:
+    """Build the components inside a value and reveal its secrets."""
+    if isinstance(value, Component):
+        return value.build(**supplied)
+    if isinstance(value, Secret):
+        return value.reveal()
+    if isinstance(value, list):
+        return [realise(item, supplied) for item in value]
+    if type(value) is tuple:
+        return tuple(realise(item, supplied) for item in value)
+    if isinstance(value, dict):
+        return {key: realise(item, supplied) for key, item in value.items()}
+    return value
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value holds neither components nor secrets: it can be used before anything is built."""
+    if isinstance(value, Component):
+        return value.kept
+    if isinstance(value, Secret):
+        return False
+    if isinstance(value, dict):
+        return all(is_plain(item) for item in value.values())
+    return all(is_plain(item) for item in value) if isinstance(value, list | tuple | set) else True

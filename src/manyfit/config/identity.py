@@ -1,0 +1,126 @@
+"""What makes two configs the same run: canonical values, the fingerprint, and differences by kind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from manyfit.config.kinds import Kind
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, dotted
+from manyfit.core.secrets import Secret
+
+CLASS_WORDS = ("class", "_target_", "type")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value that differs between two configs. `None` in a text column means that it is not set."""
+
+    path: str
+    kind: Kind
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_shown(self.before)} → {_shown(self.after)} ({self.kind})"
+
+
+class _NotSet:
+    def __repr__(self) -> str:
+        return "not set"
+
+
+NOT_SET = _NotSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What of a config can be compared without importing anything: effective values and their kinds."""
+
+    values: Mapping[str, Any]
+    kinds: Mapping[str, Kind]
+    fingerprint: str
+
+    def kind(self, path: str) -> Kind:
+        """The kind that the nearest enclosing mark declares."""
+        steps = path.split(".")
+        for length in range(len(steps), 0, -1):
+            found = self.kinds.get(".".join(steps[:length]))
+            if found is not None:
+                return found
+        return Kind.IDENTITY
+
+
+def diff(before: Snapshot, after: Snapshot) -> list[Difference]:
+    """List what differs, in the order of the keys, each with its kind."""
+    found = []
+    for path in dict.fromkeys([*before.values, *after.values]):
+        old, new = before.values.get(path, NOT_SET), after.values.get(path, NOT_SET)
+        if old is NOT_SET or new is NOT_SET or number(old) != number(new):
+            kind = after.kind(path) if path in after.values else before.kind(path)
+            found.append(Difference(path, kind, old, new))
+    return found
+
+
+def normal(node: Node, classes: Mapping[Path, str], path: Path = ()) -> Any:
+    """Plain data in one spelling: `class` for its synonyms, full class paths, components in the long form."""
+    if path in classes:
+        params = {}
+        if isinstance(node, Map):
+            word = next(word for word in CLASS_WORDS if word in node.items)
+            params = {k: normal(v, classes, (*path, k)) for k, v in node.items.items() if k != word}
+        return {"class": classes[path], **params}
+    if isinstance(node, Map):
+        return {key: normal(value, classes, (*path, key)) for key, value in node.items.items()}
+    if isinstance(node, Seq):
+        return [normal(value, classes, (*path, i)) for i, value in enumerate(node.items)]
+    assert isinstance(node, Leaf)
+    return str(node.value) if isinstance(node.value, Secret) else node.value
+
+
+def identity(value: Any, kinds: Mapping[Path, Kind], path: Path = (), kind: Kind = Kind.IDENTITY) -> Any:
+    """Keep what is part of the identity; mappings that hold nothing else disappear."""
+    kind = kinds.get(path, kind)
+    if isinstance(value, dict):
+        kept = {key: identity(item, kinds, (*path, key), kind) for key, item in value.items()}
+        kept = {key: item for key, item in kept.items() if item is not NOT_SET}
+        return kept if kept or (kind is Kind.IDENTITY and not value) else NOT_SET
+    if kind is not Kind.IDENTITY:
+        return NOT_SET
+    if isinstance(value, list):
+        return [identity(item, kinds, (*path, i), kind) for i, item in enumerate(value)]
+    return value
+
+
+def digest(value: Any) -> str:
+    """Hash plain data: key order and the spelling of numbers do not matter, every value does."""
+    text = json.dumps(
+        number(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":")
+    )
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def number(value: Any) -> Any:
+    """Write numbers in one way: 1.0 is 1, and what JSON cannot write has a name."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return {"float": str(value)}
+        return int(value) if value == int(value) else value
+    if isinstance(value, dict):
+        return {str(key): number(item) for key, item in value.items()}
+    return [number(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def flat(value: Any, path: Path = ()) -> dict[str, Any]:
+    """Flatten mappings to dotted keys; lists stay whole."""
+    if isinstance(value, dict) and value:
+        return {k: v for key, item in value.items() for k, v in flat(item, (*path, key)).items()}
+    return {dotted(path): value}
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if not isinstance(value, str) else value

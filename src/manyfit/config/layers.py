@@ -1,0 +1,235 @@
+"""Laying files over each other: `extend`, and the three words that change how a layer is laid.
+
+- ``key: ${__del__}`` removes an inherited key,
+- ``key: {${__extend__}: [...]}`` appends to an inherited list,
+- ``${__inherit__}: path.to.mapping`` inside a mapping starts from a copy of another one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path as FilePath
+from typing import Final
+
+from manyfit.config.read import read_file
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, dotted, find
+from manyfit.core.errors import ConfigError, Origin, Problem
+from manyfit.core.names import nearest
+
+DELETE: Final = "${__del__}"
+EXTEND: Final = "${__extend__}"
+INHERIT: Final = "${__inherit__}"
+
+
+def lay(base: Node | None, over: Node, problems: list[Problem], path: Path = ()) -> Node | None:
+    """Lay `over` on `base`: mappings merge, lists and scalars replace. None means that the key is deleted."""
+    if isinstance(over, Leaf) and over.value == DELETE:
+        return None
+    if not isinstance(over, Map):
+        return over
+    if EXTEND in over.items:
+        return _append(base, over, problems, path)
+    below = base if isinstance(base, Map) else Map({}, over.origin)
+    items, keys = dict(below.items), dict(below.keys)
+    for key, value in over.items.items():
+        laid = lay(items.get(key), value, problems, (*path, key))
+        if laid is None:
+            items.pop(key, None)
+        else:
+            items[key], keys[key] = laid, over.key_origin(key)
+    return Map(items, below.origin, keys)
+
+
+def _append(base: Node | None, over: Map, problems: list[Problem], path: Path) -> Node:
+    added = over.items[EXTEND]
+    inherited = base if base is not None else Seq((), over.origin)
+    if len(over.items) > 1 or not isinstance(added, Seq):
+        problems.append(
+            Problem(dotted(path), over.key_origin(EXTEND), f"{EXTEND} stands alone and holds a list")
+        )
+        return over
+    if not isinstance(inherited, Seq):
+        problems.append(
+            Problem(
+                dotted(path),
+                over.key_origin(EXTEND),
+                f"{EXTEND} appends to a list",
+                "a list below it",
+                f"something else at {inherited.origin}",
+            )
+        )
+        return inherited
+    return Seq((*inherited.items, *added.items), over.origin)
+
+
+class Reader:
+    """Reads a file and everything that it extends, each file once, and collects every problem on the way."""
+
+    def __init__(self, project: FilePath, problems: list[Problem]) -> None:
+        self.project = project
+        self.problems = problems
+        self.seen: set[FilePath] = set()
+        self.files: list[FilePath] = []
+
+    def read(self, file: FilePath) -> Map | None:
+        """Return the file laid over the files it extends, or None when it could not be read."""
+        self.seen.add(file.resolve())
+        try:
+            node = read_file(file, self.shown(file))
+        except ConfigError as error:
+            self.problems += error.problems
+            return None
+        self.files.append(file)
+        if not isinstance(node, Map):
+            empty = isinstance(node, Leaf) and node.value is None
+            self.problems.append(
+                Problem(
+                    "",
+                    Origin(self.shown(file), node.origin.line or 1),
+                    "this file is empty" if empty else "this is not a mapping",
+                    "a mapping such as `seed: 7`",
+                )
+            )
+            return None
+        result: Node | None = None
+        for parent in self.parents(node, file):
+            if parent.resolve() not in self.seen:
+                below = self.read(parent)
+                result = lay(result, below, self.problems) if below is not None else result
+        laid = lay(result, node.without("extend"), self.problems)
+        assert isinstance(laid, Map)
+        return Map(laid.items, node.origin, laid.keys)
+
+    def parents(self, node: Map, file: FilePath) -> list[FilePath]:
+        """The files that `extend` names, in order; a pattern stands for its matches in sorted order."""
+        extend = node.items.get("extend")
+        if extend is None:
+            return []
+        found: list[FilePath] = []
+        for entry in extend.items if isinstance(extend, Seq) else (extend,):
+            if not (isinstance(entry, Leaf) and isinstance(entry.value, str) and entry.value):
+                self.problems.append(
+                    Problem(
+                        "extend",
+                        entry.origin,
+                        "this is not the name of a file",
+                        "a path or pattern, relative to this file",
+                    )
+                )
+                continue
+            matches = self.matches(file.parent, entry.value)
+            found += matches
+            if not matches:
+                self.problems.append(
+                    Problem(
+                        "extend",
+                        entry.origin,
+                        "no such file",
+                        "a file relative to this one",
+                        repr(entry.value),
+                        self.similar(file.parent, entry.value),
+                    )
+                )
+        return found
+
+    @staticmethod
+    def matches(folder: FilePath, text: str) -> list[FilePath]:
+        """Expand one entry of `extend`."""
+        target = FilePath(text)
+        try:
+            if not any(mark in text for mark in "*?["):
+                return [folder / target] if (folder / target).is_file() else []
+            base, pattern = (
+                (FilePath(target.anchor), str(target.relative_to(target.anchor)))
+                if target.is_absolute()
+                else (folder, text)
+            )
+            return sorted(match for match in base.glob(pattern) if match.is_file())
+        except (OSError, ValueError):
+            return []
+
+    @staticmethod
+    def similar(folder: FilePath, text: str) -> str:
+        """The existing file that was probably meant."""
+        try:
+            beside = (folder / text).parent
+            names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
+        except (OSError, ValueError):
+            return ""
+        best = nearest(FilePath(text).name, names)
+        return str(FilePath(text).with_name(best)) if best else ""
+
+    def shown(self, file: FilePath) -> str:
+        """How messages name a file: from the project's root where it lies inside."""
+        return shown(file, self.project)
+
+
+def shown(file: FilePath, project: FilePath) -> str:
+    """Name a file relative to the working directory, else to the project's root, else in full."""
+    resolved = file.resolve()
+    for base in (FilePath.cwd(), project):
+        if resolved.is_relative_to(base.resolve()):
+            return str(resolved.relative_to(base.resolve()))
+    return str(resolved)
+
+
+def inherit(root: Map, problems: list[Problem]) -> Map:
+    """Replace every `${__inherit__}` by the mapping that it names, once all layers are laid."""
+    done: dict[Path, Node] = {}
+    busy: list[Path] = []
+
+    def expand(node: Node, path: Path) -> Node:
+        if isinstance(node, Seq):
+            return Seq(tuple(expand(item, (*path, i)) for i, item in enumerate(node.items)), node.origin)
+        if not isinstance(node, Map):
+            return node
+        own: Node = Map(
+            {key: expand(value, (*path, key)) for key, value in node.items.items() if key != INHERIT},
+            node.origin,
+            node.keys,
+        )
+        if INHERIT in node.items:
+            below = source(node.items[INHERIT], (*path, INHERIT))
+            own = (lay(below, own, problems, path) or own) if below is not None else own
+        return own
+
+    def source(word: Node, path: Path) -> Node | None:
+        text = word.value if isinstance(word, Leaf) else None
+        if not isinstance(text, str):
+            problems.append(
+                Problem(
+                    dotted(path), word.origin, f"{INHERIT} names a mapping", "a path such as train.feeder"
+                )
+            )
+            return None
+        target: Path = tuple(text.split("."))
+        found = find(root, target)
+        if target in busy:
+            chain = " → ".join(dotted(step) for step in (*busy, target))
+            problems.append(
+                Problem(dotted(path), word.origin, f"mappings inherit from each other in a circle: {chain}")
+            )
+            return None
+        if not isinstance(found, Map):
+            parent = find(root, target[:-1])
+            names = parent.items if isinstance(parent, Map) else root.items
+            best = nearest(str(target[-1]), names)
+            problems.append(
+                Problem(
+                    dotted(path),
+                    word.origin,
+                    "there is no such mapping to inherit from",
+                    "a mapping",
+                    text,
+                    dotted((*target[:-1], best)) if best else "",
+                )
+            )
+            return None
+        if target not in done:
+            busy.append(target)
+            done[target] = expand(found, target)
+            busy.pop()
+        return done[target]
+
+    result = expand(root, ())
+    assert isinstance(result, Map)
+    return result

@@ -1,0 +1,203 @@
+"""Overrides: `key=value`, `+key=value`, `~key`, and pairs from `-p key value`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from manyfit.config.layers import lay
+from manyfit.config.read import read_text
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, child, dotted, find, from_plain
+from manyfit.core.errors import ConfigError, Origin, Problem
+from manyfit.core.names import nearest
+
+Overrides: TypeAlias = "Iterable[str | Override] | Mapping[str, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One change to make after all files have been laid."""
+
+    action: Literal["set", "add", "delete"]
+    path: Path
+    value: Node
+    origin: Origin
+
+
+def parse(text: str) -> Override:
+    """Read `key=value`, `+key=value` or `~key`. Values are YAML.
+
+    >>> parse("train.epochs=3").path
+    ('train', 'epochs')
+    """
+    origin = Origin(f"command line ({text})")
+    if text.startswith("~"):
+        key, _, rest = text[1:].partition("=")
+        if rest:
+            raise ConfigError([Problem(key, origin, "a deletion has no value", f"~{key}", text)])
+        return Override("delete", split(key, origin), Leaf(None, origin), origin)
+    action: Literal["set", "add"] = "add" if text.startswith("+") else "set"
+    key, equals, value = text.removeprefix("+").partition("=")
+    if not equals:
+        raise ConfigError(
+            [Problem("", origin, "this is not an override", "key=value, +key=value or ~key", repr(text))]
+        )
+    return Override(action, split(key, origin), value_of(value, origin), origin)
+
+
+def pair(key: str, value: str) -> Override:
+    """Read the two words of `-p key value`; the key may carry `+`."""
+    origin = Origin(f"command line (-p {key} {value})")
+    path = split(key.removeprefix("+"), origin)
+    return Override("add" if key.startswith("+") else "set", path, value_of(value, origin), origin)
+
+
+def value_of(text: str, origin: Origin) -> Node:
+    """Parse a value as YAML; what is not YAML is text."""
+    try:
+        return _relocate(read_text(text, origin.file), origin)
+    except ConfigError:
+        return Leaf(text, origin)
+
+
+def _relocate(node: Node, origin: Origin) -> Node:
+    if isinstance(node, Map):
+        return Map(
+            {k: _relocate(v, origin) for k, v in node.items.items()},
+            origin,
+            dict.fromkeys(node.items, origin),
+        )
+    if isinstance(node, Seq):
+        return Seq(tuple(_relocate(item, origin) for item in node.items), origin)
+    return Leaf(node.value, origin)
+
+
+def split(key: str, origin: Origin) -> Path:
+    """Split `a.b[0].c` into its steps."""
+    parts = tuple(re.sub(r"\[(\d+)\]", r".\1", key).split("."))
+    if not all(parts):
+        raise ConfigError(
+            [
+                Problem(
+                    key, origin, "this is not a key", "names joined by dots, such as train.epochs", repr(key)
+                )
+            ]
+        )
+    return parts
+
+
+def collect(overrides: Overrides, problems: list[Problem]) -> list[Override]:
+    """Accept overrides in every form: texts, parsed ones, or a mapping from key to Python value."""
+    found: list[Override] = []
+    if isinstance(overrides, Mapping):
+        origin = Origin("<python overrides>")
+        return [
+            Override("set", split(key, origin), from_plain(value, origin), origin)
+            for key, value in overrides.items()
+        ]
+    for item in overrides:
+        try:
+            found.append(parse(item) if isinstance(item, str) else item)
+        except ConfigError as error:
+            problems += error.problems
+    return found
+
+
+def apply(root: Map, override: Override, problems: list[Problem]) -> Map:
+    """Return the tree with one override made in it."""
+    try:
+        changed = _change(root, override.path, override, ())
+    except ConfigError as error:
+        problems += error.problems
+        return root
+    assert isinstance(changed, Map)
+    return changed
+
+
+def _change(node: Node, rest: Path, override: Override, done: Path) -> Node:
+    key, here = str(rest[0]), (*done, rest[0])
+    if isinstance(node, Leaf) and isinstance(node.value, str):
+        # `optimizer: adamw` is short for {class: adamw}; an override of optimizer.lr means the long form.
+        node = Map({"class": node}, node.origin, {"class": node.origin})
+    if isinstance(node, Leaf):
+        if node.value is not None:
+            _fail(
+                override, done, f"{dotted(done)} is not a mapping (see {node.origin}), so it has no {key!r}"
+            )
+        node = Map({}, override.origin)
+    below = child(node, key)
+    if isinstance(node, Seq) and below is None:
+        _fail(
+            override,
+            done,
+            f"{dotted(done)} is a list of {len(node.items)} (see {node.origin}), so it has no item {key!r}",
+        )
+    if len(rest) > 1:
+        if below is None and override.action == "delete":
+            _missing(node, key, override, here)
+        changed: Node | None = _change(below or Map({}, override.origin), rest[1:], override, here)
+    else:
+        changed = _last(node, key, below, override, here)
+    return _replaced(node, key, changed, override)
+
+
+def _last(node: Node, key: str, below: Node | None, override: Override, here: Path) -> Node | None:
+    if override.action == "delete":
+        return None if below is not None else _missing(node, key, override, here)
+    if override.action == "add" and below is not None:
+        if isinstance(below, Seq):
+            return Seq((*below.items, override.value), below.origin)
+        if not (isinstance(below, Map) and isinstance(override.value, Map)):
+            _fail(
+                override,
+                here,
+                f"this key exists already (see {below.origin}); write it without `+` to change it",
+            )
+    problems: list[Problem] = []
+    laid = lay(below, override.value, problems, here)
+    if problems:
+        raise ConfigError(problems)
+    return laid
+
+
+def _replaced(node: Node, key: str, changed: Node | None, override: Override) -> Node:
+    if isinstance(node, Seq):
+        items = list(node.items)
+        if changed is None:
+            del items[int(key)]
+        else:
+            items[int(key)] = changed
+        return Seq(tuple(items), node.origin)
+    assert isinstance(node, Map)
+    if changed is None:
+        return node.without(key)
+    nested = isinstance(changed, Map) and key in node.items and len(override.path) > 1
+    return node.with_item(key, changed, node.key_origin(key) if nested else override.origin)
+
+
+def _missing(node: Node, key: str, override: Override, here: Path) -> Any:
+    names = node.items if isinstance(node, Map) else ()
+    best = nearest(key, names)
+    _fail(
+        override,
+        here,
+        f"there is nothing to delete (the mapping is at {node.origin})",
+        dotted((*here[:-1], best)) if best else "",
+    )
+
+
+def _fail(override: Override, path: Path, message: str, suggestion: str = "") -> Any:
+    raise ConfigError(
+        [Problem(dotted(path or override.path), override.origin, message, suggestion=suggestion)]
+    )
+
+
+def reach(root: Node, path: Path) -> tuple[Path, Node]:
+    """Return the deepest existing node on the way to `path`, with its own path."""
+    for length in range(len(path), -1, -1):
+        found = find(root, path[:length])
+        if found is not None:
+            return path[:length], found
+    return (), root

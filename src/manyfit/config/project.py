@@ -1,0 +1,25 @@
+"""The project's root: the folder that holds `runs/`, `studies/` or `variants/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+FOLDERS: Final = ("runs", "studies", "variants")
+
+
+def project_root(place: Path) -> Path:
+    """Find the root of the project that a config file or run folder belongs to.
+
+    It is the parent of the nearest folder named `runs`, `studies` or `variants` that `place` lies in;
+    else the nearest folder around `place` that holds one of them; else the folder of `place` itself.
+    """
+    here = place.resolve()
+    for folder in here.parents:
+        if folder.name in FOLDERS:
+            return folder.parent
+    start = here if here.is_dir() else here.parent
+    for folder in (start, *start.parents):
+        if any((folder / name).is_dir() for name in FOLDERS):
+            return folder
+    return start

@@ -1,0 +1,267 @@
+r"""References: `${a.b}`, `${.sibling}`, `${oc.env:NAME}`, `${secret:NAME}`, in OmegaConf's syntax.
+
+They are resolved after every file and override has been laid, so that a changed value reaches all who
+refer to it. `\${` is a literal `${`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from manyfit.config.read import MAX_BYTES, MAX_NODES, read_text
+from manyfit.config.tree import Leaf, Map, Node, Path, Scalar, Seq, Unresolved, child, dotted
+from manyfit.core.errors import ConfigError, Origin, Problem
+from manyfit.core.names import nearest
+from manyfit.core.secrets import Secret, value_of
+
+RESOLVERS: Final = ("oc.env", "oc.decode", "oc.select", "secret")
+MAX_NESTING: Final = 16
+
+_MARK = re.compile(r"(\\*)\$\{")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What stands between `${` and `}`; parts may be references themselves."""
+
+    parts: tuple[str | Reference, ...]
+
+
+Text: TypeAlias = tuple[str | Reference, ...]
+Default: TypeAlias = Callable[[Path], "Node | None"]
+
+
+def escape(text: str) -> str:
+    """Write literal text so that it is not read as a reference."""
+    return _MARK.sub(lambda found: f"{found[1] * 2}\\${{", text)
+
+
+def parse(text: str) -> Text:
+    """Split text into literal parts and references. Raises ValueError for an open `${`."""
+    parts, rest = _parse(text, 0, inside=False, depth=0)
+    assert rest == len(text)
+    return parts
+
+
+def _parse(text: str, at: int, inside: bool, depth: int) -> tuple[Text, int]:
+    if depth > MAX_NESTING:
+        raise ValueError(f"references nested more than {MAX_NESTING} deep")
+    parts: list[str | Reference] = []
+    literal = ""
+    while at < len(text):
+        found = _MARK.match(text, at)
+        if found and len(found[1]) % 2:
+            literal += "\\" * (len(found[1]) // 2) + "${"
+            at = found.end()
+        elif found:
+            literal += "\\" * (len(found[1]) // 2)
+            inner, at = _parse(text, found.end(), inside=True, depth=depth + 1)
+            parts += [literal, Reference(inner)] if literal else [Reference(inner)]
+            literal = ""
+        elif inside and text[at] == "}":
+            return tuple([*parts, literal] if literal else parts), at + 1
+        else:
+            literal += text[at]
+            at += 1
+    if inside:
+        raise ValueError("a reference that is not closed by `}`")
+    return tuple([*parts, literal] if literal else parts), at
+
+
+class Resolver:
+    """Resolves one tree. Problems and the environment variables that were read are collected."""
+
+    def __init__(self, root: Map, environ: Mapping[str, str], default: Default = lambda path: None) -> None:
+        self.root = root
+        self.environ = environ
+        self.default = default
+        self.problems: list[Problem] = []
+        self.environment: dict[str, str] = {}
+        self.done: dict[Path, Node] = {}
+        self.busy: list[Path] = []
+        self.count = 0
+
+    def resolve(self) -> Map:
+        """Return the tree without references; what cannot be resolved is `Unresolved`."""
+        result = self.node(self.root, ())
+        assert isinstance(result, Map)
+        return result
+
+    def node(self, node: Node, path: Path) -> Node:
+        """Resolve the node that stands at `path`."""
+        if path in self.done:
+            return self.done[path]
+        self.busy.append(path)
+        if isinstance(node, Map):
+            items = {key: self.node(value, (*path, key)) for key, value in node.items.items()}
+            result: Node = Map(items, node.origin, node.keys)
+        elif isinstance(node, Seq):
+            result = Seq(
+                tuple(self.node(item, (*path, str(i))) for i, item in enumerate(node.items)), node.origin
+            )
+        else:
+            result = self.leaf(node, path)
+        self.busy.pop()
+        self.done[path] = result
+        return result
+
+    def leaf(self, leaf: Leaf, path: Path) -> Node:
+        """Resolve the references in one scalar."""
+        if not (isinstance(leaf.value, str) and "${" in leaf.value):
+            return leaf
+        try:
+            parts = parse(leaf.value)
+            if len(parts) == 1 and isinstance(parts[0], Reference):
+                found = self.reference(parts[0], path, leaf.origin)
+                return Leaf(found.value, leaf.origin) if isinstance(found, Leaf) else found
+            return Leaf(self.text(parts, path, leaf.origin), leaf.origin)
+        except ValueError as error:
+            return self.fail(path, leaf.origin, str(error), leaf.value)
+        except _Failed:
+            return Leaf(Unresolved(), leaf.origin)
+
+    def text(self, parts: Text, path: Path, origin: Origin) -> str | Secret:
+        """Join literal text and the values of references."""
+        joined, secret = "", False
+        for part in parts:
+            if isinstance(part, str):
+                joined += part
+                continue
+            found = self.reference(part, path, origin)
+            if not isinstance(found, Leaf):
+                self.fail(
+                    path, origin, "a mapping or list cannot stand inside text", "".join(map(str, parts))
+                )
+                raise _Failed
+            if isinstance(found.value, Unresolved):
+                raise _Failed
+            secret = secret or isinstance(found.value, Secret)
+            joined += as_text(found.value)
+        if len(joined) > MAX_BYTES:
+            raise ValueError(
+                f"the text is longer than {MAX_BYTES:,} characters once its references are filled in"
+            )
+        return Secret(joined) if secret else joined
+
+    def reference(self, reference: Reference, path: Path, origin: Origin) -> Node:
+        """Find what one reference means."""
+        inner = self.text(reference.parts, path, origin)
+        if isinstance(inner, Secret):
+            raise ValueError("a secret cannot name a reference")
+        name, colon, argument = inner.partition(":")
+        if colon:
+            return self.call(name.strip(), argument.strip(), path, origin)
+        return self.lookup(inner.strip(), path, origin)
+
+    def call(self, name: str, argument: str, path: Path, origin: Origin) -> Node:
+        """Answer `${resolver:argument}`."""
+        key, comma, default = (part.strip() for part in argument.partition(","))
+        fallback = Leaf(default.strip("'\""), origin) if comma else None
+        if name == "oc.env":
+            if key in self.environ:
+                self.environment[key] = self.environ[key]
+                return Leaf(self.environ[key], origin)
+            return fallback or self.missing(
+                path, origin, f"the environment variable {key!r} is not set", nearest(key, self.environ)
+            )
+        if name == "secret":
+            if self.environ.get(key):
+                value_of(key)
+                return Leaf(Secret(f"${{secret:{key}}}"), origin)
+            return self.missing(
+                path, origin, f"the environment variable {key!r}, which holds a secret, is not set"
+            )
+        if name == "oc.decode":
+            try:
+                return read_text(argument, origin.file)
+            except ConfigError as error:
+                raise ValueError(error.problems[0].message) from None
+        if name == "oc.select":
+            return self.find(self.absolute(key, path)) or fallback or Leaf(None, origin)
+        return self.missing(path, origin, f"there is no resolver {name!r}", nearest(name, RESOLVERS))
+
+    def lookup(self, key: str, path: Path, origin: Origin) -> Node:
+        """Answer `${a.b}`."""
+        target = self.absolute(key, path)
+        if target in self.busy:
+            chain = [*self.busy[self.busy.index(target) :], target]
+            return self.missing(
+                path, origin, "references form a circle: " + " → ".join(dotted(p) or "." for p in chain)
+            )
+        found = self.find(target)
+        if found is None:
+            return self.missing(
+                path, origin, f"this refers to {dotted(target)!r}, which does not exist", self.nearby(target)
+            )
+        if not isinstance(found, Leaf):
+            self.count += _size(found)
+            if self.count > MAX_NODES:
+                raise ValueError(
+                    f"this config has more than {MAX_NODES:,} values once its references are filled in"
+                )
+        return found
+
+    def absolute(self, key: str, path: Path) -> Path:
+        """Turn `a[0].b`, `.sibling` or `..uncle` into a path from the root."""
+        dots = len(key) - len(key.lstrip("."))
+        names = tuple(part for part in re.sub(r"\[(\d+)\]", r".\1", key[dots:]).split(".") if part)
+        return (*path[:-dots], *names) if dots else names
+
+    def find(self, target: Path) -> Node | None:
+        """Walk to a path and resolve what is there; what is not written may have a default."""
+        node: Node | None = self.root
+        for length in range(1, len(target) + 1):
+            here = target[:length]
+            node = child(node, target[length - 1]) if node is not None else None
+            if node is None:
+                return self.default(target)
+            if isinstance(node, Leaf) and length < len(target):
+                if here in self.busy:
+                    return None
+                node = self.node(node, here)
+        if node is None:
+            return None
+        return self.node(node, target)
+
+    def nearby(self, target: Path) -> str:
+        """The existing key that was probably meant."""
+        node: Node = self.root
+        for index, key in enumerate(target):
+            below = child(node, key)
+            if below is None:
+                best = nearest(str(key), node.items) if isinstance(node, Map) else ""
+                return dotted((*target[:index], best, *target[index + 1 :])) if best else ""
+            node = below
+        return ""
+
+    def missing(self, path: Path, origin: Origin, message: str, suggestion: str = "") -> Node:
+        """Record a problem and go on, so that the others are found too."""
+        self.problems.append(Problem(dotted(path), origin, message, suggestion=suggestion))
+        raise _Failed
+
+    def fail(self, path: Path, origin: Origin, message: str, received: str) -> Leaf:
+        """Record a problem with the text of a reference itself."""
+        self.problems.append(Problem(dotted(path), origin, message, received=received))
+        return Leaf(Unresolved(), origin)
+
+
+class _Failed(Exception):
+    """The problem has been recorded; the value stays unresolved."""
+
+
+def as_text(value: Scalar | Unresolved) -> str:
+    """Write a scalar the way YAML does, for use inside text."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _size(node: Node) -> int:
+    if isinstance(node, Map):
+        return 1 + sum(_size(value) for value in node.items.values())
+    if isinstance(node, Seq):
+        return 1 + sum(_size(value) for value in node.items)
+    return 1

@@ -1,0 +1,168 @@
+"""Class path → object, from the user's code, from installed packages, or by a built-in short name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from manyfit.config.roles import Role
+from manyfit.core.names import listing, nearest
+
+_activated: list[Path] = []
+
+
+class ResolveError(Exception):
+    """A class path that leads nowhere."""
+
+    def __init__(self, message: str, expected: str = "", suggestion: str = "") -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.suggestion = suggestion
+
+
+def canonical(text: str, role: Role) -> str:
+    """Write a class path in its one full form; short names are expanded, colons become dots."""
+    return role.short.get(text, text).replace(":", ".")
+
+
+def resolve(text: str, role: Role, source: Path | None) -> Any:
+    """Import what a class path names. Nothing is called."""
+    path = role.short.get(text, text)
+    if "." not in path and ":" not in path:
+        expected = f"a path such as models.{path.capitalize()}"
+        expected += f", or one of {listing(sorted(role.short))}" if role.short else ""
+        raise ResolveError(
+            f"there is no built-in {role.name} named {text!r}", expected, nearest(text, role.short)
+        )
+    if not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
+        raise ResolveError(f"{text!r} is not a class path", "names joined by dots, such as models.MLP")
+    if source is not None:
+        activate(source)
+    module_name, _, attributes = path.partition(":") if ":" in path else _split(path)
+    module = _import(module_name, source)
+    return _walk(module, attributes, text)
+
+
+def activate(source: Path) -> None:
+    """Put the user's code first on the import path, and forget modules of another project's code."""
+    here = source.resolve()
+    if sys.path[:1] != [str(here)]:
+        sys.path[:] = [str(here), *(entry for entry in sys.path if entry != str(here))]
+        importlib.invalidate_caches()
+    others = [other for other in _activated if other != here]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if (
+            file
+            and any(Path(file).is_relative_to(other) for other in others)
+            and not Path(file).is_relative_to(here)
+        ):
+            del sys.modules[name]
+    _activated[:] = [here]
+
+
+def _split(path: str) -> tuple[str, str, str]:
+    """Find where the module ends: the longest prefix that can be found as a module."""
+    parts = path.split(".")
+    for length in range(len(parts) - 1, 1, -1):
+        name = ".".join(parts[:length])
+        if name in sys.modules or _exists(name):
+            return name, ".", ".".join(parts[length:])
+    return parts[0], ".", ".".join(parts[1:])
+
+
+def _exists(name: str) -> bool:
+    parent = name.rpartition(".")[0]
+    try:
+        if parent and parent not in sys.modules and not _exists(parent):
+            return False
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def _import(name: str, source: Path | None) -> ModuleType:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            where = f" in {source.name}/ or among the installed packages" if source else ""
+            raise ResolveError(
+                f"there is no module {error.name!r}{where}", suggestion=_near_module(name, source)
+            ) from error
+        raise ResolveError(_failure(name, error, source)) from error
+    except (Exception, SystemExit) as error:
+        raise ResolveError(_failure(name, error, source)) from error
+    _check_shadow(module, name, source)
+    return module
+
+
+def _check_shadow(module: ModuleType, name: str, source: Path | None) -> None:
+    top = name.partition(".")[0]
+    if source is None or not any((source / entry).exists() for entry in (f"{top}.py", f"{top}/__init__.py")):
+        return
+    file = getattr(module, "__file__", None)
+    if not (file and Path(file).resolve().is_relative_to(source.resolve())):
+        raise ResolveError(
+            f"your module {top!r} is hidden by another of the same name ({file or 'built in'}); rename it"
+        )
+
+
+def _failure(name: str, error: BaseException, source: Path | None) -> str:
+    """Say where in the user's code an import failed."""
+    where = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f" at {Path(error.filename).name}:{error.lineno}"
+    else:
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith("<frozen")
+        ]
+        own = [frame for frame in frames if source and Path(frame.filename).is_relative_to(source.resolve())]
+        for frame in (own or frames)[-1:]:
+            where = f" at {Path(frame.filename).name}:{frame.lineno}"
+    detail = error.msg if isinstance(error, SyntaxError) else error
+    return f"importing {name!r} failed{where}: {type(error).__name__}: {detail}"
+
+
+def _walk(module: ModuleType, attributes: str, text: str) -> Any:
+    found: Any = module
+    for name in attributes.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            names = (
+                [n for n, v in vars(found).items() if not n.startswith("_") and callable(v)]
+                if hasattr(found, "__dict__")
+                else []
+            )
+            owner = (
+                found.__name__
+                if inspect.ismodule(found)
+                else type(found).__name__
+                if not inspect.isclass(found)
+                else found.__qualname__
+            )
+            best = nearest(name, names)
+            suggestion = text[: len(text) - len(name)] + best if best and text.endswith(name) else best
+            raise ResolveError(f"{owner} has nothing named {name!r}", suggestion=suggestion) from None
+    return found
+
+
+def _near_module(name: str, source: Path | None) -> str:
+    parent, _, last = name.rpartition(".")
+    if parent:
+        package = sys.modules.get(parent)
+        paths = list(getattr(package, "__path__", []))
+        best = nearest(last, [info.name for info in pkgutil.iter_modules(paths)])
+        return f"{parent}.{best}" if best else ""
+    own = [info.name for info in pkgutil.iter_modules([str(source)])] if source else []
+    return nearest(name, own)

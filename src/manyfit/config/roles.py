@@ -1,0 +1,227 @@
+"""Roles: what a component must be to stand at its place in a config.
+
+A role is checked on the object that a class path resolves to, never on the text of the path. Bases are
+named rather than imported, so that checking a role costs no import: a class cannot have
+`torch.nn.Module` among its bases unless torch is loaded already.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.core.names import indefinite
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a place in the config accepts, what is supplied there at run time, and its short names."""
+
+    name: str
+    bases: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    supplied: tuple[str, ...] = ()
+    function_of: int = 0
+    short: Mapping[str, str] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def wanted(self) -> str:
+        """The role in the words of a message."""
+        if self.methods:
+            return f"{indefinite(self.name)}: a class with the method {', '.join(self.methods)}()"
+        base = " or ".join(PUBLIC.get(base, base) for base in self.bases)
+        either = f"a subclass of {base}" if base else ""
+        if self.function_of:
+            either += (
+                ", or a function of (output, target) on tensors"
+                if either
+                else "a function of (output, target) on tensors"
+            )
+        return f"{indefinite(self.name)}: {either}"
+
+
+MODULE: Final = "torch.nn.modules.module.Module"
+PUBLIC: Final = {
+    MODULE: "torch.nn.Module",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
+    "torch.optim.lr_scheduler.LRScheduler": "torch.optim.lr_scheduler.LRScheduler",
+}
+
+
+def _table(prefix: str, names: str) -> dict[str, str]:
+    return {short: f"{prefix}.{full}" for short, full in (pair.split("=") for pair in names.split())}
+
+
+MODEL = Role("model", bases=(MODULE,))
+DATA = Role("data set", methods=("source",), short={"digits": "manyfit.datasets.Digits"})
+OPTIMIZER = Role(
+    "optimizer",
+    bases=("torch.optim.optimizer.Optimizer",),
+    supplied=("params",),
+    short=_table(
+        "torch.optim",
+        "adadelta=Adadelta adafactor=Adafactor adagrad=Adagrad adam=Adam adamax=Adamax "
+        "adamw=AdamW asgd=ASGD lbfgs=LBFGS muon=Muon nadam=NAdam radam=RAdam rmsprop=RMSprop rprop=Rprop "
+        "sgd=SGD sparse_adam=SparseAdam",
+    ),
+)
+SCHEDULER = Role(
+    "scheduler",
+    bases=("torch.optim.lr_scheduler.LRScheduler",),
+    supplied=("optimizer",),
+    short=_table(
+        "torch.optim.lr_scheduler",
+        "chained=ChainedScheduler constant=ConstantLR cosine=CosineAnnealingLR "
+        "cosine_restarts=CosineAnnealingWarmRestarts cyclic=CyclicLR exponential=ExponentialLR "
+        "lambda=LambdaLR linear=LinearLR multi_step=MultiStepLR multiplicative=MultiplicativeLR "
+        "one_cycle=OneCycleLR plateau=ReduceLROnPlateau polynomial=PolynomialLR sequential=SequentialLR "
+        "step=StepLR",
+    ),
+)
+LOSS = Role(
+    "loss",
+    bases=(MODULE,),
+    function_of=2,
+    supplied=("input", "target"),
+    short=_table(
+        "torch.nn",
+        "bce=BCELoss bce_with_logits=BCEWithLogitsLoss cross_entropy=CrossEntropyLoss "
+        "gaussian_nll=GaussianNLLLoss huber=HuberLoss kl_div=KLDivLoss l1=L1Loss mae=L1Loss mse=MSELoss "
+        "multi_label_soft_margin=MultiLabelSoftMarginLoss multi_margin=MultiMarginLoss nll=NLLLoss "
+        "poisson_nll=PoissonNLLLoss smooth_l1=SmoothL1Loss soft_margin=SoftMarginLoss",
+    ),
+)
+METRIC = Role(
+    "metric",
+    function_of=2,
+    supplied=("output", "target"),
+    short=_table(
+        "manyfit.learn.metrics",
+        "accuracy=accuracy top_k_accuracy=top_k_accuracy mae=absolute_error "
+        "mse=squared_error binary_accuracy=binary_accuracy",
+    ),
+)
+ANY = Role("component")
+
+BY_BASE: Final = {base: role for role in (OPTIMIZER, SCHEDULER) for base in role.bases}
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Where the code of a component may come from when no annotation says what it must be."""
+
+    source: Path | None = None
+    packages: frozenset[str] = frozenset({"torch", "manyfit", "keras", "torchmetrics"})
+
+    def covers(self, target: object) -> bool:
+        """Whether `target` was defined in the user's own code or in a trusted package."""
+        module = inspect.getmodule(target)
+        if module is None:
+            return False
+        if module.__name__.partition(".")[0] in self.packages:
+            return True
+        file = getattr(module, "__file__", None)
+        return bool(file and self.source and Path(file).resolve().is_relative_to(self.source.resolve()))
+
+
+def qualified(target: Any) -> str:
+    """The name under which a class or function was defined."""
+    return (
+        f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+    )
+
+
+def has_base(target: Any, bases: tuple[str, ...]) -> bool:
+    """Whether a class has one of the named classes among its bases."""
+    return inspect.isclass(target) and any(qualified(base) in bases for base in target.__mro__)
+
+
+def supplied_to(target: Any, role: Role) -> tuple[str, ...]:
+    """The parameters that manyfit supplies: by role, or for a nested component by its own bases."""
+    if inspect.isclass(target):
+        for base in target.__mro__:
+            if qualified(base) in BY_BASE:
+                return BY_BASE[qualified(base)].supplied
+        return ()
+    return role.supplied
+
+
+def refusal(target: Any, role: Role, trust: Trust) -> str:
+    """Say why `target` cannot play `role`; an empty text means that it can."""
+    what = describe(target)
+    if not callable(target):
+        return f"{what} cannot be called"
+    if role is ANY:
+        return (
+            ""
+            if _data_class(target) or trust.covers(target)
+            else (f"{what} is neither your own code nor part of torch, and no annotation asks for it here")
+        )
+    if role.methods:
+        product = target if inspect.isclass(target) else _returned(target)
+        if inspect.isclass(product) and all(callable(getattr(product, name, None)) for name in role.methods):
+            return ""
+        return f"{what} is not {indefinite(role.name)}"
+    if has_base(target, role.bases):
+        return (
+            ""
+            if not inspect.isabstract(target)
+            else f"{what} is abstract: it lacks {', '.join(target.__abstractmethods__)}"
+        )
+    if inspect.isclass(target):
+        return f"{what} is not {indefinite(role.name)}"
+    if role.bases and has_base(_returned(target), role.bases):
+        return ""
+    if role.function_of and _is_tensor_function(target, trust):
+        return ""
+    hint = (
+        f"; a function must say what it returns (-> {PUBLIC.get(role.bases[0], role.bases[0])})"
+        if role.bases
+        else ""
+    )
+    return f"{what} is not {indefinite(role.name)}{hint}"
+
+
+def describe(target: Any) -> str:
+    """Name what a class path resolved to."""
+    kind = (
+        "the class"
+        if inspect.isclass(target)
+        else "the module"
+        if inspect.ismodule(target)
+        else "the function"
+        if callable(target)
+        else "the value"
+    )
+    name = target.__name__ if inspect.ismodule(target) else qualified(target)
+    return f"{kind} {PUBLIC.get(name, name)}"
+
+
+def _is_tensor_function(target: Callable[..., Any], trust: Trust) -> bool:
+    if not isinstance(target, types.FunctionType):
+        # Only torch's own compiled functions count; os.rename takes two arguments, too.
+        return getattr(target, "__module__", None) in ("torch", "torch.nn.functional", "torch._C._nn")
+    if trust.covers(target):
+        return True
+    return any("Tensor" in str(note) for note in target.__annotations__.values())
+
+
+def _returned(target: Any) -> Any:
+    try:
+        return typing.get_type_hints(target).get("return")
+    except Exception:  # an annotation that cannot be evaluated says nothing about the result
+        return None
+
+
+def _data_class(target: Any) -> bool:
+    return inspect.isclass(target) and (
+        hasattr(target, "__dataclass_fields__") or hasattr(target, "model_fields")
+    )

@@ -1,0 +1,163 @@
+"""Callable → the parameters that a config may give it. The signature is the schema."""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from manyfit.config.roles import MODULE, qualified
+
+REQUIRED: Final = inspect.Parameter.empty
+INHERITED: Final = object()
+"""The default of a parameter that a base class takes through `**kwargs`: not known here, never required."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One thing that a callable can be given."""
+
+    name: str
+    annotation: Any = Any
+    default: Any = REQUIRED
+    variadic: bool = False
+    positional_only: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether a config has to give it."""
+        return self.default is REQUIRED and not self.variadic
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All parameters of a callable; an open one takes further names as well."""
+
+    parameters: Mapping[str, Parameter]
+    open: bool = False
+
+
+@functools.lru_cache(maxsize=4096)
+def signature_of(target: Callable[..., Any]) -> Signature:
+    """Read the parameters of a class or function; one without a readable signature is open."""
+    name = qualified(target)
+    if name == "torch.nn.modules.linear.Identity":
+        return Signature({}, open=True)
+    fields = getattr(target, "model_fields", None)
+    if inspect.isclass(target) and isinstance(fields, dict):
+        return _of_model(target, fields)
+    if inspect.isclass(target):
+        return _of_class(target)
+    own, keywords = _of_function(target, skip_first=False)
+    return Signature(own, open=keywords)
+
+
+def _of_class(target: type) -> Signature:
+    parameters: dict[str, Parameter] = {}
+    followed = False
+    for base in target.__mro__:
+        if base is object or qualified(base) == MODULE:
+            return Signature(parameters)
+        init = base.__dict__.get("__init__")
+        if init is None:
+            if base is target and base.__dict__.get("__new__") is not None:
+                init = (
+                    base.__dict__["__new__"].__func__
+                    if isinstance(base.__dict__["__new__"], staticmethod)
+                    else None
+                )
+            if init is None:
+                continue
+        own, keywords = _of_function(init, skip_first=True)
+        for name, parameter in own.items():
+            if followed and parameter.required:
+                parameter = Parameter(name, parameter.annotation, INHERITED)
+            if not (followed and parameter.variadic):
+                parameters.setdefault(name, parameter)
+        if not keywords:
+            return Signature(parameters)
+        followed = True
+        parameters = {name: p for name, p in parameters.items() if not p.variadic}
+    return Signature(parameters, open=True)
+
+
+def _of_function(function: Any, skip_first: bool) -> tuple[dict[str, Parameter], bool]:
+    """Return the parameters, and whether `**kwargs` takes more."""
+    function = _overload(function)
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        return {}, True
+    hints = type_hints(function)
+    parameters: dict[str, Parameter] = {}
+    keywords = False
+    for parameter in found[1:] if skip_first else found:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            keywords = True
+            continue
+        variadic = parameter.kind is parameter.VAR_POSITIONAL
+        annotation = hints.get(parameter.name, Any)
+        parameters[parameter.name] = Parameter(
+            parameter.name,
+            types.GenericAlias(list, (annotation,)) if variadic else annotation,
+            parameter.default,
+            variadic,
+            parameter.kind is parameter.POSITIONAL_ONLY,
+        )
+    return parameters, keywords
+
+
+def _overload(function: Any) -> Any:
+    """`(*args, **kwargs)` says nothing; an overload beside it may (torch's LSTM, Sequential)."""
+    try:
+        kinds = {p.kind for p in list(inspect.signature(function).parameters.values())[1:]}
+    except (ValueError, TypeError):
+        return function
+    if kinds and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        for overload in typing.get_overloads(function):
+            if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(overload).parameters.values()):
+                return overload
+    return function
+
+
+def _of_model(model: Any, fields: Mapping[str, Any]) -> Signature:
+    """A pydantic model: its fields are its parameters."""
+    parameters = {}
+    for name, field in fields.items():
+        annotation = (
+            typing.Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        )
+        default = REQUIRED if field.is_required() else field.get_default(call_default_factory=False)
+        if field.default_factory is not None:
+            default = INHERITED
+        parameters[name] = Parameter(name, annotation, default)
+    return Signature(parameters, open=model.model_config.get("extra") == "allow")
+
+
+def type_hints(function: Any) -> dict[str, Any]:
+    """Evaluate annotations one by one; one that cannot be evaluated accepts any value."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (
+        Exception
+    ):  # evaluated one by one below: a name that only type checkers see spoils its own annotation alone
+        plain = inspect.unwrap(function)
+        names = {
+            **vars(typing),
+            **vars(collections.abc),
+            **vars(builtins),
+            **getattr(plain, "__globals__", {}),
+        }
+        found = {}
+        for name, note in getattr(plain, "__annotations__", {}).items():
+            try:
+                found[name] = eval(note, names) if isinstance(note, str) else note
+            except Exception:
+                found[name] = Any
+        return found

@@ -1,0 +1,1 @@
+"""Errors, small types and lazy imports. Nothing here imports a third-party package."""

@@ -1,0 +1,107 @@
+"""Every exception that manyfit raises on purpose.
+
+::
+
+    ManyfitError                 exit code 1
+    ├── UsageError               exit code 2: what was asked for cannot be done as it was asked
+    │   ├── ConfigError          a configuration with one or more problems, all of them listed
+    │   ├── ExtraMissing         an optional package is not installed; names the extra
+    │   ├── RunConflict          a run folder that belongs to another config, or to another process
+    │   └── FolderError          a run folder that is missing, unreadable or damaged
+    ├── RunFailed                a run that started and could not be finished
+    │   └── ComponentFailed      the user's own code raised while it was built or called
+    └── Interrupted              exit code 128 + signal number
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was written: a file and a line, or a part of the command line."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a configuration: where it is, what was expected, what came, what was probably meant."""
+
+    path: str
+    origin: Origin
+    message: str
+    expected: str = ""
+    received: str = ""
+    suggestion: str = ""
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.origin}: {self.path}: {self.message}" if self.path else f"{self.origin}: {self.message}"
+        )
+        if self.expected:
+            text += f"\n    expected: {self.expected}"
+        if self.received:
+            text += f"\n    received: {self.received}"
+        if self.suggestion:
+            text += f"\n    did you mean: {self.suggestion}"
+        return text
+
+
+class ManyfitError(Exception):
+    """Base of everything below; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(ManyfitError):
+    """What was asked for cannot be done as it was asked."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration with problems. All of them are in ``problems``, in the order of the file."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(dict.fromkeys(problems))
+        count = len(self.problems)
+        head = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
+        super().__init__("\n".join([f"{head}:", *(f"  {p}".replace("\n", "\n  ") for p in self.problems)]))
+
+
+class ExtraMissing(UsageError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs the package {package!r}: pip install 'manyfit[{extra}]'")
+
+
+class RunConflict(UsageError):
+    """A run folder that belongs to another config, or to another process."""
+
+
+class FolderError(UsageError):
+    """A run folder that is missing, unreadable or damaged."""
+
+
+class RunFailed(ManyfitError):
+    """A run that started and could not be finished."""
+
+
+class ComponentFailed(RunFailed):
+    """The user's own code raised while it was built or called. The cause is chained."""
+
+
+class Interrupted(ManyfitError):
+    """A signal ended the work."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,39 @@
+"""Nearest names, and names in the wording of messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the one of `names` that `name` was probably meant to be, or an empty string.
+
+    >>> nearest("epoch", ["epochs", "loss"])
+    'epochs'
+    """
+    known = {candidate.lower().replace("-", "_"): candidate for candidate in names}
+    found = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    return known[found[0]] if found else ""
+
+
+def listing(names: Iterable[str], limit: int = 12) -> str:
+    """Join names for a message and say how many were left out."""
+    all_names = list(names)
+    text = ", ".join(all_names[:limit])
+    return text if len(all_names) <= limit else f"{text} and {len(all_names) - limit} more"
+
+
+def show(value: object, limit: int = 80) -> str:
+    """Describe a received value in a message: the value, shortened, and its kind."""
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    if value is None:
+        return "null"
+    text = repr(value)
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return f"{text} ({kinds[type(value)]})" if type(value) in kinds else text
+
+
+def indefinite(noun: str) -> str:
+    """Put the article before a noun: `a model`, `an optimizer`."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

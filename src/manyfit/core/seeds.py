@@ -1,0 +1,15 @@
+"""Random numbers as pure functions: a seed and a purpose give a stream, and nothing else does."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """Derive a 63-bit seed for one purpose. Different purposes give unrelated streams.
+
+    >>> derive(7, "order", 0) == derive(7, "order", 0) != derive(7, "order", 1)
+    True
+    """
+    text = "\x1f".join(map(str, (seed, *purpose)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

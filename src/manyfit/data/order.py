@@ -1,0 +1,40 @@
+"""The order of rows: a pure function of (seed, epoch), so that any step can be found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from manyfit.core.seeds import derive
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How a source is walked: batches of some size, shuffled anew each epoch, or as they lie."""
+
+    batch_size: int
+    seed: int | None = None
+
+    def steps(self, rows: int) -> int:
+        """Batches in an epoch; the last one may be short."""
+        return -(-rows // self.batch_size)
+
+    def epoch(self, rows: int, epoch: int) -> npt.NDArray[np.int64]:
+        """The rows of one epoch, in order."""
+        if self.seed is None:
+            return np.arange(rows, dtype=np.int64)
+        # RandomState's streams are frozen by NumPy's compatibility policy; Generator's methods are not.
+        state = np.random.RandomState(np.random.MT19937(derive(self.seed, "order", epoch)))
+        return state.permutation(rows).astype(np.int64, copy=False)
+
+    def walk(self, rows: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the rows of each step from step `start` on, epoch after epoch, without end."""
+        epoch, step = divmod(start, self.steps(rows))
+        while True:
+            order = self.epoch(rows, epoch)
+            for begin in range(step * self.batch_size, rows, self.batch_size):
+                yield order[begin : begin + self.batch_size]
+            epoch, step = epoch + 1, 0

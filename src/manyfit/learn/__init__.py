@@ -1,0 +1,1 @@
+"""The `Learner` protocol and its kinds."""

@@ -1,0 +1,60 @@
+"""What a trainer trains. One protocol; everything that trains implements it.
+
+A learner drives a cohort of n runs at once. Whatever it returns about them has a leading n; it returns one
+state for each run, in the form in which a run of its own would have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from manyfit.data import Batch
+from manyfit.store.checkpoint import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Metrics: TypeAlias = "Mapping[str, Tensor]"
+"""Of shape (n,), on the device: `loss` and `rows` are sums over the steps, `lr` is the last rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What one batch gave, row by row: arrays of shape (n, rows, ...)."""
+
+    index: npt.NDArray[np.int64]
+    output: npt.NDArray[Any]
+    target: npt.NDArray[Any]
+    rows: Mapping[str, npt.NDArray[np.float64]]
+    """Numbers for each row: `loss`, and every metric, of shape (n, rows)."""
+
+
+class Learner(Protocol):
+    """Weights, optimiser, schedule and steps."""
+
+    n: int
+
+    def train(self, batches: Iterator[Batch], steps: int) -> Metrics:
+        """Train to the next boundary."""
+        ...
+
+    def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
+        """Predict, row by row, without learning."""
+        ...
+
+    def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Learn what was measured at the end of an epoch, for schedules that wait for it."""
+        ...
+
+    def state(self) -> Sequence[State]:
+        """One state for each run: tensors and plain values, nothing else."""
+        ...
+
+    def load(self, states: Sequence[State]) -> None:
+        """Go on from states that `state` returned."""
+        ...

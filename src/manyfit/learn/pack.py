@@ -1,0 +1,70 @@
+"""Nested state (as `state_dict` returns it) ↔ named tensors and JSON.
+
+safetensors holds tensors by name and JSON has neither tuples nor numbers as keys, so both are spelled out.
+Nothing here is code: unpacking can only make dicts, lists, tuples, scalars and tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyfit.core.errors import RunFailed
+from manyfit.store.checkpoint import State
+
+
+def pack(parts: Mapping[str, Any]) -> State:
+    """Split nested state into tensors (copied to the CPU) and plain values."""
+    tensors: dict[str, Tensor] = {}
+    return State(tensors, {name: _pack(part, name, tensors) for name, part in parts.items()})
+
+
+def unpack(state: State) -> dict[str, Any]:
+    """Put nested state together again."""
+    return {name: _unpack(value, state.tensors) for name, value in state.values.items()}
+
+
+def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        # A copy: tied weights share memory, which safetensors refuses, and training goes on meanwhile.
+        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        return {
+            "dict": [[_key(key, path), _pack(item, f"{path}/{key}", tensors)] for key, item in value.items()]
+        }
+    if isinstance(value, list | tuple):
+        items = [_pack(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    raise RunFailed(
+        f"the state at {path!r} holds a {type(value).__name__}, which a checkpoint cannot hold: "
+        "only tensors, numbers, text, lists, tuples and dicts"
+    )
+
+
+def _key(key: Any, path: str) -> Any:
+    if isinstance(key, str | int) and not isinstance(key, bool):
+        return key
+    raise RunFailed(f"the state at {path!r} has the key {key!r}; only text and whole numbers can be kept")
+
+
+def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "tensor":
+        return torch.clone(tensors[inner])
+    if kind == "float":
+        return float.fromhex(inner)
+    if kind == "tuple":
+        return tuple(_unpack(item, tensors) for item in inner)
+    return {key: _unpack(item, tensors) for key, item in inner}

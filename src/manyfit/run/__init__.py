@@ -1,0 +1,1 @@
+"""A cohort of runs: building, the trainer loop, callbacks, evaluation."""

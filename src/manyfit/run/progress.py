@@ -1,0 +1,116 @@
+"""What a person sees while a run trains: a bar on a terminal, one line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from manyfit.run.cohort import Cohort
+from manyfit.run.plan import Boundary
+
+
+class PlainProgress:
+    """One line at the end of each epoch."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Say what begins."""
+        names = ", ".join(member.folder.name for member in cohort.members)
+        where = f" from step {cohort.step}" if cohort.step else ""
+        self.line(
+            f"training {names}{where}: {cohort.plan.epochs} epochs of {cohort.plan.steps_per_epoch} steps"
+        )
+
+    def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
+        """Show the values of an epoch."""
+        for member, row in zip(cohort.members, rows, strict=False):
+            name = f"{member.folder.name} " if len(cohort.members) > 1 else ""
+            self.line(f"{name}epoch {boundary.epoch:g}/{cohort.plan.epochs}  {values(row)}")
+
+    def on_end(self, cohort: Cohort) -> None:
+        """Nothing to close."""
+
+    def line(self, text: str) -> None:
+        """Print one line at once."""
+        print(text, file=self.stream, flush=True)
+
+
+class BarProgress:
+    """A bar with the time left and the latest values."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Draw the bar."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("epoch {task.fields[epoch]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[values]}"),
+            console=Console(stderr=True),
+        )
+        names = ", ".join(member.folder.name for member in cohort.members)
+        self._task = self._bar.add_task(
+            names,
+            total=cohort.plan.total,
+            completed=cohort.step,
+            values="",
+            epoch=f"{cohort.step // cohort.plan.steps_per_epoch}/{cohort.plan.epochs}",
+        )
+        self._bar.start()
+
+    def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
+        """Move the bar."""
+        shown = {"values": values(rows[0])} if rows else {}
+        self._bar.update(
+            self._task, completed=boundary.step, epoch=f"{boundary.epoch:.3g}/{cohort.plan.epochs}", **shown
+        )
+
+    def on_end(self, cohort: Cohort) -> None:
+        """Leave the finished bar on the screen."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Stopwatch:
+    """How long training took."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.steps = 0
+        self._began = 0.0
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Start."""
+        self._began = time.perf_counter()
+        self.steps = -cohort.step
+
+    def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
+        """Nothing happens on the way."""
+
+    def on_end(self, cohort: Cohort) -> None:
+        """Stop."""
+        self.seconds = time.perf_counter() - self._began
+        self.steps += cohort.step
+
+
+def progress_for(stream: TextIO) -> PlainProgress | BarProgress:
+    """A bar on a terminal, lines elsewhere."""
+    return BarProgress() if stream.isatty() else PlainProgress(stream)
+
+
+def values(row: Mapping[str, float]) -> str:
+    """Values for a line: `train_loss 0.2315  val_loss 0.2087`."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in row.items() if name != "lr")

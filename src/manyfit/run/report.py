@@ -1,0 +1,26 @@
+"""The closing summary of a run, in words."""
+
+from __future__ import annotations
+
+from manyfit.run.progress import values
+from manyfit.run.result import RunResult
+from manyfit.store.folder import RunFolder
+
+
+def closing(result: RunResult) -> str:
+    """Say what a run has reached and where to look."""
+    folder = RunFolder(result.folder)
+    summary = folder.summary()
+    done = (
+        "finished" if result.trained_steps else "is finished already; raise train.epochs to train it further"
+    )
+    lines = [
+        f"{folder.name} {done}",
+        f"  trained  {summary['epoch']:g} epochs, {result.step} steps",
+        f"  best     epoch {summary['best_epoch']:g}: {values(result.metrics)}",
+    ]
+    if result.test:
+        lines.append(f"  test     {values(result.test)}  ({summary['test_rows']} rows)")
+        lines.append(f"  rows     {folder.reports / 'test.csv'}")
+    lines.append(f"  curves   tensorboard --logdir {folder.tensorboard}")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""What `train` returns, and what can be asked of a run folder later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyfit.config import load_config
+from manyfit.core.errors import FolderError
+from manyfit.store import checkpoint
+from manyfit.store.checkpoint import Checkpoint
+from manyfit.store.events import Event
+from manyfit.store.folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run: where it lies, what it measured, and its model.
+
+    >>> result = manyfit.train("runs/digits-mlp")    # doctest: +SKIP
+    >>> result.test["accuracy"]                      # doctest: +SKIP
+    0.9741
+    """
+
+    folder: Path
+    step: int
+    best_step: int
+    metrics: Mapping[str, float]
+    test: Mapping[str, float]
+    trained_steps: int = 0
+
+    @property
+    def history(self) -> list[Event]:
+        """Every row of the run's log."""
+        return RunFolder(self.folder).events()
+
+    def load_model(self) -> nn.Module:
+        """The model with the weights of the best checkpoint, ready to predict."""
+        return load_model(self.folder)
+
+
+def chosen(folder: RunFolder, metric: str, mode: str) -> Checkpoint:
+    """The checkpoint that counts: the best by `export`, else the last."""
+    found = folder.checkpoints()
+    if not found:
+        raise FolderError(f"{folder.path} has no checkpoint yet")
+    return checkpoint.best(found, metric, "max" if mode == "max" else "min") or found[-1]
+
+
+def load_model(run: str | Path) -> nn.Module:
+    """Rebuild the model of a run from its folder, with the weights of the best checkpoint."""
+    from manyfit.learn.pack import unpack
+
+    folder = RunFolder(Path(run))
+    config = load_config(folder.resolved)
+    module: nn.Module = config.run.model.build()
+    state = chosen(folder, config.run.export.metric, config.run.export.mode).load()
+    module.load_state_dict(unpack(state)["model"])
+    return module.eval()

@@ -1,0 +1,134 @@
+"""Checkpoints: a folder with a manifest and safetensors, committed by one rename.
+
+Which one is the last and which the best follows from the manifests, never from file times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from manyfit.core.errors import FolderError
+from manyfit.store import durable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that a learner needs to go on: tensors by name, and plain values. Nothing else."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint, by its manifest."""
+
+    path: Path
+    step: int
+    epoch: float
+    metrics: Mapping[str, float]
+    log_length: int
+    values: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    def load(self) -> State:
+        """Read the tensors, after checking that they are what was written."""
+        from safetensors.torch import load
+
+        try:
+            data = {name: (self.path / name).read_bytes() for name in self.files}
+        except OSError as error:
+            raise FolderError(f"the checkpoint {self.path} cannot be read: {error}") from error
+        for name, digest in self.files.items():
+            if hashlib.sha256(data[name]).hexdigest() != digest:
+                raise FolderError(f"the checkpoint {self.path} is damaged: {name} is not what was written")
+        return State(load(data["state.safetensors"]), self.values)
+
+
+def save(
+    folder: Path, state: State, step: int, epoch: float, metrics: Mapping[str, float], log_length: int
+) -> Checkpoint:
+    """Write a checkpoint next to its final place and commit it by one rename."""
+    from safetensors.torch import save as serialize
+
+    final = folder / f"step-{step:09d}"
+    temporary = folder / f".{final.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    data = serialize(dict(state.tensors))
+    durable.write(temporary / "state.safetensors", data)
+    files = {"state.safetensors": hashlib.sha256(data).hexdigest()}
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "epoch": epoch,
+        "metrics": _text(metrics),
+        "log_length": log_length,
+        "files": files,
+        "values": state.values,
+    }
+    durable.write(temporary / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False))
+    durable.commit_folder(temporary, final)
+    return Checkpoint(final, step, epoch, metrics, log_length, state.values, files)
+
+
+def checkpoints(folder: Path) -> list[Checkpoint]:
+    """All committed checkpoints, the oldest first."""
+    return sorted(
+        (read(path) for path in folder.glob("step-*") if (path / "manifest.json").is_file()),
+        key=lambda c: c.step,
+    )
+
+
+def read(path: Path) -> Checkpoint:
+    """Read one manifest."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        if manifest["format"] != FORMAT:
+            raise FolderError(
+                f"the checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
+            )
+        metrics = {name: float(value) for name, value in manifest["metrics"].items()}
+        return Checkpoint(
+            path,
+            manifest["step"],
+            manifest["epoch"],
+            metrics,
+            manifest["log_length"],
+            manifest["values"],
+            manifest["files"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FolderError(f"the manifest of {path} is damaged: {error!r}") from error
+
+
+def best(found: Iterable[Checkpoint], metric: str, mode: Literal["min", "max"]) -> Checkpoint | None:
+    """The checkpoint with the best value of a metric; the earlier one of equals. None if none has it."""
+    sign = 1 if mode == "min" else -1
+    scored = [c for c in found if math.isfinite(c.metrics.get(metric, math.nan))]
+    return min(scored, key=lambda c: (sign * c.metrics[metric], c.step), default=None)
+
+
+def prune(folder: Path, metric: str, mode: Literal["min", "max"]) -> None:
+    """Keep the last and the best checkpoint."""
+    found = checkpoints(folder)
+    keep = {c.path for c in (*found[-1:], best(found, metric, mode)) if c is not None}
+    for checkpoint in found:
+        if checkpoint.path not in keep:
+            shutil.rmtree(checkpoint.path)
+
+
+def _text(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}

@@ -1,0 +1,59 @@
+"""A run folder in a few values, for `list` and `show`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manyfit.core.errors import ManyfitError
+from manyfit.store.folder import RunFolder, read_json
+
+
+def describe(run: RunFolder) -> dict[str, Any]:
+    """State, progress and results; a damaged folder is described as far as it can be read."""
+    facts: dict[str, Any] = {
+        "name": run.name,
+        "folder": str(run.path),
+        "state": run.state(),
+        "step": 0,
+        "epoch": 0.0,
+        "metrics": {},
+        "test": {},
+    }
+    try:
+        found = run.checkpoints()
+        if found:
+            facts |= {"step": found[-1].step, "epoch": found[-1].epoch, "metrics": dict(found[-1].metrics)}
+        if facts["state"] == "finished":
+            summary = run.summary()
+            facts |= {
+                "metrics": summary["metrics"],
+                "test": summary["test"],
+                "best_epoch": summary["best_epoch"],
+            }
+    except (ManyfitError, KeyError) as error:
+        facts |= {"state": "damaged", "problem": str(error)}
+    return facts
+
+
+def details(run: RunFolder) -> dict[str, Any]:
+    """Everything that `describe` says, the config, and how the run was started."""
+    sessions = read_json(run.provenance).get("sessions", [])
+    snapshot = run.snapshot()
+    return {
+        **describe(run),
+        "fingerprint": snapshot.fingerprint if snapshot else None,
+        "config": dict(snapshot.values) if snapshot else {},
+        "starts": [
+            {
+                "started": s["started"],
+                "from_step": s.get("from_step", 0),
+                "commit": s["code"].get("commit"),
+                "device": s.get("device"),
+                "threads": s.get("threads"),
+                "versions": s["versions"],
+            }
+            for s in sessions
+        ],
+        "checkpoints": [str(c.path.relative_to(run.path)) for c in run.checkpoints()],
+        "events": len(run.events()),
+    }

@@ -1,0 +1,90 @@
+"""`metrics.jsonl`: one line for each row, append-only, the truth about what happened."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from manyfit.core.errors import FolderError
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Values that were measured at a step."""
+
+    step: int
+    epoch: float
+    time: float
+    values: Mapping[str, float]
+
+    def line(self) -> str:
+        """The event as JSON; what JSON cannot write (nan, inf) becomes text."""
+        values = {name: value if math.isfinite(value) else str(value) for name, value in self.values.items()}
+        return json.dumps({"step": self.step, "epoch": self.epoch, "time": self.time, **values}) + "\n"
+
+    @staticmethod
+    def parse(line: str) -> Event:
+        """Read one line back."""
+        row: dict[str, Any] = json.loads(line)
+        head = {name: row.pop(name) for name in ("step", "epoch", "time")}
+        return Event(**head, values={name: float(value) for name, value in row.items()})
+
+
+class EventLog:
+    """The event log of one run, open for appending."""
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        """Open the log and drop what lies beyond `length`: no checkpoint has committed it."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        if self._file.tell() < length:
+            self._file.close()
+            raise FolderError(
+                f"{path} is shorter than its checkpoint says: {path.stat().st_size} of {length} bytes"
+            )
+        self._file.truncate(length)
+        self._file.seek(length)
+
+    def append(self, step: int, epoch: float, values: Mapping[str, float]) -> Event:
+        """Add one row."""
+        event = Event(step, epoch, round(time.time(), 3), dict(values))
+        self._file.write(event.line().encode())
+        self._file.flush()
+        return event
+
+    def sync(self) -> int:
+        """Flush to disk and return the length, for a checkpoint to remember."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_events(path: Path, length: int | None = None) -> list[Event]:
+    """Read a log, up to `length` bytes; a last line that was cut off in a crash is left out."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()[:length]
+    try:
+        return [Event.parse(line) for line in data[: data.rfind(b"\n") + 1].decode().splitlines()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FolderError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,134 @@
+"""The run folder: where everything about a run lies, and what can be read from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from manyfit.config.config import snapshot
+from manyfit.config.identity import Snapshot
+from manyfit.config.read import read_file
+from manyfit.config.tree import Map, plain
+from manyfit.core.errors import FolderError, ManyfitError
+from manyfit.store import durable
+from manyfit.store.checkpoint import Checkpoint, checkpoints
+from manyfit.store.events import Event, read_events
+from manyfit.store.lock import is_owned
+
+State: TypeAlias = Literal["new", "running", "unfinished", "finished", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside `runs/<name>/`, and what the files there say."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The config as it was given."""
+        return self.path / "config.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        """The config as it was meant."""
+        return self.path / "config.resolved.yaml"
+
+    @property
+    def provenance(self) -> Path:
+        """Where the run comes from: code, versions, hardware, data."""
+        return self.path / "provenance.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The event log."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """The committed checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def reports(self) -> Path:
+        """Per-row reports and their summary."""
+        return self.path / "reports"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The event files that TensorBoard reads."""
+        return self.path / "tensorboard"
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All committed checkpoints, the oldest first."""
+        return checkpoints(self.checkpoint_folder)
+
+    def events(self) -> list[Event]:
+        """The event log, as far as it is whole."""
+        return read_events(self.metrics)
+
+    def snapshot(self) -> Snapshot | None:
+        """The resolved config of the run's last start."""
+        return snapshot(read_file(self.resolved)) if self.resolved.exists() else None
+
+    def frozen(self) -> dict[str, Any]:
+        """The derived values that were fixed when the run first started."""
+        if not self.resolved.exists():
+            return {}
+        node = read_file(self.resolved)
+        derived = node.items.get("derived") if isinstance(node, Map) else None
+        if not isinstance(derived, Map):
+            raise FolderError(f"{self.resolved} is not a resolved config that manyfit wrote")
+        return dict(plain(derived))
+
+    def summary(self) -> dict[str, Any]:
+        """The closing summary; empty while the run is not finished."""
+        return read_json(self.reports / "summary.json")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the closing summary: from now on the run is finished."""
+        durable.write(self.reports / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+
+    def state(self) -> State:
+        """How far the run is, from its files alone."""
+        try:
+            found = self.checkpoints()
+            summary = self.summary()
+        except ManyfitError:
+            return "damaged"
+        if is_owned(self.path):
+            return "running"
+        if summary and found and summary.get("step") == found[-1].step:
+            return "finished"
+        return "unfinished" if self.resolved.exists() else "new"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; empty if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FolderError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise FolderError(f"{path} is damaged: it does not hold an object")
+    return found
+
+
+def run_folders(place: Path) -> Iterator[RunFolder]:
+    """Every run folder at or below a path."""
+    if not place.is_dir():
+        raise FolderError(f"there is no folder {place}")
+    for config in sorted(
+        [*place.glob("config.yaml"), *place.glob("*/config.yaml"), *place.glob("runs/*/config.yaml")]
+    ):
+        yield RunFolder(config.parent)

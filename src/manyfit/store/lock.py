@@ -1,0 +1,41 @@
+"""One owner at a time: a lock on a folder that the operating system takes back when its owner dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from manyfit.core.errors import RunConflict
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Hold a folder, or say who holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise RunConflict(
+                f"{folder} is in use by another process (pid {file.read().strip() or 'unknown'})"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def is_owned(folder: Path) -> bool:
+    """Whether somebody holds the folder now."""
+    try:
+        with (folder / ".lock").open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,118 @@
+"""Where a run comes from: code, versions, hardware, data. One entry for each time it was started."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from manyfit.core.secrets import redact
+from manyfit.store import durable
+from manyfit.store.folder import read_json
+
+PACKAGES = (
+    "manyfit",
+    "torch",
+    "numpy",
+    "safetensors",
+    "pydantic",
+    "tensorboard",
+    "keras",
+    "tensorflow",
+    "ray",
+    "optuna",
+    "mlflow",
+    "scikit-learn",
+    "torchmetrics",
+)
+MAX_DIFF = 1_000_000
+
+
+def record(path: Path, project: Path, facts: Mapping[str, Any]) -> None:
+    """Add this start to a provenance file. Secrets are taken out of everything that is written."""
+    known = read_json(path)
+    session = {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "code": code(project),
+        **facts,
+    }
+    document = {"sessions": [*known.get("sessions", []), session]}
+    durable.write(path, json.dumps(_clean(document), indent=1) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that can change a result."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, as far as it matters for a result."""
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+    }
+
+
+def code(project: Path) -> dict[str, Any]:
+    """The commit and what differs from it; empty outside a repository."""
+    commit = _git(project, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    diff = _git(project, "diff", "HEAD", "--", ".") or ""
+    status = _git(project, "status", "--porcelain", "--", ".") or ""
+    return {
+        "commit": commit.strip(),
+        "changed": bool(status.strip()),
+        "diff": diff[:MAX_DIFF],
+        "diff_cut": len(diff) > MAX_DIFF,
+    }
+
+
+def _git(project: Path, *words: str) -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    try:
+        done = subprocess.run([git, "-C", str(project), *words], capture_output=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {key: _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value

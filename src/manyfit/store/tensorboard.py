@@ -1,0 +1,37 @@
+"""TensorBoard as a mirror: its files hold what a checkpoint has committed to the log, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from manyfit.store.events import Event
+
+
+class TensorBoardMirror:
+    """Writes events with the log's own times. On a new start the files are written anew from the log."""
+
+    def __init__(self, folder: Path, committed: Iterable[Event]) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = EventFileWriter(str(folder))
+        self.write(committed)
+
+    def write(self, events: Iterable[Event]) -> None:
+        """Mirror committed events."""
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for event in events:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in event.values.items()]
+            self._writer.add_event(
+                Record(wall_time=event.time, step=event.step, summary=Summary(value=values))
+            )
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
