@@ -24,13 +24,14 @@ from manyfit.config.component import Component, is_plain
 from manyfit.config.kinds import Derived, Kind
 from manyfit.config.resolve import ResolveError, canonical, resolve
 from manyfit.config.roles import ANY, BY_BASE, Role, Trust, describe, qualified, refusal, supplied_to
-from manyfit.config.signature import INHERITED, REQUIRED, Parameter, Signature, signature_of
+from manyfit.config.signature import INHERITED, REQUIRED, Parameter, Signature, optional, signature_of
 from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, child, dotted, plain
 from manyfit.core.errors import Origin, Problem
 from manyfit.core.names import listing, nearest, show
 from manyfit.core.secrets import Secret
 
 INVALID: Final = object()
+WRONG_TYPE: Final = "wrong type"
 CLASS_KEYS: Final = ("class", "_target_", "type")
 CALLABLE: Final = Role("function")
 
@@ -154,7 +155,7 @@ class Checker:
                 if abs(value) < 1 << 1023
                 else self.fail(node, path, "a number too large for a float")
             )
-        return self.fail(node, path, "wrong type", expectation(annotation))
+        return self.fail(node, path, WRONG_TYPE, expectation(annotation))
 
     def literal(self, node: Node, options: Sequence[Any], path: Path) -> Any:
         """One of a few values."""
@@ -176,21 +177,18 @@ class Checker:
         if isinstance(node, Leaf) and type(node.value) in options:
             return node.value
         if isinstance(node, Leaf) and node.value is None and type(None) not in options:
-            return self.fail(node, path, "wrong type", expectation_of_any(options))
+            return self.fail(node, path, WRONG_TYPE, expectation_of_any(options))
         likely: list[Problem] = []
         for option in options:
             found, problems = self.attempt(node, option, path)
             if not problems:
                 return found
-            if (
-                any(problem.path != dotted(path) for problem in problems)
-                or len(options) - (type(None) in options) == 1
-            ):
-                likely = problems
+            if any(p.path != dotted(path) or p.message != WRONG_TYPE for p in problems):
+                likely = likely or problems
         if likely:
             self.problems += likely
             return INVALID
-        return self.fail(node, path, "wrong type", expectation_of_any(options))
+        return self.fail(node, path, WRONG_TYPE, expectation_of_any(options))
 
     def attempt(self, node: Node, annotation: Any, path: Path) -> tuple[Any, list[Problem]]:
         """Check against one option and take everything back if it does not fit."""
@@ -207,7 +205,7 @@ class Checker:
     def tuple(self, node: Node, options: Sequence[Any], path: Path) -> Any:
         """A list fits a tuple, item by item."""
         if not isinstance(node, Seq):
-            return self.fail(node, path, "wrong type", "a list")
+            return self.fail(node, path, WRONG_TYPE, "a list")
         if not options or options[-1] is Ellipsis:
             options = [options[0] if options else Any] * len(node.items)
         if len(options) != len(node.items):
@@ -223,7 +221,7 @@ class Checker:
     def sequence(self, node: Node, origin: Any, options: Sequence[Any], path: Path) -> Any:
         """A list, or a set written as one."""
         if not isinstance(node, Seq):
-            return self.fail(node, path, "wrong type", expectation(origin[options[0]] if options else origin))
+            return self.fail(node, path, WRONG_TYPE, expectation(origin[options[0]] if options else origin))
         items = [
             self.value(item, options[0] if options else Any, (*path, i)) for i, item in enumerate(node.items)
         ]
@@ -236,7 +234,7 @@ class Checker:
     def mapping(self, node: Node, options: Sequence[Any], path: Path) -> Any:
         """A mapping with free keys."""
         if not isinstance(node, Map):
-            return self.fail(node, path, "wrong type", "a mapping")
+            return self.fail(node, path, WRONG_TYPE, "a mapping")
         key_type, value_type = options or (str, Any)
         result = {}
         for key, item in node.items.items():
@@ -248,7 +246,7 @@ class Checker:
     def class_itself(self, node: Node, options: Sequence[Any], path: Path) -> Any:
         """`type[Base]`: the class itself, named by its path."""
         if not (isinstance(node, Leaf) and isinstance(node.value, str)):
-            return self.fail(node, path, "wrong type", "a class path")
+            return self.fail(node, path, WRONG_TYPE, "a class path")
         target = self.target(node.value, ANY, node, path)
         base = options[0] if options and inspect.isclass(options[0]) else object
         if target is not INVALID and not (inspect.isclass(target) and issubclass(target, base)):
@@ -266,14 +264,18 @@ class Checker:
             return text if text is INVALID else wanted(self.project / text)
         if qualified(wanted) in ("torch.dtype", "torch.device"):
             return self.torch_value(node, wanted, path)
-        own_class = isinstance(node, Map) and any(key in node.items for key in ("class", "_target_"))
-        if (is_record(wanted) or typing.is_typeddict(wanted)) and not own_class:
+        role = BY_BASE.get(qualified(wanted), ANY)
+        named = isinstance(node, Map) and any(key in node.items for key in ("class", "_target_"))
+        if (is_record(wanted) or typing.is_typeddict(wanted)) and not named:
             return self.record(node, wanted, path)
-        if (isinstance(node, Leaf) and not isinstance(node.value, str)) or not (
-            own_class or self.is_component_class(wanted)
+        text = node.value if isinstance(node, Leaf) and isinstance(node.value, str) else ""
+        if named or (
+            self.is_component_class(wanted) and (isinstance(node, Map) or "." in text or text in role.short)
         ):
-            return self.pydantic(node, wanted, path, plain(node))
-        return self.component(node, _role_for(wanted), path, wanted)
+            return self.component(node, role, path, wanted)
+        if self.is_component_class(wanted):
+            return self.fail(node, path, WRONG_TYPE, expectation(wanted))
+        return self.pydantic(node, wanted, path, plain(node))
 
     def is_component_class(self, wanted: type) -> bool:
         """Whether values of a class can only come from a component: pydantic cannot read one from JSON."""
@@ -384,7 +386,10 @@ class Checker:
         self.classes[path] = canonical(named.value, role)
         params = node.without(key) if isinstance(node, Map) and key else Map({}, node.origin)
         supplied = supplied_to(target, role)
-        given = self.parameters(params, signature_of(target), supplied, path, self.classes[path])
+        signature = (
+            signature_of(target) if role is not CALLABLE or inspect.isclass(target) else optional(target)
+        )
+        given = self.parameters(params, signature, supplied, path, self.classes[path])
         if given is INVALID:
             return INVALID
         deferred = not inspect.isclass(target) and (bool(role.function_of) or role is CALLABLE)
@@ -473,7 +478,7 @@ class Checker:
     def record(self, node: Node, wanted: type, path: Path) -> Any:
         """A dataclass, pydantic model or TypedDict, written as a mapping without `class`."""
         if not isinstance(node, Map):
-            return self.fail(node, path, "wrong type", f"a mapping for {wanted.__qualname__}")
+            return self.fail(node, path, WRONG_TYPE, f"a mapping for {wanted.__qualname__}")
         if typing.is_typeddict(wanted):
             hints = typing.get_type_hints(wanted, include_extras=True)
             required: frozenset[str] = getattr(wanted, "__required_keys__", frozenset())
@@ -615,10 +620,6 @@ def expectation_of_any(options: Iterable[Any]) -> str:
 
 def _short(role: Role) -> str:
     return f", or one of {listing(sorted(role.short))}" if role.short else ""
-
-
-def _role_for(wanted: type) -> Role:
-    return BY_BASE.get(qualified(wanted), ANY)
 
 
 def _derived(parameter: Parameter) -> Derived | None:

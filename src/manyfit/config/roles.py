@@ -90,7 +90,6 @@ LOSS = Role(
     "loss",
     bases=(MODULE,),
     function_of=2,
-    supplied=("input", "target"),
     short=_table(
         "torch.nn",
         "bce=BCELoss bce_with_logits=BCEWithLogitsLoss cross_entropy=CrossEntropyLoss "
@@ -102,7 +101,6 @@ LOSS = Role(
 METRIC = Role(
     "metric",
     function_of=2,
-    supplied=("output", "target"),
     short=_table(
         "manyfit.learn.metrics",
         "accuracy=accuracy top_k_accuracy=top_k_accuracy mae=absolute_error "
@@ -151,6 +149,9 @@ def supplied_to(target: Any, role: Role) -> tuple[str, ...]:
             if qualified(base) in BY_BASE:
                 return BY_BASE[qualified(base)].supplied
         return ()
+    if role.function_of:
+        # A loss is called with (output, target), whatever it names them.
+        return tuple(target.__code__.co_varnames[: role.function_of]) if hasattr(target, "__code__") else ()
     return role.supplied
 
 

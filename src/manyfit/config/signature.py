@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
+import dataclasses
 import functools
 import inspect
 import types
@@ -56,6 +57,16 @@ def signature_of(target: Callable[..., Any]) -> Signature:
         return _of_class(target)
     own, keywords = _of_function(target, skip_first=False)
     return Signature(own, open=keywords)
+
+
+def optional(target: Callable[..., Any]) -> Signature:
+    """The parameters of a function that will be called by somebody else, who gives what is missing."""
+    found = signature_of(target)
+    parameters = {
+        name: dataclasses.replace(p, default=INHERITED) if p.required else p
+        for name, p in found.parameters.items()
+    }
+    return Signature(parameters, found.open)
 
 
 def _of_class(target: type) -> Signature:
