@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -198,6 +199,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     """Run the command line in this process."""
 
     def run(*words: object) -> Answer:
+        logging.getLogger("manyfit").handlers.clear()
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             main([str(word) for word in words])

@@ -104,7 +104,9 @@ def test_classes_themselves_can_be_named_from_python(project):
 
 
 def test_a_function_that_says_what_it_returns_is_a_model(project):
-    config = load_config(project.changed(model={"class": "models.make_mlp", "hidden": 4}), project=project.root)
+    config = load_config(
+        project.changed(model={"class": "models.make_mlp", "hidden": 4}), project=project.root
+    )
     assert type(config.run.model.build()).__name__ == "MLP"
 
 
@@ -122,7 +124,10 @@ def test_a_torch_function_with_parameters_is_a_loss(project):
 def test_a_second_project_with_modules_of_the_same_name(project, tmp_path):
     load_config(project.run)
     other = type(project)(tmp_path / "other")
-    other.write("src/models.py", "from torch import nn\nclass MLP(nn.Module):\n    def __init__(self, width: int): pass\n")
+    other.write(
+        "src/models.py",
+        "from torch import nn\nclass MLP(nn.Module):\n    def __init__(self, width: int): pass\n",
+    )
     other.config(other.changed(model={"class": "models.MLP", "width": 3}))
     assert load_config(other.run).model.width == 3
     assert load_config(project.run).model.hidden == 8
@@ -135,6 +140,9 @@ def test_a_module_hidden_by_another_of_the_same_name(project):
 
 
 def test_a_class_with_a_parameter_named_type(project):
-    project.write("src/typed.py", "from torch import nn\nclass M(nn.Module):\n    def __init__(self, type: str): self.kind = type\n")
+    project.write(
+        "src/typed.py",
+        "from torch import nn\nclass M(nn.Module):\n    def __init__(self, type: str): self.kind = type\n",
+    )
     config = load_config(project.changed(model={"class": "typed.M", "type": "x"}), project=project.root)
     assert config.run.model.params == {"type": "x"}

@@ -69,7 +69,9 @@ def test_inherit_from_another_mapping(read):
 
 def test_inherit_sees_what_was_laid_over_its_source(read):
     tree, _ = read(
-        "b.yaml", a="train: {batch: 8}\neval:\n  ${__inherit__}: train\n", b="extend: a.yaml\ntrain: {batch: 9}\n"
+        "b.yaml",
+        a="train: {batch: 8}\neval:\n  ${__inherit__}: train\n",
+        b="extend: a.yaml\ntrain: {batch: 9}\n",
     )
     assert tree["eval"] == {"batch": 9}
 

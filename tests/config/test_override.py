@@ -38,7 +38,9 @@ def test_mappings_merge():
     assert changed("a={b: 2}")["a"] == {"b": 2, "c": [1, {"d": 2}]}
 
 
-@pytest.mark.parametrize(("override", "left"), [("~a.b", {"c": [1, {"d": 2}]}), ("~a.c.0", {"b": 1, "c": [{"d": 2}]})])
+@pytest.mark.parametrize(
+    ("override", "left"), [("~a.b", {"c": [1, {"d": 2}]}), ("~a.c.0", {"b": 1, "c": [{"d": 2}]})]
+)
 def test_delete(override, left):
     assert changed(override)["a"] == left
 
@@ -64,7 +66,17 @@ def test_from_a_mapping():
 def test_order_on_the_command_line(project, cli):
     import json
 
-    answer = cli("config", "show", "runs/a", "--json", "train.epochs=5", "-p", "train.epochs", "6", "model.hidden=${train.epochs}")
+    answer = cli(
+        "config",
+        "show",
+        "runs/a",
+        "--json",
+        "train.epochs=5",
+        "-p",
+        "train.epochs",
+        "6",
+        "model.hidden=${train.epochs}",
+    )
     values = json.loads(answer.out)["values"]
     assert values["train.epochs"]["value"] == 6
     assert values["model.hidden"]["value"] == 6

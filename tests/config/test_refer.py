@@ -32,7 +32,9 @@ def test_environment_is_recorded_and_secrets_are_not(monkeypatch):
     monkeypatch.setenv("TOKEN", "hunter2")
     import os
 
-    found, resolver = resolve({"a": "${oc.env:HOME}", "b": "x:${secret:TOKEN}@y"}, {**os.environ, "HOME": "/h"})
+    found, resolver = resolve(
+        {"a": "${oc.env:HOME}", "b": "x:${secret:TOKEN}@y"}, {**os.environ, "HOME": "/h"}
+    )
     assert resolver.environment == {"HOME": "/h"}
     assert found["b"] == "x:${secret:TOKEN}@y"
 

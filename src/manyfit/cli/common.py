@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,8 +63,6 @@ class OverrideVerb(Verb):
 
 def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
     """Separate overrides from other arguments."""
-    from manyfit.config.override import pair
-
     found: list[Any] = []
     rest: list[str] = []
     queue = list(args)
@@ -74,6 +71,8 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
         if word in ("-p", "--param"):
             if len(queue) < 2:
                 raise click.UsageError("-p needs a key and a value: -p train.epochs 10")
+            from manyfit.config.override import pair
+
             found.append(pair(queue.pop(0), queue.pop(0)))
         elif _OVERRIDE.match(word):
             found.append(word)
@@ -95,16 +94,19 @@ def _set(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
 def set_log_level(level: str) -> None:
     """Send manyfit's log to stderr, without secrets."""
 
-    class Handler(logging.StreamHandler[Any]):
-        def format(self, record: logging.LogRecord) -> str:
-            return redact(super().format(record))
-
     logger = logging.getLogger("manyfit")
-    handler = Handler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     handler.setLevel(level.upper())
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever stderr is now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(redact(self.format(record)), err=True)
 
 
 def as_json(value: Any) -> None:

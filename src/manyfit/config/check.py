@@ -450,8 +450,7 @@ class Checker:
                     "nothing",
                 )
             elif _derived(parameter) is None and parameter.default not in (REQUIRED, INHERITED):
-                self.defaults[(*path, key)] = parameter.default
-                self.mark(parameter, (*path, key))
+                self.default(parameter, (*path, key))
         return INVALID if len(self.problems) > before else given
 
     def parameter(self, node: Node, parameter: Parameter, path: Path, owner: str) -> Any:
@@ -516,6 +515,16 @@ class Checker:
             if hasattr(made, "model_copy")
             else dataclasses.replace(made, **derived)
         )
+
+    def default(self, parameter: Parameter, path: Path) -> None:
+        """Remember a value that nobody gave; a section by its fields."""
+        self.mark(parameter, path)
+        if is_record(type(parameter.default)):
+            for name, inner in signature_of(type(parameter.default)).parameters.items():
+                value = getattr(parameter.default, name)
+                self.default(dataclasses.replace(inner, default=value), (*path, name))
+        else:
+            self.defaults[path] = parameter.default
 
     # -- helpers ----------------------------------------------------------------------------------
 

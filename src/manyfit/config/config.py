@@ -354,7 +354,9 @@ def _viewed(value: Any) -> Any:
     if isinstance(value, Component):
         named = {"class": value.path, **value.params}
         return {key: _viewed(item) for key, item in named.items()}
-    if hasattr(value, "model_fields"):
+    if isinstance(value, Secret):
+        return value
+    if hasattr(type(value), "model_fields"):
         return {name: _viewed(getattr(value, name)) for name in type(value).model_fields}
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _viewed(getattr(value, f.name)) for f in fields(value)}

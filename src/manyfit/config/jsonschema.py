@@ -152,8 +152,7 @@ def _variant(path: str, role: Role) -> dict[str, Any] | None:
 def _components(section: Any, at: str = "") -> dict[str, list[str]]:
     """The classes that a config names, by the place where they stand."""
     found: dict[str, list[str]] = {}
-    kind: Any = type(section)
-    for name in signature_of(kind).parameters:
+    for name in signature_of(type(section)).parameters:
         item = getattr(section, name)
         if isinstance(item, Component):
             found[f"{at}{name}"] = [item.path]

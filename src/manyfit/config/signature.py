@@ -44,9 +44,13 @@ class Signature:
     open: bool = False
 
 
-@functools.lru_cache(maxsize=4096)
-def signature_of(target: Callable[..., Any]) -> Signature:
+def signature_of(target: Any) -> Signature:
     """Read the parameters of a class or function; one without a readable signature is open."""
+    return _signature_of(target)
+
+
+@functools.lru_cache(maxsize=4096)
+def _signature_of(target: Callable[..., Any]) -> Signature:
     name = qualified(target)
     if name == "torch.nn.modules.linear.Identity":
         return Signature({}, open=True)
@@ -54,7 +58,7 @@ def signature_of(target: Callable[..., Any]) -> Signature:
     if inspect.isclass(target) and isinstance(fields, dict):
         return _of_model(target, fields)
     if inspect.isclass(target):
-        return _of_class(target)
+        return _with_factories(target, _of_class(target))
     own, keywords = _of_function(target, skip_first=False)
     return Signature(own, open=keywords)
 
@@ -96,6 +100,19 @@ def _of_class(target: type) -> Signature:
         followed = True
         parameters = {name: p for name, p in parameters.items() if not p.variadic}
     return Signature(parameters, open=True)
+
+
+def _with_factories(target: Any, found: Signature) -> Signature:
+    """A dataclass's default_factory hides behind a marker in its signature; the default is what it makes."""
+    if not dataclasses.is_dataclass(target):
+        return found
+    parameters = dict(found.parameters)
+    for field in dataclasses.fields(target):
+        if field.name in parameters and field.default_factory is not dataclasses.MISSING:
+            parameters[field.name] = dataclasses.replace(
+                parameters[field.name], default=field.default_factory()
+            )
+    return Signature(parameters, found.open)
 
 
 def _of_function(function: Any, skip_first: bool) -> tuple[dict[str, Parameter], bool]:

@@ -46,11 +46,12 @@ class TorchLearner:
         """Train for some steps and return the sums of loss and rows."""
         self.module.train()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        rows = 0
+        rows, rate = 0, 0.0
         for _ in range(steps):
             batch = next(batches)
             self._reseed()
             total += self._update(batch) * len(batch)
+            rate = self.optimizer.param_groups[0]["lr"]
             rows += len(batch)
             self.step += 1
             if (
@@ -59,8 +60,8 @@ class TorchLearner:
                 and (self.scheduler_every == "step" or self.step % self.steps_per_epoch == 0)
             ):
                 self.scheduler.step()
-        rate = torch.tensor([float(self.optimizer.param_groups[0]["lr"])], dtype=torch.float64)
-        return {"loss": total[None], "rows": torch.tensor([rows], dtype=torch.float64), "lr": rate}
+        counts = torch.tensor([[rows], [float(rate)]], dtype=torch.float64)
+        return {"loss": total[None], "rows": counts[0], "lr": counts[1]}
 
     def _update(self, batch: Batch) -> Tensor:
         """One step of the optimiser; the optimiser may ask for the loss more than once."""

@@ -1,0 +1,96 @@
+"""What every learner promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from manyfit.data import Order, Source, once
+from manyfit.learn.learner import Learner
+from manyfit.store.checkpoint import State
+
+
+class LearnerContract:
+    """Subclass it and implement `make` and `source`. Each call of `make` returns the same untrained learner."""
+
+    def make(self) -> Learner:
+        """Return an untrained learner."""
+        raise NotImplementedError
+
+    def source(self) -> Source:
+        """Return rows to train on."""
+        raise NotImplementedError
+
+    def train(self, learner: Learner, start: int, *segments: int) -> None:
+        """Train some segments, one after another."""
+        batches = self.source().batches(Order(4, seed=1), start)
+        for steps in segments:
+            learner.train(batches, steps)
+
+    def test_training_changes_the_state(self) -> None:
+        """It learns something."""
+        learner = self.make()
+        before = learner.state()
+        self.train(learner, 0, 3)
+        assert not equal(before, learner.state())
+
+    def test_metrics_have_a_leading_n(self) -> None:
+        """Sums of loss and rows, and the rate, one for each run."""
+        learner = self.make()
+        metrics = learner.train(self.source().batches(Order(4, seed=1)), 2)
+        assert {"loss", "rows", "lr"} <= set(metrics)
+        assert all(tuple(value.shape) == (learner.n,) for value in metrics.values())
+        assert [float(rows) for rows in metrics["rows"]] == [8.0] * learner.n
+
+    def test_where_it_pauses_does_not_matter(self) -> None:
+        """Six steps at once are two, one and three."""
+        whole, parts = self.make(), self.make()
+        self.train(whole, 0, 6)
+        self.train(parts, 0, 2, 1, 3)
+        assert equal(whole.state(), parts.state())
+
+    def test_it_goes_on_from_its_state(self) -> None:
+        """Stopped, rebuilt and loaded, it ends where it would have ended."""
+        whole, first, second = self.make(), self.make(), self.make()
+        self.train(whole, 0, 7)
+        self.train(first, 0, 3)
+        second.load(first.state())
+        assert equal(first.state(), second.state())
+        self.train(second, 3, 4)
+        assert equal(whole.state(), second.state())
+
+    def test_a_state_is_a_copy(self) -> None:
+        """Training on does not change a state that was taken."""
+        learner = self.make()
+        self.train(learner, 0, 2)
+        taken = learner.state()
+        kept = {name: tensor.clone() for name, tensor in taken[0].tensors.items()}
+        self.train(learner, 2, 2)
+        assert all(bool((taken[0].tensors[name] == kept[name]).all()) for name in kept)
+
+    def test_evaluation_gives_every_row_and_learns_nothing(self) -> None:
+        """One output and one loss for each row, whatever the size of the batches."""
+        learner, source = self.make(), self.source()
+        self.train(learner, 0, 2)
+        before = learner.state()
+        found = list(learner.evaluate(once(source, 3)))
+        assert equal(before, learner.state())
+        assert np.concatenate([outputs.index for outputs in found]).tolist() == list(range(len(source)))
+        assert all(values.shape == (learner.n, len(o.index)) for o in found for values in o.rows.values())
+        assert all(o.output.shape[:2] == (learner.n, len(o.index)) for o in found)
+        single = np.concatenate(
+            [outputs.rows["loss"] for outputs in learner.evaluate(once(source, 1))], axis=1
+        )
+        assert np.allclose(
+            single, np.concatenate([o.rows["loss"] for o in found], axis=1), rtol=1e-4, atol=1e-5
+        )
+
+
+def equal(left: Sequence[State], right: Sequence[State]) -> bool:
+    """Whether states are equal to the last bit."""
+    return len(left) == len(right) and all(
+        a.values == b.values and a.tensors.keys() == b.tensors.keys()
+        and all(bool((a.tensors[name] == b.tensors[name]).all()) for name in a.tensors)
+        for a, b in zip(left, right, strict=True)
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""The architecture, read from the imports: directions, no cycles, public names."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import manyfit
+
+PACKAGE = Path(manyfit.__file__).parent
+LAYERS = ["core", "config", "store", "data", "learn", "run", "study", "report", "ui", "cli"]
+DOORS = {"datasets": "data", "testing": "cli"}
+"""Where a door stands: it may import from this layer and those below it, and no layer imports it."""
+THIRD_PARTY_FORBIDDEN = {
+    "core": ["torch", "numpy", "yaml", "pydantic", "click", "rich"],
+    "config": ["torch", "numpy", "pandas"],
+    "data": ["torch"],
+}
+
+
+def modules():
+    return {
+        ".".join(("manyfit", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for path in PACKAGE.rglob("*.py")
+        if "templates" not in path.parts
+    }
+
+
+def imports(path, top_level_only):
+    """The modules that a file imports; blocks for type checkers do not count as top level."""
+    tree = ast.parse(path.read_text())
+    nodes = list(tree.body) if top_level_only else list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module):
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else None
+
+
+def test_every_folder_is_a_layer_or_a_door():
+    found = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert found <= {*LAYERS, *DOORS}
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_imports_point_downwards(module):
+    layer = layer_of(module)
+    if layer is None or layer in ("__main__",):
+        return
+    height = LAYERS.index(DOORS.get(layer, layer))
+    for imported in imports(modules()[module], top_level_only=False):
+        if not imported.startswith("manyfit."):
+            continue
+        other = layer_of(imported)
+        if other in DOORS and other != layer:
+            pytest.fail(f"{module} imports the door {imported}")
+        if other in LAYERS:
+            assert LAYERS.index(other) <= height, f"{module} imports {imported}, which lies above it"
+
+
+def test_there_are_no_cycles():
+    known = modules()
+    graph = {
+        name: {i for i in imports(path, top_level_only=True) if i in known and i != name}
+        for name, path in known.items()
+    }
+    # Importing a.b runs a/__init__ first; what `a` imports counts, unless it is an ancestor of the importer.
+    done, stack = set(), []
+
+    def visit(name):
+        if name in stack:
+            pytest.fail("import cycle: " + " → ".join([*stack[stack.index(name) :], name]))
+        if name in done:
+            return
+        stack.append(name)
+        for other in sorted(graph[name]):
+            if not name.startswith(f"{other}."):
+                visit(other)
+        stack.pop()
+        done.add(name)
+
+    for name in sorted(graph):
+        visit(name)
+
+
+@pytest.mark.parametrize("layer", sorted(THIRD_PARTY_FORBIDDEN))
+def test_layers_do_not_know(layer):
+    for module, path in modules().items():
+        if layer_of(module) != layer:
+            continue
+        for imported in imports(path, top_level_only=False):
+            assert imported.split(".")[0] not in THIRD_PARTY_FORBIDDEN[layer], f"{module} imports {imported}"
+
+
+def test_public_names():
+    assert len(manyfit.__all__) <= 20
+    for name in manyfit.__all__:
+        assert getattr(manyfit, name) is not None
+    assert set(manyfit._PUBLIC) | {"__version__"} == set(manyfit.__all__)
+    with pytest.raises(AttributeError, match="nothing_like_that"):
+        manyfit.nothing_like_that
+
+
+HEAVY = {"torch", "pandas", "ray", "keras", "tensorflow", "optuna", "mlflow", "numpy", "rich", "tensorboard"}
+
+
+def loaded_after(code, *words, cwd=None):
+    script = f"import sys\nsys.argv = {['manyfit', *map(str, words)]!r}\ntry:\n    {code}\nexcept SystemExit as stop:\n    print('exit', stop.code)\n"
+    script += "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=cwd)
+    return set(done.stdout.rpartition("LOADED")[2].split()), done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["config", "--help"], ["--version"], ["completion", "bash"]]
+)
+def test_help_is_light(words):
+    loaded, out = loaded_after("from manyfit.cli import main; main()", *words)
+    assert not loaded & (HEAVY | {"yaml", "pydantic"})
+    assert out
+
+
+def test_import_is_light():
+    loaded, _ = loaded_after("import manyfit")
+    assert not loaded & (HEAVY | {"yaml", "pydantic", "click"})
+
+
+def test_checking_a_config_without_torch_classes_is_light(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "src/settings.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Own:\n    x: int = 1\n"
+    )
+    (tmp_path / "runs/a/config.yaml").write_text(
+        "seed: ${own.x}\nown: {class: settings.Own, x: 5}\ntrain: {epochs: 3}\n"
+    )
+    loaded, out = loaded_after(
+        "from manyfit.cli import main; main()", "config", "check", "runs/a", cwd=tmp_path
+    )
+    assert "exit 2" in out, "the model is missing, and that is said"
+    assert not loaded & {"torch", "pandas", "ray", "keras", "tensorflow", "optuna"}
+
+
+def test_the_data_that_ships_needs_no_torch():
+    loaded, _ = loaded_after("from manyfit.datasets import Digits; Digits().source('train')")
+    assert "torch" not in loaded
+
+
+def test_docstrings_of_the_core_run():
+    import doctest
+    import importlib
+
+    for module in modules():
+        if module.endswith("__main__"):
+            continue
+        assert doctest.testmod(importlib.import_module(module)).failed == 0, module

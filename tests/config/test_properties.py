@@ -1,0 +1,262 @@
+"""What must hold for every config, not for three."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from manyfit import ConfigError, load_config
+from manyfit.config.identity import digest
+from manyfit.config.override import apply, collect
+from manyfit.config.read import dump, read_text
+from manyfit.config.refer import Resolver, escape
+from manyfit.config.tree import Map, from_plain, leaves, merge, plain
+
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+    [
+        "1e-3",
+        "on",
+        "null",
+        "<<",
+        "~",
+        "- a",
+        "a: b",
+        "${a}",
+        "*a",
+        "&a",
+        "!x",
+        "\t",
+        "\x85",
+        "a\n\nb ",
+        "${",
+        "\\${x}",
+        "#",
+        "'",
+        '"',
+    ]
+)
+key = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+name = st.sampled_from(["a", "b", "c", "d", "e"])
+scalar = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text
+value = st.recursive(
+    scalar, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(key, inner, max_size=3), max_leaves=10
+)
+mapping = st.dictionaries(key, value, max_size=4)
+named = st.recursive(st.integers(), lambda inner: st.dictionaries(name, inner, max_size=3), max_leaves=8)
+tree = st.dictionaries(name, named, max_size=4)
+
+configs = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**40),
+        "data": st.fixed_dictionaries({"class": st.just("digits")}, optional={
+            "batch_size": st.integers(1, 512), "validation": st.floats(0.01, 0.4), "split_seed": st.integers()}),
+        "model": st.fixed_dictionaries({"class": st.just("torch.nn.Linear"), "in_features": st.integers(1, 64),
+                                        "out_features": st.integers(1, 64)}, optional={"bias": st.booleans()}),
+        "train": st.fixed_dictionaries(
+            {"epochs": st.integers(1, 99), "loss": st.sampled_from(["cross_entropy", "mse", {"class": "huber", "delta": 0.5}]),
+             "optimizer": st.fixed_dictionaries({"class": st.sampled_from(["adamw", "torch.optim.AdamW"])}, optional={
+                 "lr": st.floats(1e-9, 1), "betas": st.lists(st.floats(0, 0.999), min_size=2, max_size=2),
+                 "amsgrad": st.booleans()})},
+            optional={"metrics": st.lists(st.sampled_from(["accuracy", "mse"]), max_size=2), "threads": st.integers(1, 4),
+                      "scheduler": st.sampled_from(["cosine", {"class": "step", "step_size": 3}])}),
+    },
+    optional={"project_name": text, "export": st.fixed_dictionaries({"metric": text})},
+)  # fmt: skip
+
+
+def load(config, overrides=()):
+    return load_config(escaped(config), overrides, project=Path(__file__).parent)
+
+
+def escaped(found):
+    if isinstance(found, dict):
+        return {k: escaped(v) for k, v in found.items()}
+    if isinstance(found, list):
+        return [escaped(v) for v in found]
+    return escape(found) if isinstance(found, str) else found
+
+
+def shuffled(found, random):
+    if not isinstance(found, dict):
+        return found
+    keys = list(found)
+    random.shuffle(keys)
+    return {k: shuffled(found[k], random) for k in keys}
+
+
+def paths(found, path=()):
+    if not isinstance(found, dict):
+        yield path
+        return
+    for k, v in found.items():
+        yield from paths(v, (*path, k))
+
+
+@given(mapping)
+def test_dump_and_read_are_inverse(found):
+    assert plain(read_text(dump(found), "f")) == found
+
+
+@relaxed
+@given(configs)
+def test_dump_and_load_are_inverse(config):
+    loaded = load(config)
+    again = plain(read_text(loaded.dump(), "f"))
+    assert again == escaped(config)
+    assert load_config(again, project=loaded.project) == loaded
+    assert load_config(again, project=loaded.project).fingerprint == loaded.fingerprint
+
+
+@given(tree, tree)
+def test_the_stronger_layer_wins(weak, strong):
+    laid = plain(merge(from_plain(weak), from_plain(strong)))
+    for path in paths(strong):
+        assert lookup(laid, path) == lookup(strong, path)
+    for path in paths(weak):
+        if (
+            not any(path[:n] in set(paths(strong)) for n in range(len(path) + 1))
+            and lookup(strong, path) is None
+        ):
+            assert lookup(laid, path) == lookup(weak, path)
+
+
+@relaxed
+@given(
+    st.permutations(["default", "extended", "file", "override"]),
+    st.sets(st.sampled_from(["extended", "file", "override"])),
+)
+def test_precedence(tmp_path_factory, numbers, present):
+    """Whatever the values are, the strongest layer that has one decides."""
+    folder = tmp_path_factory.mktemp("precedence")
+    given_by = {layer: 10 + i for i, layer in enumerate(numbers)}
+    base = {"data": "digits", "model": {"class": "torch.nn.Linear", "in_features": 1, "out_features": 1},
+            "train": {"epochs": 1, "loss": "mse", "optimizer": {"class": "sgd"}}}  # fmt: skip
+
+    def layer(name):
+        tree = copy.deepcopy(base) if name == "extended" else {"extend": "base.yaml"}
+        if name in present:
+            tree["data"] = {"class": "digits", "batch_size": given_by[name]}
+        return dump(tree)
+
+    (folder / "base.yaml").write_text(layer("extended"))
+    (folder / "file.yaml").write_text(layer("file"))
+    overrides = [f"data.batch_size={given_by['override']}"] if "override" in present else []
+    strongest = next((name for name in ("override", "file", "extended") if name in present), None)
+    found = load_config(folder / "file.yaml", overrides)
+    if strongest is None:
+        assert found.snapshot.values["data.batch_size"] == 64, "the default in the signature"
+    else:
+        assert found.data.batch_size == given_by[strongest]
+
+
+@given(tree, st.integers(), st.data())
+def test_overrides_reach_references(found, number, data):
+    targets = list(paths(found))
+    if not targets or targets == [()]:
+        return
+    target = data.draw(st.sampled_from(targets))
+    dotted = ".".join(target)
+    root = from_plain({**found, "first": f"${{{dotted}}}", "second": ["${first}"]})
+    changed = apply(root, collect([f"{dotted}={number}"], [])[0], [])
+    resolver = Resolver(changed, {})
+    result = plain(resolver.resolve())
+    assert not resolver.problems
+    assert result["first"] == number
+    assert result["second"] == [number]
+
+
+@relaxed
+@given(configs, st.randoms(use_true_random=False))
+def test_fingerprints_ignore_order(config, random):
+    assert load(shuffled(config, random)).fingerprint == load(config).fingerprint
+
+
+@relaxed
+@given(configs, st.data())
+def test_fingerprints_change_with_identity_and_with_nothing_else(config, data):
+    loaded = load(config)
+    numbers = [path for path in paths(config) if type(lookup(config, path)) in (int, float)]
+    path = data.draw(st.sampled_from(numbers))
+    changed = copy.deepcopy(config)
+    place = lookup(changed, path[:-1])
+    place[path[-1]] = place[path[-1]] + 1 if isinstance(place[path[-1]], int) else place[path[-1]] / 2 + 0.001
+    if place[path[-1]] == lookup(config, path):
+        return
+    dotted = ".".join(path)
+    horizon = dotted == "train.epochs" and config["train"].get("scheduler") == "cosine"
+    is_identity = horizon or dotted not in ("train.epochs", "train.threads")
+    assert (load(changed).fingerprint != loaded.fingerprint) is is_identity
+    kinds = {d.path: str(d.kind) for d in loaded.diff(load(changed))}
+    assert dotted in kinds
+    assert ("identity" in kinds.values()) is is_identity
+
+
+@given(mapping)
+def test_digests_ignore_the_spelling_of_numbers(found):
+    floats = {k: float(v) if type(v) is int and abs(v) < 2**53 else v for k, v in found.items()}
+    assert digest(found) == digest(floats)
+
+
+@given(st.text() | st.text("{}[]:,&*!|>'\"%@`#-?\n\t a1${}", max_size=60))
+def test_no_text_makes_anything_but_a_clean_error(content):
+    try:
+        node = read_text(content, "f")
+    except ConfigError as error:
+        assert all(problem.origin.file == "f" and problem.origin.line >= 1 for problem in error.problems)
+    else:
+        assert list(leaves(node))
+        if isinstance(node, Map):
+            Resolver(node, {}).resolve()
+
+
+@relaxed
+@given(
+    st.binary(max_size=200)
+    | st.text("{}[]:,&*!|>'\"#-?\n a1${}_.classtrainmodel", max_size=120).map(str.encode)
+)
+def test_no_file_makes_anything_but_a_clean_error(tmp_path, content):
+    (tmp_path / "f.yaml").write_bytes(content)
+    with pytest.raises(ConfigError):
+        load_config(tmp_path / "f.yaml")
+
+
+@relaxed
+@given(
+    configs,
+    st.lists(
+        st.tuples(st.sampled_from(["", "+", "~"]), st.text("abtrinepochs.[]01=~+", max_size=16), text),
+        max_size=3,
+    ),
+)
+def test_no_override_makes_anything_but_a_clean_error(config, words):
+    overrides = [f"{sign}{left}={right}" if sign != "~" else f"~{left}" for sign, left, right in words]
+    try:
+        load(config, overrides)
+    except ConfigError as error:
+        assert error.problems
+
+
+@relaxed
+@given(configs, value, st.data())
+def test_no_value_anywhere_makes_anything_but_a_clean_error(config, odd, data):
+    path = data.draw(st.sampled_from([path for path in paths(config) if "class" not in path]))
+    changed = copy.deepcopy(config)
+    lookup(changed, path[:-1])[path[-1]] = odd
+    try:
+        load_config(changed, project=Path(__file__).parent)
+    except ConfigError as error:
+        assert error.problems
+
+
+def lookup(found, path):
+    for step in path:
+        if not isinstance(found, dict) or step not in found:
+            return None
+        found = found[step]
+    return found

@@ -1,0 +1,365 @@
+"""The first run, end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import manyfit
+from manyfit.core.errors import ComponentFailed, RunConflict, RunFailed, UsageError
+from manyfit.store.folder import RunFolder
+
+
+def rows(folder):
+    """The log without its times."""
+    return [(e.step, e.epoch, dict(e.values)) for e in RunFolder(folder).events()]
+
+
+def test_the_run_folder_is_whole(project, cli):
+    answer = cli("train", "runs/a")
+    assert answer.code == 0
+    assert "a finished" in answer.out
+    found = {str(path.relative_to(project.run)) for path in project.run.rglob("*") if path.is_file()}
+    assert {"config.yaml", "config.resolved.yaml", "provenance.json", "metrics.jsonl", "run.log", "reports/test.csv",
+            "reports/summary.json", "checkpoints/step-000000008/manifest.json",
+            "checkpoints/step-000000008/state.safetensors"} <= found  # fmt: skip
+    assert [e.step for e in RunFolder(project.run).events()] == [4, 8]
+
+
+def test_every_test_row_is_there_once_by_its_id(project):
+    result = manyfit.train("runs/a", callbacks=[])
+    with (project.run / "reports/test.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["id"] for row in table] == [f"test-{i}" for i in range(64)]
+    assert list(table[0]) == ["id", "target", "prediction", "confidence", "loss", "accuracy"]
+    assert float(np.mean([float(row["loss"]) for row in table])) == pytest.approx(
+        result.test["loss"], abs=0, rel=1e-15
+    )
+    for row in table:
+        assert float(row["accuracy"]) == float(row["target"] == row["prediction"])
+        assert 0 < float(row["confidence"]) <= 1
+
+
+def test_predictions_are_those_of_the_model(project):
+    result = manyfit.train("runs/a", callbacks=[])
+    model = result.load_model()
+    source = manyfit.load_config("runs/a").run.data.build().source("test")
+    with (project.run / "reports/test.csv").open() as file:
+        predicted = [int(row["prediction"]) for row in csv.DictReader(file)]
+    assert model(torch.from_numpy(source.inputs)).argmax(1).tolist() == predicted
+    assert not model.training
+
+
+def test_provenance(project):
+    subprocess.run(
+        "git init -q . && git add -A && git -c user.name=x -c user.email=x@example.com commit -qm x",
+        shell=True,
+        check=True,
+    )
+    project.write("src/models.py", (project.src / "models.py").read_text() + "# changed\n")
+    manyfit.train("runs/a", ["project_name=${oc.env:HOME}"], callbacks=[])
+    (session,) = json.loads((project.run / "provenance.json").read_text())["sessions"]
+    assert "+# changed" in session["code"]["diff"]
+    assert len(session["code"]["commit"]) == 40
+    assert session["versions"]["torch"] == torch.__version__
+    assert set(session["data"]) == {"train", "validation", "test"}
+    assert list(session["environment"]) == ["HOME"]
+    assert session["threads"] == torch.get_num_threads()
+
+
+def test_the_same_twice_in_another_process_and_from_python(project, cli):
+    """Bit-identical metrics and weights."""
+    for name in ("b", "c", "d"):
+        project.config(project.changed(model__dropout=0.3), run=name)
+    cli("train", "runs/b")
+    done = subprocess.run(
+        [sys.executable, "-m", "manyfit", "train", "runs/c"], capture_output=True, text=True, check=True
+    )
+    assert "c finished" in done.stdout
+    torch.rand(3), random.random(), np.random.rand()
+    manyfit.train(project.changed(model__dropout=0.3), folder="runs/e", callbacks=[])
+    manyfit.train("runs/d", callbacks=[])
+    first = rows(project.root / "runs/b")
+    assert len(first) == 2
+    for name in ("c", "d", "e"):
+        assert rows(project.root / "runs" / name) == first
+    weights = [
+        (project.root / f"runs/{name}/checkpoints/step-000000008/state.safetensors").read_bytes()
+        for name in "bcde"
+    ]
+    assert len(set(weights)) == 1
+    other = manyfit.train(project.changed(model__dropout=0.3, seed=4), folder="runs/f", callbacks=[])
+    assert rows(other.folder) != first, "another seed is another run"
+
+
+def test_global_random_states_are_given_back(project):
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    manyfit.train("runs/a", ["train.threads=1"], callbacks=[])
+    assert (random.random(), np.random.rand(), torch.rand(1)) == expected
+
+
+def test_again_says_finished_and_more_epochs_continue(project, cli):
+    cli("train", "runs/a")
+    before = rows(project.run)
+    log = (project.run / "metrics.jsonl").read_bytes()
+    again = cli("train", "runs/a")
+    assert again.code == 0
+    assert "is finished already" in again.out
+    assert (project.run / "metrics.jsonl").read_bytes() == log
+    more = cli("train", "runs/a", "-p", "train.epochs", 4)
+    assert "from step 8" in more.err
+    assert rows(project.run)[:2] == before
+    assert [step for step, _, _ in rows(project.run)] == [4, 8, 12, 16]
+    sessions = json.loads((project.run / "provenance.json").read_text())["sessions"]
+    assert [session["from_step"] for session in sessions] == [0, 8]
+
+
+def test_continuing_is_the_same_as_never_having_stopped(project):
+    project.config(
+        project.changed(model__dropout=0.5, train__scheduler={"class": "step", "step_size": 3}), run="b"
+    )
+    project.config(
+        project.changed(model__dropout=0.5, train__scheduler={"class": "step", "step_size": 3}), run="c"
+    )
+    manyfit.train("runs/b", ["train.epochs=5"], callbacks=[])
+    for epochs in (1, 3, 5):
+        manyfit.train("runs/c", [f"train.epochs={epochs}"], callbacks=[])
+    assert rows(project.root / "runs/c") == rows(project.root / "runs/b")
+    weights = [
+        (project.root / f"runs/{name}/checkpoints/step-000000020/state.safetensors").read_bytes()
+        for name in "bc"
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_the_best_checkpoint_counts(project):
+    result = manyfit.train(
+        "runs/a", ["train.optimizer.lr=30", "train.epochs=6", "train.optimizer.class=sgd"], callbacks=[]
+    )
+    losses = {e.step: e.values["val_loss"] for e in result.history}
+    best = min(losses, key=lambda step: (losses[step], step))
+    assert result.best_step == best
+    assert result.metrics["val_loss"] == losses[best]
+    assert {c.step for c in RunFolder(project.run).checkpoints()} == {best, 24}
+
+
+def test_the_best_can_be_the_highest(project):
+    result = manyfit.train(
+        "runs/a", {"train.epochs": 5, "export": {"metric": "val_accuracy", "mode": "max"}}, callbacks=[]
+    )
+    assert result.metrics["val_accuracy"] == max(e.values["val_accuracy"] for e in result.history)
+
+
+@pytest.mark.parametrize(
+    "change", ["model.hidden=9", "seed=4", "train.optimizer.class=sgd", "data.batch_size=8"]
+)
+def test_another_config_does_not_continue_a_run(project, cli, change):
+    cli("train", "runs/a")
+    log = (project.run / "metrics.jsonl").read_bytes()
+    answer = cli("train", "runs/a", change, "train.epochs=3")
+    assert answer.code == 2
+    assert f"{change.partition('=')[0]}: " in answer.err
+    assert (project.run / "metrics.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize(
+    "change", ["project_name=x", "train.threads=1", "train.metrics=[]", "export.metric=val_accuracy"]
+)
+def test_neutral_changes_may_continue(project, change):
+    manyfit.train("runs/a", callbacks=[])
+    assert manyfit.train("runs/a", [change, "train.epochs=3"], callbacks=[]).step == 12
+
+
+def test_changed_data_does_not_continue_a_run(project):
+    manyfit.train("runs/a", callbacks=[])
+    text = (project.src / "points.py").read_text()
+    (project.src / "points.py").write_text(text.replace("0.5 * state", "0.6 * state"))
+    sys.modules.pop("points")
+    with pytest.raises(RunConflict, match=r"data .* has changed"):
+        manyfit.train("runs/a", ["train.epochs=3"], callbacks=[])
+
+
+def test_a_schedule_cannot_be_trained_past_its_end(project):
+    tree = project.changed(train__scheduler="one_cycle", train__optimizer={"class": "sgd", "lr": 0.1})
+    tree["train"]["scheduler"] = {"class": "one_cycle", "max_lr": 0.1}
+    result = manyfit.train(tree, folder="runs/b", callbacks=[])
+    assert result.history[-1].values["lr"] < 1e-4
+    with pytest.raises(RunConflict, match="ends after 2 epochs"):
+        manyfit.train(tree, ["train.epochs=3"], folder="runs/b", callbacks=[])
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [{"class": "plateau", "patience": 0, "threshold": 10.0}, {"class": "lambda", "lr_lambda": "models.decay"}, "cosine",
+     {"class": "sequential", "schedulers": [{"class": "constant"}, {"class": "exponential", "gamma": 0.5}], "milestones": [1]}],
+    ids=["plateau", "lambda", "cosine", "sequential"],
+)  # fmt: skip
+@pytest.mark.parametrize("every", ["step", "epoch"])
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_schedules_are_stepped_and_resumed(project, scheduler, every):
+    horizon = {"class": "cosine", "T_max": 16} if scheduler == "cosine" else scheduler
+    tree = project.changed(train__scheduler=horizon, train__scheduler_every=every, train__epochs=4)
+    whole = manyfit.train(tree, folder="runs/b", callbacks=[])
+    rates = [e.values["lr"] for e in whole.history]
+    assert len(set(rates)) > 1
+    manyfit.train(tree, ["train.epochs=2"], folder="runs/c", callbacks=[])
+    manyfit.train(tree, folder="runs/c", callbacks=[])
+    assert rows(project.root / "runs/c") == rows(project.root / "runs/b")
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [{"class": "lbfgs", "lr": 0.01}, {"class": "sgd", "lr": 0.1, "momentum": 0.9}, {"class": "adafactor"}],
+)
+def test_other_optimizers(project, optimizer):
+    result = manyfit.train(project.changed(train__optimizer=optimizer), folder="runs/b", callbacks=[])
+    assert result.history[-1].values["train_loss"] < result.history[0].values["train_loss"]
+
+
+@pytest.mark.parametrize("loss", ["models.halved", {"class": "torch.nn.functional.cross_entropy", "label_smoothing": 0.1},
+                                  {"class": "cross_entropy", "label_smoothing": 0.1}])  # fmt: skip
+def test_other_losses(project, loss):
+    result = manyfit.train(project.changed(train__loss=loss), folder="runs/b", callbacks=[])
+    assert 0 < result.metrics["val_loss"] < 3
+
+
+def test_a_yaml_file_elsewhere_becomes_a_run(project, cli):
+    project.write("small.yaml", "extend: runs/a/config.yaml\nmodel: {hidden: 4}\n")
+    assert cli("train", "small.yaml").code == 0
+    assert manyfit.load_config("runs/small").model.hidden == 4
+    assert "is finished already" in cli("train", "runs/small").out, "the folder stands on its own"
+
+
+def test_a_dict_needs_a_folder(project):
+    with pytest.raises(UsageError, match="folder="):
+        manyfit.train(project.changed())
+
+
+def test_the_users_error_is_one_message_and_the_traceback_is_kept(project, cli):
+    project.write(
+        "src/models.py",
+        (project.src / "models.py").read_text().replace("return self.layers(images)", "return 1 / 0"),
+    )
+    answer = cli("train", "runs/a")
+    assert answer.code == 1
+    assert "Traceback" not in answer.err
+    assert "ZeroDivisionError" in answer.err
+    assert "models.py" in answer.err
+    assert "Traceback" in (project.run / "run.log").read_text()
+    assert RunFolder(project.run).state() == "unfinished"
+
+
+def test_a_constructor_that_raises_names_its_place_in_the_config(project):
+    with pytest.raises(ComponentFailed, match=r"config\.yaml:\d+: model: building models\.MLP failed"):
+        manyfit.train("runs/a", ["model.hidden=-5"], callbacks=[])
+
+
+def test_a_failed_start_leaves_no_trace_that_blocks_the_next(project):
+    with pytest.raises(ComponentFailed):
+        manyfit.train("runs/a", ["model.hidden=-5"], callbacks=[])
+    assert manyfit.train("runs/a", callbacks=[]).step == 8
+
+
+def test_a_model_that_returns_something_else(project):
+    project.write(
+        "src/models.py",
+        (project.src / "models.py").read_text().replace("return self.layers(images)", "return 3"),
+    )
+    with pytest.raises(RunFailed, match="must return a tensor"):
+        manyfit.train("runs/a", callbacks=[])
+
+
+def test_two_owners(project, cli):
+    from manyfit.store.lock import owned
+
+    with owned(project.run):
+        answer = cli("train", "runs/a")
+    assert answer.code == 2
+    assert "in use by another process" in answer.err
+
+
+def test_a_damaged_checkpoint_is_not_trained_from(project, cli):
+    cli("train", "runs/a")
+    (file,) = project.run.glob("checkpoints/*/state.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    answer = cli("train", "runs/a", "train.epochs=3")
+    assert answer.code == 2
+    assert "damaged" in answer.err
+
+
+def test_secrets_never_reach_a_file(project, cli, monkeypatch):
+    monkeypatch.setenv("MANYFIT_TEST_TOKEN", 'hunter2 "quoted" /päss')
+    project.write(
+        "src/secret.py",
+        """
+        from models import *
+
+        class Leaky(MLP):
+            def __init__(self, token: Annotated[str, Kind.NEUTRAL]):
+                super().__init__()
+                self.token = token
+
+            def forward(self, images):
+                raise ValueError(self.token)
+        """,
+    )
+    project.config(project.changed(model={"class": "secret.Leaky", "token": "${secret:MANYFIT_TEST_TOKEN}"}))
+    subprocess.run(
+        "git init -q . && git -c user.name=x -c user.email=x@example.com commit -q --allow-empty -m x",
+        shell=True,
+        check=True,
+    )
+    project.write("notes.txt", 'hunter2 "quoted" /päss')
+    subprocess.run("git add -A", shell=True, check=True)
+    answer = cli("train", "runs/a")
+    assert answer.code == 1
+    assert "ValueError" in answer.err
+    assert "hunter2" not in answer.err + answer.out
+    for path in project.run.rglob("*"):
+        if path.is_file():
+            assert b"hunter2" not in path.read_bytes(), path
+    assert "${secret:MANYFIT_TEST_TOKEN}" in (project.run / "provenance.json").read_text()
+
+
+def test_kill_and_resume(project):
+    """Killed at a random moment, the same command ends with the same weights and the same log."""
+    slow = (
+        (project.src / "points.py")
+        .read_text()
+        .replace("BUILT.touch()", "BUILT.touch(); __import__('time').sleep(0)")
+    )
+    (project.src / "points.py").write_text(slow)
+    project.config(project.changed(train__epochs=60, model__dropout=0.2), run="b")
+    manyfit.train("runs/b", callbacks=[])
+    project.config(project.changed(train__epochs=60, model__dropout=0.2), run="c")
+    kills = 0
+    for _ in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "manyfit", "train", "runs/c"], stderr=subprocess.PIPE, text=True
+        )
+        for line in process.stderr:
+            if line.startswith("epoch") and random.random() < 0.1:
+                process.kill()
+                kills += 1
+                break
+        process.wait()
+        process.stderr.close()
+    manyfit.train("runs/c", callbacks=[])
+    assert kills
+    assert rows(project.root / "runs/c") == rows(project.root / "runs/b")
+    weights = [
+        (project.root / f"runs/{name}/checkpoints/step-000000240/state.safetensors").read_bytes()
+        for name in "bc"
+    ]
+    assert weights[0] == weights[1]

@@ -1,0 +1,155 @@
+"""Event log, checkpoints, locks and folders."""
+
+import json
+import math
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyfit.core.errors import FolderError, RunConflict
+from manyfit.store import durable
+from manyfit.store.checkpoint import State, best, checkpoints, prune, save
+from manyfit.store.events import Event, EventLog, read_events
+from manyfit.store.folder import RunFolder, run_folders
+from manyfit.store.lock import is_owned, owned
+from manyfit.store.tensorboard import TensorBoardMirror
+
+number = st.floats(allow_nan=False) | st.just(math.inf)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["val_loss", "train_loss", "lr"]), number),
+    st.integers(0),
+    st.floats(0, 1e6),
+)
+def test_an_event_is_read_back_exactly(values, step, epoch):
+    event = Event(step, epoch, 1.5, values)
+    assert Event.parse(event.line()) == event
+    json.loads(event.line(), parse_constant=pytest.fail)
+
+
+def test_not_a_number_survives(tmp_path):
+    with EventLog(tmp_path / "m.jsonl") as log:
+        log.append(1, 1.0, {"loss": math.nan})
+    assert math.isnan(read_events(tmp_path / "m.jsonl")[0].values["loss"])
+
+
+def test_what_no_checkpoint_committed_is_dropped(tmp_path):
+    path = tmp_path / "m.jsonl"
+    with EventLog(path) as log:
+        log.append(1, 1.0, {"a": 1.0})
+        length = log.sync()
+        log.append(2, 2.0, {"a": 2.0})
+    with EventLog(path, length) as log:
+        log.append(2, 2.0, {"a": 3.0})
+    assert [event.values["a"] for event in read_events(path)] == [1.0, 3.0]
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "m.jsonl"
+    with EventLog(path) as log:
+        log.append(1, 1.0, {"a": 1.0})
+    path.write_bytes(path.read_bytes() + b'{"step": 2, "ep')
+    assert len(read_events(path)) == 1
+
+
+def test_a_log_that_is_too_short_or_damaged(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text("not json\n")
+    with pytest.raises(FolderError, match="damaged"):
+        read_events(path)
+    with pytest.raises(FolderError, match="shorter"):
+        EventLog(path, 100)
+
+
+def checkpoint(folder, step, **metrics):
+    return save(
+        folder, State({"w": torch.full((2,), float(step))}, {"step": step}), step, step / 10, metrics, step
+    )
+
+
+def test_checkpoints_are_read_back(tmp_path):
+    checkpoint(tmp_path, 10, val_loss=1.0)
+    checkpoint(tmp_path, 2, val_loss=math.nan)
+    found = checkpoints(tmp_path)
+    assert [c.step for c in found] == [2, 10]
+    assert found[1].load().tensors["w"].tolist() == [10.0, 10.0]
+    assert found[1].values == {"step": 10}
+
+
+def test_last_and_best_follow_from_manifests(tmp_path):
+    for step, loss in [(1, 3.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, math.nan)]:
+        path = checkpoint(tmp_path, step, val_loss=loss).path
+        os.utime(path, (1e9 - step, 1e9 - step))
+    found = checkpoints(tmp_path)
+    assert best(found, "val_loss", "min").step == 2, "the earlier one of equals"
+    assert best(found, "val_loss", "max").step == 1
+    assert best(found, "nothing", "min") is None
+    prune(tmp_path, "val_loss", "min")
+    assert [c.step for c in checkpoints(tmp_path)] == [2, 5]
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "manifest.json"])
+def test_damage_is_found(tmp_path, file):
+    saved = checkpoint(tmp_path, 1, val_loss=1.0)
+    data = bytearray((saved.path / file).read_bytes())
+    data[0] ^= 0xFF
+    (saved.path / file).write_bytes(bytes(data))
+    with pytest.raises(FolderError, match="damaged"):
+        checkpoints(tmp_path)[0].load()
+
+
+def test_a_checkpoint_that_was_not_committed_does_not_count(tmp_path):
+    saved = checkpoint(tmp_path, 1)
+    saved.path.rename(tmp_path / ".step-000000002.tmp")
+    assert checkpoints(tmp_path) == []
+    checkpoint(tmp_path, 2)
+    assert [c.step for c in checkpoints(tmp_path)] == [2]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    durable.write(tmp_path / "a", "old")
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(OSError, match="No space"):
+        durable.write(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_one_owner(tmp_path):
+    assert not is_owned(tmp_path)
+    with owned(tmp_path):
+        assert is_owned(tmp_path)
+        with pytest.raises(RunConflict, match=f"pid {os.getpid()}"), owned(tmp_path):
+            pass
+    assert not is_owned(tmp_path)
+
+
+def test_tensorboard_reads_what_was_committed(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    mirror = TensorBoardMirror(tmp_path, [Event(1, 0.5, 100.0, {"val_loss": 2.0})])
+    mirror.write([Event(2, 1.0, 200.0, {"val_loss": 1.0})])
+    mirror.close()
+    mirror = TensorBoardMirror(
+        tmp_path, [Event(1, 0.5, 100.0, {"val_loss": 2.0}), Event(3, 1.5, 300.0, {"val_loss": 0.5})]
+    )
+    mirror.close()
+    reader = EventAccumulator(str(tmp_path))
+    reader.Reload()
+    assert [(e.wall_time, e.step, e.value) for e in reader.Scalars("val_loss")] == [
+        (100.0, 1, 2.0),
+        (300.0, 3, 0.5),
+    ]
+
+
+def test_folders_that_are_no_runs(tmp_path):
+    with pytest.raises(FolderError):
+        list(run_folders(tmp_path / "nothing"))
+    assert list(run_folders(tmp_path)) == []
+    assert RunFolder(tmp_path).state() == "new"
