@@ -123,14 +123,12 @@ def component(role: Role, named: Iterable[str]) -> dict[str, Any]:
         "properties": {"class": {"type": "string", "not": {"enum": known}}},
         "required": ["class"],
     }
-    synonyms = [
-        {"type": "object", "required": [word], "not": {"required": ["class"]}}
-        for word in ("type", "_target_")
-    ]
+    # Other spellings of `class`, and a mapping without any: it is laid over one that an extended file holds.
+    other_spellings = {"type": "object", "not": {"required": ["class"]}}
     text = (
         {"anyOf": [{"enum": known}, {"type": "string", "pattern": r"[.:]"}]} if known else {"type": "string"}
     )
-    return {"anyOf": [text, *variants, other, *synonyms, {"type": "null"}]}
+    return {"anyOf": [text, *variants, other, other_spellings, {"type": "null"}]}
 
 
 def _variant(path: str, role: Role) -> dict[str, Any] | None:

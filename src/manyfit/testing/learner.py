@@ -12,7 +12,7 @@ from manyfit.store.checkpoint import State
 
 
 class LearnerContract:
-    """Subclass it and implement `make` and `source`. Each call of `make` returns the same untrained learner."""
+    """Subclass it and implement `make` and `source`. Each `make` returns the same untrained learner."""
 
     def make(self) -> Learner:
         """Return an untrained learner."""
