@@ -1,0 +1,15 @@
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from manyfit import Derived, Kind
+
+
+@dataclass(frozen=True)
+class Image:
+    """What the network sees."""
+
+    channels: int
+    side: int = 8
+    padding: Literal["zeros", "reflect", "circular"] = "zeros"
+    note: Annotated[str, Kind.NEUTRAL] = ""
+    features: Annotated[int, Derived(lambda image: image.channels * (image.side // 2) ** 2)] = 0

@@ -1,0 +1,43 @@
+"""Every example runs as its README says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
+
+
+def commands(readme: Path) -> list[str]:
+    """The lines of the code blocks, without their comments."""
+    blocks = re.findall(r"```\n(.*?)```", readme.read_text(), flags=re.DOTALL)
+    return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_the_ladder_is_complete():
+    listed = re.findall(r"`(\d\d_\w+)`", (EXAMPLES / "README.md").read_text())
+    assert listed == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example(name, tmp_path):
+    project = tmp_path / name
+    shutil.copytree(EXAMPLES / name, project, ignore=lambda folder, names: [n for n in names if n in IGNORED])
+    lines = commands(project / "README.md")
+    assert lines
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for line in lines:
+        done = subprocess.run(
+            line, shell=True, cwd=project, capture_output=True, text=True, env=environment, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        assert "DIFFERENT" not in done.stdout
+
+
+IGNORED = {"__pycache__", "checkpoints", "reports", "tensorboard", "metrics.jsonl", "provenance.json", "run.log",
+           "config.resolved.yaml", ".lock", "left-alone"}  # fmt: skip
