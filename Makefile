@@ -57,7 +57,7 @@ bench: $(VENV)/.dev
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict -q
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 clean:
 	rm -rf $(VENV) build dist site demo .pytest_cache .mypy_cache .ruff_cache

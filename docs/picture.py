@@ -1,0 +1,71 @@
+"""Draw what a terminal shows during the README's commands, into docs/assets/train.svg."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+COMMANDS = [
+    "manyfit train runs/digits-mlp",
+    "manyfit list",
+    "manyfit train runs/digits-mlp -p model.hiden 64",
+]
+WIDTH = 124
+
+
+def on_a_terminal(command: str, folder: Path) -> str:
+    """Run a command on a terminal of its own and return what the terminal showed in the end."""
+    main, terminal = pty.openpty()
+    environment = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "COLUMNS": str(WIDTH),
+        "LINES": "40",
+        "FORCE_COLOR": "1",
+    }
+    process = subprocess.Popen(
+        command, shell=True, cwd=folder, stdout=terminal, stderr=terminal, env=environment
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(main, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    process.wait()
+    lines = shown.decode().replace("\r\n", "\n").split("\n")
+    # A bar redraws its line: what counts is what stands there last.
+    kept = [line.rpartition("\r")[2].rpartition("\x1b[2K")[2] for line in lines]
+    return "\n".join(line.replace("\x1b[?25l", "").replace("\x1b[?25h", "") for line in kept).rstrip("\n")
+
+
+def main() -> None:
+    """Write docs/assets/train.svg."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"), force_terminal=True)  # noqa: SIM115
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run("manyfit init .", shell=True, cwd=folder, check=True, capture_output=True)
+        for command in COMMANDS:
+            console.print(Text(f"$ {command}", style="bold green"))
+            console.print(Text.from_ansi(on_a_terminal(command, Path(folder))), soft_wrap=True)
+            console.print()
+    picture = console.export_svg(title="manyfit")
+    # A picture loads nothing from elsewhere: any font of fixed width will do.
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+    (Path(__file__).with_name("assets") / "train.svg").write_text(picture)
+
+
+if __name__ == "__main__":
+    main()

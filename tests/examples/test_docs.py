@@ -1,0 +1,67 @@
+"""What the documentation shows, works: its files are written, its commands are run, in the order of the page."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```console" in page.read_text())
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page(page, tmp_path):
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for language, title, body in BLOCK.findall(page.read_text()):
+        if title:
+            (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / title).write_text(body)
+        for line in body.splitlines() if language == "console" else []:
+            command, _, comment = line.removeprefix("$ ").partition("  #")
+            done = subprocess.run(
+                command,
+                shell=True,
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            expected = int(comment.rpartition(" ")[2]) if "exits with" in comment else 0
+            assert done.returncode == expected, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_errors_that_the_docs_show_are_the_real_ones(tmp_path):
+    page = (ROOT / "docs/first-run.md").read_text()
+    blocks = BLOCK.findall(page)
+    shown = next(body for language, _, body in blocks if language == "text")
+    wrong = next(body for _, title, body in blocks if title == "runs/wrong/config.yaml")
+    manyfit = [sys.executable, "-m", "manyfit"]
+    subprocess.run([*manyfit, "init", "."], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "runs/wrong").mkdir()
+    (tmp_path / "runs/wrong/config.yaml").write_text(wrong)
+    done = subprocess.run(
+        [*manyfit, "config", "check", "runs/wrong"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    for line in shown.splitlines():
+        assert line.removesuffix("…").rstrip() in done.stderr
+
+
+def test_the_readme_shows_the_config_that_init_writes():
+    config = (ROOT / "src/manyfit/cli/templates/project/runs/digits-mlp/config.yaml").read_text()
+    assert config in (ROOT / "README.md").read_text()
+
+
+def test_links_lead_somewhere():
+    for page in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "examples/README.md",
+    ]:
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
