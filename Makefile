@@ -42,6 +42,7 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile -m "not soak"
 
 soak: $(VENV)/.dev
+	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 tests/config/test_properties.py tests/store
 	$(BIN)/pytest -n 2 -m soak
 
 lint: $(VENV)/.dev

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from manyfit.config.read import dump
 
 settings.register_profile("test", deadline=None, max_examples=60, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=2000)
-settings.load_profile("test")
+settings.load_profile(os.environ.get("MANYFIT_PROFILE", "test"))
 
 MODELS = '''
 from __future__ import annotations
