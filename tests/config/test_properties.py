@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from manyfit import ConfigError, load_config
 from manyfit.config.identity import digest
+from manyfit.config.layers import INHERIT, inherit, lay
 from manyfit.config.override import apply, collect
 from manyfit.config.read import dump, read_text
 from manyfit.config.refer import Resolver, escape
-from manyfit.config.tree import Map, from_plain, leaves, merge, plain
+from manyfit.config.tree import Map, from_plain, leaves, plain
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -63,10 +64,10 @@ configs = st.fixed_dictionaries(
              "optimizer": st.fixed_dictionaries({"class": st.sampled_from(["adamw", "torch.optim.AdamW"])}, optional={
                  "lr": st.floats(1e-9, 1), "betas": st.lists(st.floats(0, 0.999), min_size=2, max_size=2),
                  "amsgrad": st.booleans()})},
-            optional={"metrics": st.lists(st.sampled_from(["accuracy", "mse"]), max_size=2), "threads": st.integers(1, 4),
+            optional={"metrics": st.lists(st.sampled_from(["accuracy", "mse"]), unique=True), "threads": st.integers(1, 4),
                       "scheduler": st.sampled_from(["cosine", {"class": "step", "step_size": 3}])}),
     },
-    optional={"project_name": text, "export": st.fixed_dictionaries({"metric": text})},
+    optional={"project_name": text, "export": st.fixed_dictionaries({"metric": st.sampled_from(["val_loss", "lr"])})},
 )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def test_dump_and_load_are_inverse(config):
 
 @given(tree, tree)
 def test_the_stronger_layer_wins(weak, strong):
-    laid = plain(merge(from_plain(weak), from_plain(strong)))
+    laid = plain(lay(from_plain(weak), from_plain(strong), []))
     for path in paths(strong):
         assert lookup(laid, path) == lookup(strong, path)
     for path in paths(weak):
@@ -128,7 +129,7 @@ def test_the_stronger_layer_wins(weak, strong):
 
 @relaxed
 @given(
-    st.permutations(["default", "extended", "file", "override"]),
+    st.permutations(["extended", "file", "override"]),
     st.sets(st.sampled_from(["extended", "file", "override"])),
 )
 def test_precedence(tmp_path_factory, numbers, present):
@@ -177,24 +178,58 @@ def test_fingerprints_ignore_order(config, random):
     assert load(shuffled(config, random)).fingerprint == load(config).fingerprint
 
 
+CHANGES = {
+    "seed": st.integers(0, 2**40),
+    "data.batch_size": st.integers(1, 512),
+    "data.validation": st.floats(0.01, 0.4),
+    "model.class": st.sampled_from(["torch.nn.Linear", "torch.nn.LazyLinear"]),
+    "model.out_features": st.integers(1, 64),
+    "model.bias": st.booleans(),
+    "train.epochs": st.integers(1, 99),
+    "train.loss": st.sampled_from(["cross_entropy", "mse", "huber"]),
+    "train.optimizer.class": st.sampled_from(["adamw", "adam"]),
+    "train.optimizer.lr": st.floats(1e-9, 1),
+    "train.optimizer.betas": st.lists(st.floats(0, 0.999), min_size=2, max_size=2),
+    "train.optimizer.amsgrad": st.booleans(),
+    "train.scheduler": st.sampled_from(["cosine", "linear", "constant"]),
+    "train.threads": st.integers(1, 4),
+    "train.device": st.sampled_from(["auto", "cpu"]),
+    "train.metrics": st.lists(st.sampled_from(["accuracy", "mse"]), unique=True),
+    "export.metric": st.sampled_from(["val_loss", "lr"]),
+    "project_name": text,
+}
+NEVER = {"train.threads", "train.device", "train.metrics", "export.metric", "project_name"}
+
+
 @relaxed
-@given(configs, st.data())
-def test_fingerprints_change_with_identity_and_with_nothing_else(config, data):
-    loaded = load(config)
-    numbers = [path for path in paths(config) if type(lookup(config, path)) in (int, float)]
-    path = data.draw(st.sampled_from(numbers))
-    changed = copy.deepcopy(config)
-    place = lookup(changed, path[:-1])
-    place[path[-1]] = place[path[-1]] + 1 if isinstance(place[path[-1]], int) else place[path[-1]] / 2 + 0.001
-    if place[path[-1]] == lookup(config, path):
+@given(configs, st.sampled_from(sorted(CHANGES)), st.data())
+def test_fingerprints_change_with_every_identity_field_and_with_no_other(config, field, data):
+    config = copy.deepcopy(config)
+    config["model"] = {"class": "torch.nn.Linear", "in_features": 4, **config["model"]}
+    before, after = (with_value(config, field, data.draw(CHANGES[field])) for _ in range(2))
+    if lookup(before, tuple(field.split("."))) == lookup(after, tuple(field.split("."))):
         return
-    dotted = ".".join(path)
-    horizon = dotted == "train.epochs" and config["train"].get("scheduler") == "cosine"
-    is_identity = horizon or dotted not in ("train.epochs", "train.threads")
-    assert (load(changed).fingerprint != loaded.fingerprint) is is_identity
-    kinds = {d.path: str(d.kind) for d in loaded.diff(load(changed))}
-    assert dotted in kinds
-    assert ("identity" in kinds.values()) is is_identity
+    if "LazyLinear" in str(before) + str(after):
+        for tree in (before, after):
+            if tree["model"]["class"] == "torch.nn.LazyLinear":
+                tree["model"].pop("in_features", None)
+    left, right = load(before), load(after)
+    horizon = field == "train.epochs" and config["train"].get("scheduler") == "cosine"
+    changes = field not in NEVER | {"train.epochs"} or horizon
+    assert (left.fingerprint != right.fingerprint) is changes
+    kinds = {str(difference.kind) for difference in left.diff(right)}
+    assert ("identity" in kinds) is changes
+    assert kinds
+
+
+def with_value(config, field, value):
+    config = copy.deepcopy(config)
+    place = config
+    *parents, last = field.split(".")
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[last] = value
+    return config
 
 
 @given(mapping)
@@ -240,6 +275,46 @@ def test_no_override_makes_anything_but_a_clean_error(config, words):
         load(config, overrides)
     except ConfigError as error:
         assert error.problems
+
+
+words = st.sampled_from(["a", "b", "c", "d", "a.b", "b[0]", ".c", "..a", "nope", ""])
+references = st.recursive(
+    words,
+    lambda inner: (
+        st.builds("${{{}}}".format, inner)
+        | st.builds(
+            "${{{}:{}}}".format, st.sampled_from(["oc.env", "oc.select", "oc.decode", "secret", "x"]), inner
+        )
+        | st.builds("{}-{}".format, inner, inner)
+    ),
+    max_leaves=4,
+)
+linked = st.recursive(
+    references | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(name, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(name, linked, max_size=5))
+def test_references_end_in_values_or_in_problems(found):
+    resolver = Resolver(from_plain(found), {"a": "1"})
+    resolver.resolve()
+    assert all(problem.message for problem in resolver.problems)
+
+
+heirs = st.recursive(
+    st.integers(),
+    lambda inner: st.dictionaries(
+        name | st.just(INHERIT), inner | st.sampled_from(["a", "a.b", "b", "c.d"]), max_size=3
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(name, heirs, max_size=5))
+def test_inheritance_ends(found):
+    inherit(from_plain(found), [])
 
 
 @relaxed

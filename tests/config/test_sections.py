@@ -122,8 +122,8 @@ def test_a_pydantic_model(load):
         ({"class": "settings.Augment", "strength": 0.1, "pixels": 5}, "augment.pixels", "derived"),
         ({"class": "settings.Tracker", "url": "x", "retries": -1}, "augment.retries", "not a possible value"),
         ({"class": "settings.Tracker", "url": "x", "inner": {"b": 1}}, "augment.inner.b", "unknown key"),
-        ({"class": "settings.Plain"}, "augment", "a dataclass or a pydantic model"),
-        ({"class": "models.MLP"}, "augment", "a dataclass or a pydantic model"),
+        ({"class": "settings.Plain"}, "augment", "not a section of your own"),
+        ({"class": "models.MLP"}, "augment", "not a section of your own"),
     ],
 )
 def test_mistakes_in_a_section(load, section, where, message):

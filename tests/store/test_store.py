@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyfit.core.errors import FolderError, RunConflict
+from manyfit.core.state import State
 from manyfit.store import durable
-from manyfit.store.checkpoint import State, best, checkpoints, prune, save
+from manyfit.store.checkpoint import best, checkpoints, prune, save
 from manyfit.store.events import Event, EventLog, read_events
 from manyfit.store.folder import RunFolder, run_folders
 from manyfit.store.lock import is_owned, owned

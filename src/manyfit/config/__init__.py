@@ -8,14 +8,16 @@
 | `override` | `key=value`, `+key=value`, `~key` |
 | `refer` | `${a.b}`, `${oc.env:NAME}`, `${secret:NAME}` |
 | `roles`, `resolve`, `signature` | class paths, what may stand where, and with which parameters |
-| `check` | tree × annotations → typed values and every problem |
+| `values`, `check`, `wording` | tree × annotations → typed values and every problem |
+| `torch_facts` | what torch's signatures do not say |
 | `kinds`, `identity` | identity, budget, neither; fingerprint and diff |
 | `schema`, `defaults` | the sections of a run, and what they are when nobody says |
-| `config` | the facade |
+| `load`, `config`, `section` | the facade |
 """
 
 from manyfit.config.component import Component
-from manyfit.config.config import Config, load_config
+from manyfit.config.config import Config
 from manyfit.config.kinds import Derived, Kind
+from manyfit.config.load import load_config, patch
 
-__all__ = ["Component", "Config", "Derived", "Kind", "load_config"]
+__all__ = ["Component", "Config", "Derived", "Kind", "load_config", "patch"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyfit.config.roles import ANY, Role
 from manyfit.config.signature import signature_of
 from manyfit.config.tree import PYTHON
-from manyfit.core.errors import ComponentFailed, ManyfitError, Origin
+from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import Secret, redact
 
 
@@ -28,6 +28,8 @@ class Component:
     deferred: bool = False
     kept: bool = False
     """Whether the section around it holds the component itself, to be built when its time comes."""
+    derived: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of a record that were computed already, before its secrets are filled in."""
 
     def build(self, **supplied: Any) -> Any:
         """Call the class with its parameters; `supplied` are those that only exist at run time."""
@@ -37,7 +39,9 @@ class Component:
             return functools.partial(self.target, **params) if params else self.target
         positional, keywords = self._arguments({**known, **params})
         try:
-            return self.target(*positional, **keywords)
+            return with_fields(self.target(*positional, **keywords), self.derived)
+        except UsageError as error:
+            raise UsageError(f"{self.origin}: {self.at}: {error}") from error
         except ManyfitError:
             raise
         except Exception as error:
@@ -72,6 +76,13 @@ def realise(value: Any, supplied: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         return {key: realise(item, supplied) for key, item in value.items()}
     return value
+
+
+def with_fields(record: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of a dataclass or pydantic model in which some fields have other values."""
+    if not values:
+        return record
+    return record.model_copy(update=values) if hasattr(record, "model_copy") else replace(record, **values)
 
 
 def is_plain(value: Any) -> bool:

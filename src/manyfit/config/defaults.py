@@ -4,74 +4,91 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+from manyfit.config.check import Checker, derived_mark
 from manyfit.config.component import Component
 from manyfit.config.resolve import ResolveError, resolve
-from manyfit.config.roles import ANY, Role
+from manyfit.config.roles import ANY, Role, is_record
 from manyfit.config.schema import Run
 from manyfit.config.signature import INHERITED, REQUIRED, signature_of
-from manyfit.config.tree import Leaf, Map, Node, Path, find, from_plain
+from manyfit.config.tree import Leaf, Map, Node, Path, class_word, find, from_plain
 from manyfit.core.errors import ConfigError
 
 
-def default_at(root: Map, path: Path, source: FilePath) -> Node | None:
-    """The default of the field or parameter at `path`; None where there is none."""
-    value: Any = REQUIRED
-    owner = find(root, path[:-1])
-    name = _class_named(owner)
-    record = _record_at(path[:-1])
-    if record is not None:
-        parameter = signature_of(record).parameters.get(str(path[-1]))
-        value = parameter.default if parameter else REQUIRED
-    elif name:
-        try:
-            target = resolve(name, _role_at(path[:-1]), _source(root, source))
-        except ResolveError:
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """Looks up defaults in signatures. `resolved` gives the node at a path, without references."""
+
+    root: Map
+    project: FilePath
+    frozen: Mapping[str, Any]
+    resolved: Callable[[Path], Node | None]
+
+    def at(self, path: Path) -> Node | None:
+        """The default of the field or parameter at `path`, or its derived value; None where there is none."""
+        owner, role = self.owner(path[:-1])
+        parameter = signature_of(owner).parameters.get(str(path[-1])) if callable(owner) and path else None
+        if parameter is None:
             return None
-        parameter = signature_of(target).parameters.get(str(path[-1])) if callable(target) else None
-        value = parameter.default if parameter else REQUIRED
-    if value is REQUIRED or value is INHERITED:
-        return None
-    try:
-        return from_plain(value)
-    except ConfigError:
-        return None
+        value = parameter.default
+        if derived_mark(parameter) is not None:
+            value = self.derived(path) if is_record(owner) and role is ANY else REQUIRED
+        if value is REQUIRED or value is INHERITED:
+            return None
+        try:
+            return from_plain(value)
+        except ConfigError:
+            return None
+
+    def owner(self, path: Path) -> tuple[Any, Role]:
+        """The class whose parameters stand at `path`, and its role."""
+        record = record_at(path)
+        if record is not None:
+            return record, Role("section of a run")
+        node = find(self.root, path)
+        if isinstance(node, Map) and (word := class_word(node)):
+            node = node.items[word]
+        name = node.value if isinstance(node, Leaf) else None
+        if not isinstance(name, str) or "${" in name:
+            return None, ANY
+        role = role_at(path)
+        try:
+            return resolve(name, role, source_folder(self.root, self.project)), role
+        except ResolveError:
+            return None, ANY
+
+    def derived(self, path: Path) -> Any:
+        """A derived field of a section: make the section, and look."""
+        section = self.resolved(path[:-1])
+        if not isinstance(section, Map):
+            return REQUIRED
+        checker = Checker(section, self.project, source_folder(self.root, self.project), self.frozen)
+        checker.component(section, ANY, path[:-1])
+        return checker.derived.get(path, REQUIRED)
 
 
-def _record_at(path: Path) -> Any:
+def source_folder(root: Map, project: FilePath) -> FilePath | None:
+    """The folder of the user's code: as said, else `src`; None if there is no such folder."""
+    node = root.items.get("src_code_path")
+    text = node.value if isinstance(node, Leaf) and isinstance(node.value, str) else "src"
+    return project / text if (project / text).is_dir() else None
+
+
+def record_at(path: Path) -> Any:
+    """The section of a run that stands at `path`, as a class; None for what is not one."""
     record: Any = Run
     for key in path:
-        hints = typing.get_type_hints(record)
-        record = hints.get(str(key))
+        record = typing.get_type_hints(record).get(str(key))
         if not dataclasses.is_dataclass(record) or record is Component:
             return None
     return record
 
 
-def _role_at(path: Path) -> Role:
-    record = _record_at(path[:-1])
-    if record is None:
-        return ANY
-    hint = typing.get_type_hints(record, include_extras=True).get(str(path[-1]))
+def role_at(path: Path) -> Role:
+    """The role of the component at `path`."""
+    record = record_at(path[:-1])
+    hint = typing.get_type_hints(record, include_extras=True).get(str(path[-1])) if record and path else None
     return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Role)), ANY)
-
-
-def _class_named(owner: Node | None) -> str:
-    if isinstance(owner, Map):
-        owner = next(
-            (owner.items[word] for word in ("class", "_target_", "type") if word in owner.items), None
-        )
-    return (
-        owner.value
-        if isinstance(owner, Leaf) and isinstance(owner.value, str) and "${" not in owner.value
-        else ""
-    )
-
-
-def _source(root: Map, fallback: FilePath) -> FilePath | None:
-    node = root.items.get("src_code_path")
-    text = node.value if isinstance(node, Leaf) and isinstance(node.value, str) else fallback.name
-    folder = fallback.parent / text
-    return folder if folder.is_dir() else None

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyfit.config.kinds import Kind
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, dotted
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, class_word, dotted
 from manyfit.core.secrets import Secret
-
-CLASS_WORDS = ("class", "_target_", "type")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value that differs between two configs. `None` in a text column means that it is not set."""
+    """One value that differs between two configs; `NOT_SET` stands where it has none."""
 
     path: str
     kind: Kind
@@ -60,7 +58,7 @@ def diff(before: Snapshot, after: Snapshot) -> list[Difference]:
     found = []
     for path in dict.fromkeys([*before.values, *after.values]):
         old, new = before.values.get(path, NOT_SET), after.values.get(path, NOT_SET)
-        if old is NOT_SET or new is NOT_SET or number(old) != number(new):
+        if old is NOT_SET or new is NOT_SET or digest(old) != digest(new):
             kind = after.kind(path) if path in after.values else before.kind(path)
             found.append(Difference(path, kind, old, new))
     return found
@@ -71,7 +69,7 @@ def normal(node: Node, classes: Mapping[Path, str], path: Path = ()) -> Any:
     if path in classes:
         params = {}
         if isinstance(node, Map):
-            word = next(word for word in CLASS_WORDS if word in node.items)
+            word = class_word(node)
             params = {k: normal(v, classes, (*path, k)) for k, v in node.items.items() if k != word}
         return {"class": classes[path], **params}
     if isinstance(node, Map):
@@ -92,7 +90,8 @@ def identity(value: Any, kinds: Mapping[Path, Kind], path: Path = (), kind: Kind
     if kind is not Kind.IDENTITY:
         return NOT_SET
     if isinstance(value, list):
-        return [identity(item, kinds, (*path, i), kind) for i, item in enumerate(value)]
+        kept_items = [identity(item, kinds, (*path, i), kind) for i, item in enumerate(value)]
+        return [{} if item is NOT_SET else item for item in kept_items]
     return value
 
 

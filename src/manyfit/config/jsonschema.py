@@ -11,12 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from manyfit.config.check import is_record
 from manyfit.config.component import Component
 from manyfit.config.config import Config
 from manyfit.config.kinds import Derived, Kind
 from manyfit.config.resolve import ResolveError, resolve
-from manyfit.config.roles import Role, supplied_to
+from manyfit.config.roles import Role, is_record, supplied_to
 from manyfit.config.schema import Run
 from manyfit.config.signature import Parameter, signature_of
 

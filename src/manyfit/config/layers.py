@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path as FilePath
 from typing import Final
 
-from manyfit.config.read import read_file
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, dotted, find
+from manyfit.config.read import MAX_DEPTH, MAX_NODES, read_file
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, dotted, find, size
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 
@@ -32,6 +32,13 @@ def lay(base: Node | None, over: Node, problems: list[Problem], path: Path = ())
     items, keys = dict(below.items), dict(below.keys)
     for key, value in over.items.items():
         laid = lay(items.get(key), value, problems, (*path, key))
+        if laid is None and key not in items:
+            best = nearest(key, items)
+            problems.append(
+                Problem(
+                    dotted((*path, key)), over.key_origin(key), "there is nothing to delete", suggestion=best
+                )
+            )
         if laid is None:
             items.pop(key, None)
         else:
@@ -79,19 +86,23 @@ class Reader:
             self.problems += error.problems
             return None
         self.files.append(file)
+        return self.extended(node, file.parent)
+
+    def extended(self, node: Node, folder: FilePath) -> Map | None:
+        """Lay a tree over the files that it extends, relative to `folder`."""
         if not isinstance(node, Map):
             empty = isinstance(node, Leaf) and node.value is None
             self.problems.append(
                 Problem(
                     "",
-                    Origin(self.shown(file), node.origin.line or 1),
+                    Origin(node.origin.file, node.origin.line or 1),
                     "this file is empty" if empty else "this is not a mapping",
                     "a mapping such as `seed: 7`",
                 )
             )
             return None
         result: Node | None = None
-        for parent in self.parents(node, file):
+        for parent in self.parents(node, folder):
             if parent.resolve() not in self.seen:
                 below = self.read(parent)
                 result = lay(result, below, self.problems) if below is not None else result
@@ -99,7 +110,7 @@ class Reader:
         assert isinstance(laid, Map)
         return Map(laid.items, node.origin, laid.keys)
 
-    def parents(self, node: Map, file: FilePath) -> list[FilePath]:
+    def parents(self, node: Map, folder: FilePath) -> list[FilePath]:
         """The files that `extend` names, in order; a pattern stands for its matches in sorted order."""
         extend = node.items.get("extend")
         if extend is None:
@@ -116,7 +127,7 @@ class Reader:
                     )
                 )
                 continue
-            matches = self.matches(file.parent, entry.value)
+            matches = self.matches(folder, entry.value)
             found += matches
             if not matches:
                 self.problems.append(
@@ -126,7 +137,7 @@ class Reader:
                         "no such file",
                         "a file relative to this one",
                         repr(entry.value),
-                        self.similar(file.parent, entry.value),
+                        self.similar(folder, entry.value),
                     )
                 )
         return found
@@ -174,62 +185,61 @@ def shown(file: FilePath, project: FilePath) -> str:
 
 def inherit(root: Map, problems: list[Problem]) -> Map:
     """Replace every `${__inherit__}` by the mapping that it names, once all layers are laid."""
-    done: dict[Path, Node] = {}
-    busy: list[Path] = []
-
-    def expand(node: Node, path: Path) -> Node:
-        if isinstance(node, Seq):
-            return Seq(tuple(expand(item, (*path, i)) for i, item in enumerate(node.items)), node.origin)
-        if not isinstance(node, Map):
-            return node
-        own: Node = Map(
-            {key: expand(value, (*path, key)) for key, value in node.items.items() if key != INHERIT},
-            node.origin,
-            node.keys,
-        )
-        if INHERIT in node.items:
-            below = source(node.items[INHERIT], (*path, INHERIT))
-            own = (lay(below, own, problems, path) or own) if below is not None else own
-        return own
-
-    def source(word: Node, path: Path) -> Node | None:
-        text = word.value if isinstance(word, Leaf) else None
-        if not isinstance(text, str):
-            problems.append(
-                Problem(
-                    dotted(path), word.origin, f"{INHERIT} names a mapping", "a path such as train.feeder"
-                )
-            )
-            return None
-        target: Path = tuple(text.split("."))
-        found = find(root, target)
-        if target in busy:
-            chain = " → ".join(dotted(step) for step in (*busy, target))
-            problems.append(
-                Problem(dotted(path), word.origin, f"mappings inherit from each other in a circle: {chain}")
-            )
-            return None
-        if not isinstance(found, Map):
-            parent = find(root, target[:-1])
-            names = parent.items if isinstance(parent, Map) else root.items
-            best = nearest(str(target[-1]), names)
-            problems.append(
-                Problem(
-                    dotted(path),
-                    word.origin,
-                    "there is no such mapping to inherit from",
-                    "a mapping",
-                    text,
-                    dotted((*target[:-1], best)) if best else "",
-                )
-            )
-            return None
-        if target not in done:
-            busy.append(target)
-            done[target] = expand(found, target)
-            busy.pop()
-        return done[target]
-
-    result = expand(root, ())
+    result = _Heirs(root, problems).expand(root, ())
     assert isinstance(result, Map)
     return result
+
+
+class _Heirs:
+    """Expands mappings that inherit from others, each of them once."""
+
+    def __init__(self, root: Map, problems: list[Problem]) -> None:
+        self.root = root
+        self.problems = problems
+        self.done: dict[Path, Node] = {}
+        self.busy: list[Path] = []
+        self.count = 0
+
+    def expand(self, node: Node, path: Path) -> Node:
+        if isinstance(node, Seq):
+            return Seq(tuple(self.expand(item, (*path, i)) for i, item in enumerate(node.items)), node.origin)
+        if not isinstance(node, Map):
+            return node
+        items = {key: self.expand(value, (*path, key)) for key, value in node.items.items() if key != INHERIT}
+        own: Node = Map(items, node.origin, node.keys)
+        if INHERIT in node.items:
+            below = self.source(node.items[INHERIT], (*path, INHERIT))
+            own = (lay(below, own, self.problems, path) or own) if below is not None else own
+        return own
+
+    def source(self, word: Node, path: Path) -> Node | None:
+        """The mapping that one `${__inherit__}` names."""
+        text = word.value if isinstance(word, Leaf) else None
+        if not isinstance(text, str):
+            return self.fail(path, word, f"{INHERIT} names a mapping", "a path such as train.feeder")
+        target: Path = tuple(text.split("."))
+        found = find(self.root, target)
+        if target in self.busy or len(self.busy) > MAX_DEPTH:
+            chain = " → ".join(dotted(step) for step in (*self.busy[:8], target))
+            return self.fail(path, word, f"mappings inherit from each other in a circle: {chain}")
+        if not isinstance(found, Map):
+            parent = find(self.root, target[:-1])
+            best = nearest(str(target[-1]), parent.items if isinstance(parent, Map) else self.root.items)
+            suggestion = dotted((*target[:-1], best)) if best else ""
+            return self.fail(path, word, "there is no such mapping to inherit from", "a mapping", suggestion)
+        if target not in self.done:
+            self.busy.append(target)
+            self.done[target] = self.expand(found, target)
+            self.busy.pop()
+        self.count += size(self.done[target])
+        if self.count > MAX_NODES:
+            return self.fail(
+                path, word, f"this config has more than {MAX_NODES:,} values once all is inherited"
+            )
+        return self.done[target]
+
+    def fail(
+        self, path: Path, word: Node, message: str, expected: str = "", suggestion: str = ""
+    ) -> Node | None:
+        self.problems.append(Problem(dotted(path), word.origin, message, expected, suggestion=suggestion))
+        return None

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from manyfit.config.layers import lay
 from manyfit.config.read import read_text
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, child, dotted, find, from_plain
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, child, dotted, from_plain
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 
@@ -192,12 +192,3 @@ def _fail(override: Override, path: Path, message: str, suggestion: str = "") ->
     raise ConfigError(
         [Problem(dotted(path or override.path), override.origin, message, suggestion=suggestion)]
     )
-
-
-def reach(root: Node, path: Path) -> tuple[Path, Node]:
-    """Return the deepest existing node on the way to `path`, with its own path."""
-    for length in range(len(path), -1, -1):
-        found = find(root, path[:length])
-        if found is not None:
-            return path[:length], found
-    return (), root

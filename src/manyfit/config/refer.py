@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from manyfit.config.read import MAX_BYTES, MAX_NODES, read_text
-from manyfit.config.tree import Leaf, Map, Node, Path, Scalar, Seq, Unresolved, child, dotted
+from manyfit.config.tree import Leaf, Map, Node, Path, Scalar, Seq, Unresolved, child, dotted, size
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 from manyfit.core.secrets import Secret, value_of
 
 RESOLVERS: Final = ("oc.env", "oc.decode", "oc.select", "secret")
 MAX_NESTING: Final = 16
+MAX_CHAIN: Final = 64
+MIN_SECRET: Final = 4
 
 _MARK = re.compile(r"(\\*)\$\{")
 
@@ -80,6 +82,7 @@ class Resolver:
         self.default = default
         self.problems: list[Problem] = []
         self.environment: dict[str, str] = {}
+        self.secrets: dict[str, Path] = {}
         self.done: dict[Path, Node] = {}
         self.busy: list[Path] = []
         self.count = 0
@@ -88,6 +91,9 @@ class Resolver:
         """Return the tree without references; what cannot be resolved is `Unresolved`."""
         result = self.node(self.root, ())
         assert isinstance(result, Map)
+        for name in self.secrets.keys() & self.environment.keys():
+            message = f"{name!r} is a secret here, but a plain ${{oc.env:{name}}} elsewhere"
+            self.problems.append(Problem(dotted(self.secrets[name]), result.origin, message))
         return result
 
     def node(self, node: Node, path: Path) -> Node:
@@ -168,8 +174,13 @@ class Resolver:
                 path, origin, f"the environment variable {key!r} is not set", nearest(key, self.environ)
             )
         if name == "secret":
-            if self.environ.get(key):
+            if len(self.environ.get(key, "x" * MIN_SECRET)) < MIN_SECRET:
+                raise ValueError(
+                    f"the secret {key!r} has fewer than {MIN_SECRET} characters, too few to be hidden"
+                )
+            if key in self.environ:
                 value_of(key)
+                self.secrets[key] = path
                 return Leaf(Secret(f"${{secret:{key}}}"), origin)
             return self.missing(
                 path, origin, f"the environment variable {key!r}, which holds a secret, is not set"
@@ -186,18 +197,13 @@ class Resolver:
     def lookup(self, key: str, path: Path, origin: Origin) -> Node:
         """Answer `${a.b}`."""
         target = self.absolute(key, path)
-        if target in self.busy:
-            chain = [*self.busy[self.busy.index(target) :], target]
-            return self.missing(
-                path, origin, "references form a circle: " + " → ".join(dotted(p) or "." for p in chain)
-            )
         found = self.find(target)
         if found is None:
             return self.missing(
                 path, origin, f"this refers to {dotted(target)!r}, which does not exist", self.nearby(target)
             )
         if not isinstance(found, Leaf):
-            self.count += _size(found)
+            self.count += size(found)
             if self.count > MAX_NODES:
                 raise ValueError(
                     f"this config has more than {MAX_NODES:,} values once its references are filled in"
@@ -212,6 +218,11 @@ class Resolver:
 
     def find(self, target: Path) -> Node | None:
         """Walk to a path and resolve what is there; what is not written may have a default."""
+        if target in self.busy:
+            chain = [*self.busy[self.busy.index(target) :], target]
+            raise ValueError("references form a circle: " + " → ".join(dotted(step) or "." for step in chain))
+        if len(self.busy) > MAX_CHAIN:
+            raise ValueError(f"a reference leads through more than {MAX_CHAIN} others")
         node: Node | None = self.root
         for length in range(1, len(target) + 1):
             here = target[:length]
@@ -219,9 +230,7 @@ class Resolver:
             if node is None:
                 return self.default(target)
             if isinstance(node, Leaf) and length < len(target):
-                if here in self.busy:
-                    return None
-                node = self.node(node, here)
+                node = self.node(node, here) if here not in self.busy else None
         if node is None:
             return None
         return self.node(node, target)
@@ -257,11 +266,3 @@ def as_text(value: Scalar | Unresolved) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
-
-
-def _size(node: Node) -> int:
-    if isinstance(node, Map):
-        return 1 + sum(_size(value) for value in node.items.values())
-    if isinstance(node, Seq):
-        return 1 + sum(_size(value) for value in node.items)
-    return 1

@@ -53,6 +53,8 @@ def resolve(text: str, role: Role, source: Path | None) -> Any:
 def activate(source: Path) -> None:
     """Put the user's code first on the import path, and forget modules of another project's code."""
     here = source.resolve()
+    if _activated == [here] and sys.path[:1] == [str(here)]:
+        return
     if sys.path[:1] != [str(here)]:
         sys.path[:] = [str(here), *(entry for entry in sys.path if entry != str(here))]
         importlib.invalidate_caches()

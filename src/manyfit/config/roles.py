@@ -108,8 +108,20 @@ METRIC = Role(
     ),
 )
 ANY = Role("component")
+CALLABLE = Role("function")
 
 BY_BASE: Final = {base: role for role in (OPTIMIZER, SCHEDULER) for base in role.bases}
+
+
+LIBRARIES: Final = (
+    "torch.nn",
+    "torch.optim",
+    "torch.utils.data",
+    "torch.distributions",
+    "torchmetrics",
+    "manyfit",
+)
+FUNCTIONS: Final = ("torch.nn.functional", "torch._C._nn", "manyfit.learn.metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +129,31 @@ class Trust:
     """Where the code of a component may come from when no annotation says what it must be."""
 
     source: Path | None = None
-    packages: frozenset[str] = frozenset({"torch", "manyfit", "keras", "torchmetrics"})
+    packages: frozenset[str] = frozenset()
 
-    def covers(self, target: object) -> bool:
-        """Whether `target` was defined in the user's own code or in a trusted package."""
+    def is_own(self, target: object) -> bool:
+        """Whether `target` was defined in the user's own code."""
         module = inspect.getmodule(target)
-        if module is None:
-            return False
-        if module.__name__.partition(".")[0] in self.packages:
-            return True
         file = getattr(module, "__file__", None)
         return bool(file and self.source and Path(file).resolve().is_relative_to(self.source.resolve()))
+
+    def covers(self, target: object) -> bool:
+        """Whether `target` is the user's own, or a class of a library for building models."""
+        if self.is_own(target):
+            return True
+        return inspect.isclass(target) and within(target.__module__, (*LIBRARIES, *self.packages))
+
+
+def within(module: str | None, packages: tuple[str, ...]) -> bool:
+    """Whether a module is one of some packages, or lies in one."""
+    return any(module == package or str(module).startswith(f"{package}.") for package in packages)
+
+
+def is_record(target: Any) -> bool:
+    """Whether a class is a dataclass or a pydantic model: data, and nothing else."""
+    return inspect.isclass(target) and (
+        hasattr(target, "__dataclass_fields__") or isinstance(getattr(target, "model_fields", None), dict)
+    )
 
 
 def qualified(target: Any) -> str:
@@ -155,40 +181,45 @@ def supplied_to(target: Any, role: Role) -> tuple[str, ...]:
     return role.supplied
 
 
-def refusal(target: Any, role: Role, trust: Trust) -> str:
+def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -> str:
     """Say why `target` cannot play `role`; an empty text means that it can."""
     what = describe(target)
     if not callable(target):
         return f"{what} cannot be called"
+    product = target if inspect.isclass(target) else _returned(target)
+    if inspect.isabstract(target):
+        return f"{what} is abstract: it lacks {', '.join(sorted(target.__abstractmethods__))}"
+    if role is CALLABLE:
+        known = trust.covers(target) or within(getattr(target, "__module__", None), FUNCTIONS)
+        return "" if known else f"{what} is neither your own code nor a function of torch.nn.functional"
     if role is ANY:
-        return (
-            ""
-            if _data_class(target) or trust.covers(target)
-            else (f"{what} is neither your own code nor part of torch, and no annotation asks for it here")
-        )
+        return _refusal_of_any(target, product, trust, wanted)
     if role.methods:
-        product = target if inspect.isclass(target) else _returned(target)
-        if inspect.isclass(product) and all(callable(getattr(product, name, None)) for name in role.methods):
-            return ""
-        return f"{what} is not {indefinite(role.name)}"
-    if has_base(target, role.bases):
-        return (
-            ""
-            if not inspect.isabstract(target)
-            else f"{what} is abstract: it lacks {', '.join(target.__abstractmethods__)}"
+        fits = inspect.isclass(product) and all(
+            callable(getattr(product, name, None)) for name in role.methods
         )
-    if inspect.isclass(target):
+        return "" if fits else f"{what} is not {indefinite(role.name)}"
+    if has_base(product, role.bases) or (role.function_of and _is_tensor_function(target, trust)):
+        return ""
+    if inspect.isclass(target) or not role.bases:
         return f"{what} is not {indefinite(role.name)}"
-    if role.bases and has_base(_returned(target), role.bases):
+    base = PUBLIC.get(role.bases[0], role.bases[0])
+    return f"{what} is not {indefinite(role.name)}; a function must say what it returns (-> {base})"
+
+
+def _refusal_of_any(target: Any, product: Any, trust: Trust, wanted: type | None) -> str:
+    """An annotation asks for a class; without one, only code that is known to build models is called."""
+    what = describe(target)
+    try:
+        if wanted is not None and inspect.isclass(product):
+            return "" if issubclass(product, wanted) else f"{what} is of another class"
+    except TypeError:
+        pass  # a protocol that cannot be checked says no more than no annotation at all
+    if is_record(target) or trust.covers(target):
         return ""
-    if role.function_of and _is_tensor_function(target, trust):
-        return ""
-    hint = (
-        f"; a function must say what it returns (-> {PUBLIC.get(role.bases[0], role.bases[0])})"
-        if role.bases
-        else ""
+    return (
+        f"{what} is neither your own code nor a class for building models, and no annotation asks for it here"
     )
-    return f"{what} is not {indefinite(role.name)}{hint}"
 
 
 def describe(target: Any) -> str:
@@ -207,11 +238,12 @@ def describe(target: Any) -> str:
 
 
 def _is_tensor_function(target: Callable[..., Any], trust: Trust) -> bool:
-    if not isinstance(target, types.FunctionType):
-        # Only torch's own compiled functions count; os.rename takes two arguments, too.
-        return getattr(target, "__module__", None) in ("torch", "torch.nn.functional", "torch._C._nn")
-    if trust.covers(target):
+    """A function of (output, target): the user's own, one of torch.nn.functional, or an annotated one."""
+    module = getattr(target, "__module__", None)
+    if within(module, FUNCTIONS) or trust.is_own(target):
         return True
+    if not isinstance(target, types.FunctionType) or within(module, ("torch",)):
+        return False
     return any("Tensor" in str(note) for note in target.__annotations__.values())
 
 
@@ -220,9 +252,3 @@ def _returned(target: Any) -> Any:
         return typing.get_type_hints(target).get("return")
     except Exception:  # an annotation that cannot be evaluated says nothing about the result
         return None
-
-
-def _data_class(target: Any) -> bool:
-    return inspect.isclass(target) and (
-        hasattr(target, "__dataclass_fields__") or hasattr(target, "model_fields")
-    )

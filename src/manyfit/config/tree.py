@@ -69,6 +69,15 @@ class Map:
 Node: TypeAlias = Leaf | Seq | Map
 
 
+def class_word(node: Map, free: bool = False) -> str:
+    """The key by which a mapping names its class; empty if it names none.
+
+    Where any data may stand (`free`), `type` is a key like any other: too many things have one.
+    """
+    words = ("class", "_target_") if free else ("class", "_target_", "type")
+    return next((word for word in words if word in node.items), "")
+
+
 def dotted(path: Path) -> str:
     """Write a path as people do: `train.metrics.0`."""
     return ".".join(str(part) for part in path)
@@ -101,6 +110,13 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
             yield from leaves(value, (*path, index))
     else:
         yield path, node
+
+
+def size(node: Node) -> int:
+    """How many nodes a tree has; what stands in several places counts each time."""
+    if isinstance(node, Map):
+        return 1 + sum(size(value) for value in node.items.values())
+    return 1 + sum(size(value) for value in node.items) if isinstance(node, Seq) else 1
 
 
 def merge(base: Node | None, over: Node) -> Node:

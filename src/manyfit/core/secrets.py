@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 PATTERN: Final = re.compile(r"\$\{\s*secret\s*:\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}")
@@ -45,6 +46,15 @@ def value_of(name: str) -> str:
     value = os.environ[name]
     _revealed[value] = name
     return value
+
+
+def redacted(value: Any) -> Any:
+    """Clean every text in nested data, before it is written as JSON."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {key: redacted(item) for key, item in value.items()}
+    return [redacted(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def redact(text: str) -> str:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from manyfit.core.state import State
 from manyfit.data import Batch
-from manyfit.store.checkpoint import State
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Metrics: TypeAlias = "Mapping[str, Tensor]"
+Metrics: TypeAlias = Mapping[str, Any]
 """Of shape (n,), on the device: `loss` and `rows` are sums over the steps, `lr` is the last rate."""
 
 
@@ -32,6 +29,11 @@ class Outputs:
     target: npt.NDArray[Any]
     rows: Mapping[str, npt.NDArray[np.float64]]
     """Numbers for each row: `loss`, and every metric, of shape (n, rows)."""
+
+
+def fetch(value: Any) -> npt.NDArray[np.float64]:
+    """Bring one of a learner's metrics from its device."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=np.float64)
 
 
 class Learner(Protocol):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyfit.core.errors import RunFailed
-from manyfit.store.checkpoint import State
+from manyfit.core.state import State
 
 
 def pack(parts: Mapping[str, Any]) -> State:

@@ -1,4 +1,4 @@
-"""Losses row by row: the same loss that trains, without its last averaging."""
+"""Losses row by row: the loss that trains, before it puts the rows of a batch together."""
 
 from __future__ import annotations
 
@@ -15,21 +15,38 @@ from torch import Tensor, nn
 def rowwise(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of (output, target) that gives one loss for each row.
 
-    A loss with a `reduction` is called with none. Any other is called for each row alone.
+    A loss with a `reduction` is called with none, and a row with many values is averaged, or summed where
+    the loss sums. Any other loss is called for each row alone. Class weights count in each row, but the mean
+    over rows is not divided by their sum, as a weighted torch loss does for a batch.
     """
-    if isinstance(loss, nn.Module) and isinstance(getattr(loss, "reduction", None), str):
+    inside = _sum_inside if reduction_of(loss) in ("sum", "batchmean") else _mean_inside
+    if isinstance(loss, nn.Module) and reduction_of(loss):
         alone: Any = copy.copy(loss)
         alone.reduction = "none"
-        return lambda output, target: _mean_inside(alone(output, target))
+        return lambda output, target: inside(alone(output, target))
     if not isinstance(loss, nn.Module) and "reduction" in _parameters(loss):
-        return lambda output, target: _mean_inside(functools.partial(loss, reduction="none")(output, target))
+        plain = functools.partial(loss, reduction="none")
+        return lambda output, target: inside(plain(output, target))
     return lambda output, target: torch.stack(
         [loss(output[i : i + 1], target[i : i + 1]) for i in range(len(output))]
     ).reshape(len(output))
 
 
+def reduction_of(loss: Callable[..., Tensor]) -> str:
+    """How a loss puts the rows of a batch together: mean, sum, batchmean; empty if it does not say."""
+    if isinstance(loss, nn.Module):
+        found = getattr(loss, "reduction", "")
+    else:
+        found = getattr(loss, "keywords", {}).get("reduction", "")
+    return found if isinstance(found, str) else ""
+
+
 def _mean_inside(losses: Tensor) -> Tensor:
     return losses.flatten(1).mean(dim=1) if losses.ndim > 1 else losses
+
+
+def _sum_inside(losses: Tensor) -> Tensor:
+    return losses.flatten(1).sum(dim=1) if losses.ndim > 1 else losses
 
 
 def _parameters(function: Any) -> Any:

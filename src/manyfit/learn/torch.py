@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 
 from manyfit.core.errors import RunFailed
 from manyfit.core.seeds import derive
+from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.learn.learner import Metrics, Outputs
 from manyfit.learn.pack import pack, unpack
-from manyfit.learn.rowwise import rowwise
-from manyfit.store.checkpoint import State
+from manyfit.learn.rowwise import reduction_of, rowwise
 
 RowMetric = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,6 +41,7 @@ class TorchLearner:
     def __post_init__(self) -> None:
         self._stream = derive(self.seed, "model")
         self._row_loss = rowwise(self.loss)
+        self._sums = reduction_of(self.loss) == "sum"
         self._waits_for_metric = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
     def train(self, batches: Iterator[Batch], steps: int) -> Metrics:
@@ -50,7 +52,7 @@ class TorchLearner:
         for _ in range(steps):
             batch = next(batches)
             self._reseed()
-            total += self._update(batch) * len(batch)
+            total += self._update(batch) * (1 if self._sums else len(batch))
             rate = self.optimizer.param_groups[0]["lr"]
             rows += len(batch)
             self.step += 1
@@ -123,6 +125,10 @@ class TorchLearner:
     def _reseed(self) -> None:
         # torch's CPU generator keeps 32 bits of its seed; consecutive numbers stay distinct in them.
         torch.default_generator.manual_seed((self._stream + self.step) & 0x7FFF_FFFF_FFFF_FFFF)
+        if self.step % self.steps_per_epoch == 0:
+            # Generators that are slow to seed; a checkpoint stands at the end of an epoch.
+            random.seed(self._stream + self.step)
+            np.random.seed((self._stream + self.step) & 0xFFFF_FFFF)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(self._stream + self.step)
 

@@ -7,18 +7,22 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from manyfit.config import Component, Config
-from manyfit.config.check import HORIZONS
+from manyfit.config.schema import Train
+from manyfit.config.torch_facts import missing_horizon
 from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.data import Data, Order, Source, Split
-from manyfit.learn.torch import RowMetric, TorchLearner
+from manyfit.learn.torch import TorchLearner
 from manyfit.run.plan import Plan
+
+SPLITS: Final[tuple[Split, ...]] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,6 @@ class Built:
     learner: TorchLearner
     plan: Plan
     order: Order
-    data: Component
     train: Source
     validation: Source | None
     test: Source | None
@@ -40,75 +43,60 @@ class Built:
 
 
 def build(config: Config) -> Built:
-    """Build everything. Initial weights are a function of the seed alone."""
+    """Build everything: first what fails quickly, then the data. Weights follow from the seed alone."""
     run = config.run
     device = device_of(run.train.device)
-    seed_everything(derive(run.seed, "build"))
+    module, loss, optimizer = build_model(config, device)
+    metrics = {name: component.build() for name, _, component in run.train.named_metrics()}
+    seed_everything(derive(run.seed, "data"))
     data = run.data.build()
     if not isinstance(data, Data):
         raise UsageError(
             f"{run.data.origin}: data: {run.data.path} needs the attribute batch_size and source()"
         )
-    train = split_of(run.data, data, "train")
+    train, validation, test = (split_of(run.data, data, split) for split in SPLITS)
     if train is None or not len(train):
         raise UsageError(f"{run.data.origin}: data: {run.data.path} has no rows to train on")
+    check_export(config, validation)
     order = Order(data.batch_size, run.seed)
-    plan = Plan(order.steps(len(train)), run.train.epochs)
-    learner = build_learner(config, device, plan.steps_per_epoch)
-    return Built(
-        learner,
-        plan,
-        order,
-        run.data,
-        train,
-        split_of(run.data, data, "validation"),
-        split_of(run.data, data, "test"),
+    steps = order.steps(len(train))
+    scheduler = build_scheduler(run.train, optimizer, steps)
+    learner = TorchLearner(
+        module, loss, optimizer, scheduler, run.train.scheduler_every, steps, metrics, run.seed, device
     )
+    return Built(learner, Plan(steps, run.train.epochs), order, train, validation, test)
 
 
-def build_learner(config: Config, device: torch.device, steps_per_epoch: int) -> TorchLearner:
-    """Build the module and everything that trains it."""
-    run, train = config.run, config.run.train
-    seed_everything(derive(run.seed, "weights"))
-    module = run.model.build().to(device)
+def build_model(config: Config, device: torch.device) -> tuple[torch.nn.Module, Any, torch.optim.Optimizer]:
+    """Build the module, the loss and the optimiser."""
+    train = config.run.train
+    seed_everything(derive(config.run.seed, "weights"))
+    module = config.run.model.build().to(device)
     loss = train.loss.build()
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
-    optimizer = train.optimizer.build(params=[p for p in module.parameters() if p.requires_grad])
-    scheduler = None
-    if train.scheduler is not None:
+    return module, loss, train.optimizer.build(params=[p for p in module.parameters() if p.requires_grad])
+
+
+def build_scheduler(train: Train, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Any:
+    """Build the schedule; if its length was left out, it follows from the horizon."""
+    if train.scheduler is None:
+        return None
+    params = dict(train.scheduler.params)
+    if missing := missing_horizon(train.scheduler.path, params):
         scale = steps_per_epoch if train.scheduler_every == "step" else 1
-        scheduler = with_horizon(train.scheduler, train.horizon, scale).build(optimizer=optimizer)
-    return TorchLearner(
-        module,
-        loss,
-        optimizer,
-        scheduler,
-        train.scheduler_every,
-        steps_per_epoch,
-        build_metrics(train.metrics),
-        run.seed,
-        device,
-    )
+        params[missing] = (train.horizon or train.epochs) * scale
+    return dataclasses.replace(train.scheduler, params=params).build(optimizer=optimizer)
 
 
-def build_metrics(components: object) -> dict[str, RowMetric]:
-    """Metrics by the last part of their path; one that is named twice counts twice."""
-    found: dict[str, RowMetric] = {}
-    for component in components if isinstance(components, list | tuple) else ():
-        name = component.path.rpartition(".")[2]
-        found[name if name not in found else f"{name}_{len(found)}"] = component.build()
-    return found
-
-
-def with_horizon(scheduler: Component, horizon: int | None, scale: int) -> Component:
-    """Fill in how long a schedule lasts, if that was left to follow from the epochs."""
-    missing = {
-        name: (horizon or 0) * scale
-        for name in HORIZONS.get(scheduler.path, ())
-        if name not in scheduler.params
-    }
-    return dataclasses.replace(scheduler, params={**scheduler.params, **missing})
+def check_export(config: Config, validation: Source | None) -> None:
+    """The best checkpoint can only be chosen by something that is measured."""
+    metric = config.run.export.metric
+    asked = config.origin("export.metric")
+    if asked is not None and metric.startswith("val_") and (validation is None or not len(validation)):
+        raise UsageError(
+            f"{asked}: export.metric: {metric!r} cannot be measured: there are no validation rows"
+        )
 
 
 def split_of(component: Component, data: Data, split: Split) -> Source | None:
@@ -144,6 +132,12 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"train.device: {name!r} was asked for, but there is no GPU here; write auto or cpu")
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """The device and the build of torch that drives it, for provenance."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return f"{device} ({name}, torch {torch.__version__})" if device.type != "cpu" else "cpu"
 
 
 @contextmanager

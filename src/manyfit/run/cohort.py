@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manyfit.config import Config
+from manyfit.core.state import State
 from manyfit.data import Batch, Source
 from manyfit.learn.learner import Learner
 from manyfit.run.plan import Boundary, Plan
 from manyfit.store import checkpoint
-from manyfit.store.checkpoint import Checkpoint, State
+from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.events import Event, EventLog
 from manyfit.store.folder import RunFolder
 

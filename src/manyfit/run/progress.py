@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -82,28 +81,6 @@ class BarProgress:
         """Leave the finished bar on the screen."""
         if self._bar is not None:
             self._bar.stop()
-
-
-class Stopwatch:
-    """How long training took."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.steps = 0
-        self._began = 0.0
-
-    def on_start(self, cohort: Cohort) -> None:
-        """Start."""
-        self._began = time.perf_counter()
-        self.steps = -cohort.step
-
-    def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Nothing happens on the way."""
-
-    def on_end(self, cohort: Cohort) -> None:
-        """Stop."""
-        self.seconds = time.perf_counter() - self._began
-        self.steps += cohort.step
 
 
 def progress_for(stream: TextIO) -> PlainProgress | BarProgress:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import Config, load_config
-from manyfit.config.config import config_file
+from manyfit.config.load import config_file
 from manyfit.config.override import Overrides
 from manyfit.config.project import project_root
-from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, UsageError
+from manyfit.core.errors import Interrupted, ManyfitError, RunConflict, RunFailed, UsageError
+from manyfit.core.numbers import as_json, from_json
 from manyfit.core.secrets import redact
 from manyfit.run import guard
 from manyfit.run.result import RunResult, chosen
@@ -25,6 +26,8 @@ from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
 
 log = logging.getLogger("manyfit")
+
+COPIED = "# Copied by manyfit from a config that lies elsewhere"
 
 
 def train(
@@ -43,11 +46,13 @@ def train(
     >>> manyfit.train("runs/digits-mlp", ["train.epochs=30"])    # doctest: +SKIP
     """
     run = RunFolder(place(source, folder))
-    resumed = run.path.is_dir() and bool(run.checkpoints())
     project = project_root(run.path) if isinstance(source, Mapping) else None
-    config = load_config(source, overrides, project=project, frozen=run.frozen() if resumed else None)
+    config = load_config(source, overrides, project=project)
+    check_place(config, run)
     with owned(run.path), logged(run.path / "run.log"):
+        resumed = bool(run.checkpoints())
         if resumed:
+            config = load_config(source, overrides, project=project, frozen=run.frozen())
             guard.check_config(config, run)
         with failures(run):
             return _train(config, run, resumed, callbacks)
@@ -66,7 +71,7 @@ def place(source: str | Path | Mapping[str, Any], folder: str | Path | None) -> 
 
 
 def _train(config: Config, run: RunFolder, resumed: bool, callbacks: Sequence[Callback] | None) -> RunResult:
-    from manyfit.run.build import build, own_randomness, threads
+    from manyfit.run.build import build, device_name, own_randomness, threads
     from manyfit.run.cohort import Cohort, Member
     from manyfit.run.mirror import TensorBoardCallback
     from manyfit.run.progress import progress_for
@@ -88,7 +93,7 @@ def _train(config: Config, run: RunFolder, resumed: bool, callbacks: Sequence[Ca
             {
                 "data": data,
                 "threads": thread_count,
-                "device": str(built.learner.device),
+                "device": device_name(built.learner.device),
                 "environment": dict(config.environment),
                 "from_step": start,
             },
@@ -125,8 +130,8 @@ def finish(config: Config, run: RunFolder, built: Any, trained: int) -> RunResul
             "best_step": best.step,
             "best_epoch": best.epoch,
             "fingerprint": config.fingerprint,
-            "metrics": dict(best.metrics),
-            "test": dict(test),
+            "metrics": as_json(best.metrics),
+            "test": as_json(test),
             "test_rows": len(built.test) if built.test is not None else 0,
         }
     )
@@ -136,15 +141,22 @@ def finish(config: Config, run: RunFolder, built: Any, trained: int) -> RunResul
 def result(run: RunFolder, trained: int = 0) -> RunResult:
     """Read a finished run."""
     summary = run.summary()
-    return RunResult(
-        run.path, summary["step"], summary["best_step"], summary["metrics"], summary["test"], trained
-    )
+    metrics, test = from_json(summary["metrics"]), from_json(summary["test"])
+    return RunResult(run.path, summary["step"], summary["best_step"], metrics, test, trained)
+
+
+def check_place(config: Config, run: RunFolder) -> None:
+    """A config from elsewhere is copied into the run folder, but never over one that a person wrote there."""
+    if config.file is not None and config.file.resolve() in (run.config.resolve(), run.resolved.resolve()):
+        return
+    if run.config.exists() and not run.config.read_text(errors="replace").startswith(COPIED):
+        raise RunConflict(f"{run.config} is a config of its own; train it, or choose another folder")
 
 
 def write_start(config: Config, run: RunFolder, facts: Mapping[str, Any]) -> None:
     """Keep what was given, what it means, and where it comes from."""
-    if config.file is None or config.file.resolve() != run.config.resolve():
-        durable.write(run.config, config.dump())
+    if not run.config.exists() or run.config.read_text(errors="replace").startswith(COPIED):
+        durable.write(run.config, f"{COPIED}, with every reference filled in.\n{config.dump()}")
     durable.write(
         run.resolved, "# Written by manyfit. Edit config.yaml, not this file.\n" + config.resolved()
     )

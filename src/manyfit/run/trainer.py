@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from manyfit.data import Source, once
-from manyfit.learn.learner import Learner, Metrics
+from manyfit.learn.learner import Learner, Metrics, fetch
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
 
@@ -54,9 +54,9 @@ def fit(cohort: Cohort, callbacks: Sequence[Callback] = ()) -> None:
 
 def averages(sums: Sequence[Metrics]) -> list[Row]:
     """Sums since the last row → means for each run."""
-    loss = np.sum([part["loss"].cpu().numpy() for part in sums], axis=0)
-    rows = np.sum([part["rows"].cpu().numpy() for part in sums], axis=0)
-    rates = sums[-1]["lr"].cpu().numpy()
+    loss = np.sum([fetch(part["loss"]) for part in sums], axis=0)
+    rows = np.sum([fetch(part["rows"]) for part in sums], axis=0)
+    rates = fetch(sums[-1]["lr"])
     return [
         {"train_loss": float(mean), "lr": float(rate)} for mean, rate in zip(loss / rows, rates, strict=True)
     ]

@@ -10,25 +10,16 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from manyfit.core.errors import FolderError
+from manyfit.core.numbers import as_json, from_json
+from manyfit.core.state import State
 from manyfit.store import durable
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """All that a learner needs to go on: tensors by name, and plain values. Nothing else."""
-
-    tensors: Mapping[str, Tensor]
-    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +65,7 @@ def save(
         "format": FORMAT,
         "step": step,
         "epoch": epoch,
-        "metrics": _text(metrics),
+        "metrics": as_json(metrics),
         "log_length": log_length,
         "files": files,
         "values": state.values,
@@ -100,7 +91,7 @@ def read(path: Path) -> Checkpoint:
             raise FolderError(
                 f"the checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
             )
-        metrics = {name: float(value) for name, value in manifest["metrics"].items()}
+        metrics = from_json(manifest["metrics"])
         return Checkpoint(
             path,
             manifest["step"],
@@ -128,7 +119,3 @@ def prune(folder: Path, metric: str, mode: Literal["min", "max"]) -> None:
     for checkpoint in found:
         if checkpoint.path not in keep:
             shutil.rmtree(checkpoint.path)
-
-
-def _text(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from manyfit.core.errors import FolderError
+from manyfit.core.numbers import as_json, from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Event:
 
     def line(self) -> str:
         """The event as JSON; what JSON cannot write (nan, inf) becomes text."""
-        values = {name: value if math.isfinite(value) else str(value) for name, value in self.values.items()}
-        return json.dumps({"step": self.step, "epoch": self.epoch, "time": self.time, **values}) + "\n"
+        head = {"step": self.step, "epoch": self.epoch, "time": self.time}
+        return json.dumps({**head, **as_json(self.values)}) + "\n"
 
     @staticmethod
     def parse(line: str) -> Event:
         """Read one line back."""
         row: dict[str, Any] = json.loads(line)
         head = {name: row.pop(name) for name in ("step", "epoch", "time")}
-        return Event(**head, values={name: float(value) for name, value in row.items()})
+        return Event(**head, values=from_json(row))
 
 
 class EventLog:

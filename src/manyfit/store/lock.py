@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from manyfit.core.errors import RunConflict
 
@@ -16,17 +18,27 @@ def owned(folder: Path) -> Iterator[None]:
     """Hold a folder, or say who holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _acquired(file):
             file.seek(0)
             raise RunConflict(
                 f"{folder} is in use by another process (pid {file.read().strip() or 'unknown'})"
-            ) from None
+            )
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _acquired(file: TextIO) -> bool:
+    """Take the lock; a short wait, because whoever looks whether it is held holds it for a moment."""
+    for pause in (0.0, 0.05, 0.2):
+        time.sleep(pause)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            continue
+    return False
 
 
 def is_owned(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from manyfit.core.secrets import redact
+from manyfit.core.secrets import redacted
 from manyfit.store import durable
 from manyfit.store.folder import read_json
 
@@ -34,6 +35,7 @@ PACKAGES = (
     "torchmetrics",
 )
 MAX_DIFF = 1_000_000
+MAX_FILES = 500
 
 
 def record(path: Path, project: Path, facts: Mapping[str, Any]) -> None:
@@ -49,7 +51,7 @@ def record(path: Path, project: Path, facts: Mapping[str, Any]) -> None:
         **facts,
     }
     document = {"sessions": [*known.get("sessions", []), session]}
-    durable.write(path, json.dumps(_clean(document), indent=1) + "\n")
+    durable.write(path, json.dumps(redacted(document), indent=1) + "\n")
 
 
 def versions() -> dict[str, str]:
@@ -80,12 +82,21 @@ def code(project: Path) -> dict[str, Any]:
         return {}
     diff = _git(project, "diff", "HEAD", "--", ".") or ""
     status = _git(project, "status", "--porcelain", "--", ".") or ""
+    untracked = (_git(project, "ls-files", "--others", "--exclude-standard", "--", "*.py") or "").splitlines()
     return {
         "commit": commit.strip(),
         "changed": bool(status.strip()),
         "diff": diff[:MAX_DIFF],
         "diff_cut": len(diff) > MAX_DIFF,
+        "untracked": {name: _digest(project / name) for name in untracked[:MAX_FILES]},
     }
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
 
 
 def _git(project: Path, *words: str) -> str | None:
@@ -108,11 +119,3 @@ def _processor() -> str:
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
         platform.processor(),
     )
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, Mapping):
-        return {key: _clean(item) for key, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value

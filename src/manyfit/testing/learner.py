@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from manyfit.core.state import State
 from manyfit.data import Order, Source, once
 from manyfit.learn.learner import Learner
-from manyfit.store.checkpoint import State
 
 
 class LearnerContract:

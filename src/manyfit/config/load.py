@@ -1,0 +1,166 @@
+"""From a file, a folder or a dict to a checked config; all problems are raised together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from manyfit.config.check import Checker
+from manyfit.config.component import Component
+from manyfit.config.config import Config, Given
+from manyfit.config.defaults import Defaults, source_folder
+from manyfit.config.layers import Reader, inherit
+from manyfit.config.override import Overrides, apply, collect
+from manyfit.config.project import project_root
+from manyfit.config.refer import Resolver
+from manyfit.config.roles import ANY, is_record
+from manyfit.config.schema import Run
+from manyfit.config.signature import signature_of
+from manyfit.config.tree import Leaf, Map, Node, class_word, from_plain, plain
+from manyfit.config.values import INVALID
+from manyfit.core.errors import ConfigError, Origin, Problem
+from manyfit.core.names import nearest
+
+
+def load_config(
+    source: str | FilePath | Mapping[str, Any],
+    overrides: Overrides = (),
+    *,
+    project: FilePath | None = None,
+    frozen: Mapping[str, Any] | None = None,
+) -> Config:
+    """Load and check a config: a YAML file, a run folder, or the same tree as a dict.
+
+    Raises `ConfigError` with every problem at once. `frozen` are derived values that were fixed before.
+    """
+    problems: list[Problem] = []
+    file = None if isinstance(source, Mapping) else config_file(FilePath(source))
+    root = (project or (project_root(file) if file else FilePath.cwd())).resolve()
+    reader = Reader(root, problems)
+    if file is not None and not file.exists():
+        raise ConfigError([_no_file(file, reader)])
+    laid = reader.read(file) if file is not None else reader.extended(from_plain(source), root)
+    if laid is None:
+        raise ConfigError(problems)
+    tree, stored = _unwrap(laid)
+    tree = _overridden(tree, overrides, problems)
+    return _checked(Given(tree, root, file, {**stored, **(frozen or {})}), problems)
+
+
+def patch(config: Config, overrides: Overrides) -> Config:
+    """A config with further overrides. No file is read again; references and checks are made anew."""
+    problems: list[Problem] = []
+    tree = _overridden(config.given.tree, overrides, problems)
+    return _checked(dataclasses.replace(config.given, tree=tree), problems)
+
+
+def config_file(place: FilePath) -> FilePath:
+    """The config that a path means: the file itself, or `config.yaml` in a folder."""
+    return place / "config.yaml" if place.is_dir() else place
+
+
+def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
+    for override in collect(overrides, problems):
+        tree = apply(tree, override, problems)
+    return tree
+
+
+def _checked(given: Given, problems: list[Problem]) -> Config:
+    laid = inherit(given.tree, problems)
+    resolver = Resolver(laid, os.environ)
+    resolver.default = Defaults(laid, given.project, given.frozen, resolver.find).at
+    tree = resolver.resolve()
+    problems += resolver.problems
+    problems += _source_problems(tree, given.project)
+    checker = Checker(tree, given.project, source_folder(tree, given.project), given.frozen)
+    known = signature_of(Run).parameters
+    own = {name for name, node in tree.items.items() if name not in known and _is_section(node)}
+    sections = {name: _section(checker, name) for name in tree.items if name in own}
+    rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)
+    run = checker.record(rest, Run, ())
+    if isinstance(run, Run):
+        for path, *words in run.problems():
+            checker.problem(checker.located(path), path, *words)
+    problems += checker.problems
+    if problems:
+        raise ConfigError(
+            sorted(problems, key=lambda p: (p.origin.file != tree.origin.file, *_place(p.origin)))
+        )
+    return Config(
+        given,
+        tree,
+        run,
+        sections,
+        resolver.environment,
+        checker.kinds,
+        checker.classes,
+        checker.defaults,
+        checker.derived,
+    )
+
+
+def _place(origin: Origin) -> tuple[str, int]:
+    return origin.file, origin.line
+
+
+def _source_problems(tree: Map, project: FilePath) -> list[Problem]:
+    """A folder for the user's code that was named must be there."""
+    node = tree.items.get("src_code_path")
+    if not (isinstance(node, Leaf) and isinstance(node.value, str)) or (project / node.value).is_dir():
+        return []
+    expected = f"a folder in {project.name}/"
+    return [Problem("src_code_path", node.origin, "there is no such folder", expected, repr(node.value))]
+
+
+def _is_section(node: Node) -> bool:
+    return isinstance(node, Map) and bool(class_word(node))
+
+
+def _section(checker: Checker, name: str) -> Any:
+    """Check a section of the user's own: a dataclass or pydantic model, named by `class`."""
+    assert isinstance(checker.root, Map)
+    node = checker.root.items[name]
+    value = checker.component(node, ANY, (name,))
+    target = value.target if isinstance(value, Component) else type(value)
+    if hasattr(Config, name):
+        checker.fail(
+            node, (name,), "a config has an attribute of this name already; call the section something else"
+        )
+    if (name,) not in checker.classes or (value is not INVALID and not is_record(target)):
+        known = signature_of(Run).parameters
+        checker.problem(
+            checker.located((name,)),
+            (name,),
+            "unknown key, and not a section of your own",
+            f"one of {', '.join(known)}; or a dataclass or a pydantic model",
+            name,
+            nearest(name, known),
+        )
+    return value
+
+
+def _unwrap(tree: Map) -> tuple[Map, dict[str, Any]]:
+    """A resolved config holds the config itself and its frozen derived values."""
+    inner, derived = tree.items.get("config"), tree.items.get("derived")
+    if isinstance(inner, Map) and isinstance(derived, Map) and "fingerprint" in tree.items:
+        return inner, dict(plain(derived))
+    return tree, {}
+
+
+def _no_file(file: FilePath, reader: Reader) -> Problem:
+    """A path that leads nowhere, with the run that was probably meant."""
+    wanted, runs = file.name, list(file.parent.glob("*/config.yaml"))
+    if file.name == "config.yaml":
+        wanted, runs = file.parent.name, list(file.parent.parent.glob("*/config.yaml"))
+    names = {entry.name: entry for entry in [*(run.parent for run in runs), *file.parent.glob("*.y*ml")]}
+    best = nearest(wanted, names)
+    return Problem(
+        "",
+        Origin(reader.shown(file)),
+        "there is no such config",
+        "a run folder with a config.yaml, or a YAML file",
+        suggestion=reader.shown(names[best]) if best else "",
+    )

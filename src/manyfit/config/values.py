@@ -1,0 +1,432 @@
+"""Tree × annotations → typed values. As strict as JSON: nothing is converted.
+
+An int fits a float, a list fits a tuple, text fits an enum or a path. The checker descends through the
+structure itself, because components may stand anywhere in it; constraints and single values of other types
+(dates, URLs) are pydantic's business.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections.abc
+import functools
+import inspect
+import json
+import types
+import typing
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path as FilePath
+from typing import Any, Final, Literal
+
+from annotated_types import BaseMetadata, GroupedMetadata
+
+from manyfit.config import torch_facts
+from manyfit.config.component import is_plain
+from manyfit.config.kinds import Kind
+from manyfit.config.roles import ANY, BY_BASE, CALLABLE, Role, describe, is_record, qualified
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, child, class_word, dotted, plain
+from manyfit.config.wording import MAPPINGS, SEQUENCES, SETS, expectation, expectation_of_any
+from manyfit.core.errors import Origin, Problem
+from manyfit.core.names import listing, nearest, show
+from manyfit.core.secrets import Secret
+
+INVALID: Final = object()
+WRONG_TYPE: Final = "wrong type"
+
+
+class Values(abc.ABC):
+    """Checks values. What is learned on the way is collected beside the problems."""
+
+    def __init__(self, root: Node, project: FilePath, source: FilePath | None) -> None:
+        self.root = root
+        self.project = project
+        self.source = source
+        self.problems: list[Problem] = []
+        self.kinds: dict[Path, Kind] = {}
+        self.classes: dict[Path, str] = {}
+        self.defaults: dict[Path, Any] = {}
+        self.derived: dict[Path, Any] = {}
+        self.kind = Kind.IDENTITY
+
+    @abc.abstractmethod
+    def component(
+        self, node: Node, role: Role, path: Path, wanted: type | None = None, keep: bool = False
+    ) -> Any:
+        """Check a component."""
+
+    @abc.abstractmethod
+    def record(self, node: Node, wanted: type, path: Path) -> Any:
+        """Check a mapping against the fields of a class."""
+
+    @abc.abstractmethod
+    def target(self, text: str, role: Role, node: Leaf, path: Path) -> Any:
+        """Import what a class path names."""
+
+    def value(self, node: Node, annotation: Any, path: Path) -> Any:
+        """Check a node against an annotation and return the typed value, or INVALID."""
+        if isinstance(node, Leaf) and isinstance(node.value, Unresolved):
+            return INVALID
+        if typing.get_origin(annotation) is typing.Annotated:
+            return self.annotated(node, annotation, path)
+        if isinstance(node, Leaf) and isinstance(node.value, Secret):
+            return self.secret(node, annotation, path)
+        while isinstance(annotation, typing.NewType):
+            annotation = annotation.__supertype__
+        if isinstance(annotation, typing.TypeVar):
+            annotation = annotation.__bound__ or Any
+        origin = typing.get_origin(annotation) or annotation
+        if (
+            annotation is Any
+            or annotation is object
+            or isinstance(annotation, str | typing.ForwardRef | typing.ParamSpec)
+        ):
+            return self.anything(node, path)
+        if origin in (typing.Union, types.UnionType):
+            return self.union(node, typing.get_args(annotation), path)
+        if origin is Literal:
+            return self.literal(node, typing.get_args(annotation), path)
+        if annotation in (None, type(None), bool, int, float, str):
+            return self.scalar(node, annotation, path)
+        if origin is tuple or (
+            inspect.isclass(origin) and issubclass(origin, tuple) and not hasattr(origin, "_fields")
+        ):
+            return self.tuple(node, typing.get_args(annotation), path)
+        if origin in SEQUENCES or origin in SETS:
+            return self.sequence(node, origin, typing.get_args(annotation), path)
+        if origin in MAPPINGS:
+            return self.mapping(node, typing.get_args(annotation), path)
+        if origin is collections.abc.Callable:
+            return self.component(node, CALLABLE, path)
+        if origin is type:
+            return self.class_itself(node, typing.get_args(annotation), path)
+        return self.instance(node, origin, path) if inspect.isclass(origin) else self.anything(node, path)
+
+    def annotated(self, node: Node, annotation: Any, path: Path) -> Any:
+        """`Annotated`: marks for the kind, a role, or constraints that pydantic knows."""
+        base, *marks = typing.get_args(annotation)
+        before = self.kind
+        role = None
+        for mark in marks:
+            if isinstance(mark, Kind):
+                self.kind = mark
+                self.kinds[path] = mark
+            role = mark if isinstance(mark, Role) else role
+        constraints = [mark for mark in marks if _constrains(mark)]
+        if role is not None:
+            optional = type(None) in typing.get_args(base) and isinstance(node, Leaf) and node.value is None
+            value = None if optional else self.component(node, role, path, keep=True)
+        else:
+            value = self.value(node, base, path)
+        self.kind = before
+        if constraints and value is not INVALID and value is not None and is_plain(value):
+            return self.pydantic(node, typing.Annotated[(base, *constraints)], path, value)
+        return value
+
+    def secret(self, node: Leaf, annotation: Any, path: Path) -> Any:
+        """A secret fits text, in fields that are not part of the identity."""
+        if self.kind is not Kind.NEUTRAL:
+            return self.fail(
+                node,
+                path,
+                "a secret cannot be part of a run's identity or budget",
+                "a field that is neither: annotate it with Annotated[str, Kind.NEUTRAL]",
+            )
+        options = (
+            typing.get_args(annotation)
+            if typing.get_origin(annotation) in (typing.Union, types.UnionType)
+            else (annotation,)
+        )
+        if not any(option in (str, Any, object) for option in options):
+            return self.fail(node, path, "a secret is text", expectation(annotation), "a secret")
+        return node.value
+
+    def scalar(self, node: Node, annotation: Any, path: Path) -> Any:
+        """null, true or false, whole numbers, numbers and text; an int fits a float."""
+        wanted = type(None) if annotation is None else annotation
+        value = node.value if isinstance(node, Leaf) else INVALID
+        if type(value) is wanted:
+            return value
+        if wanted is float and type(value) is int:
+            return (
+                float(value)
+                if abs(value) < 1 << 1023
+                else self.fail(node, path, "a number too large for a float")
+            )
+        return self.fail(node, path, WRONG_TYPE, expectation(annotation))
+
+    def literal(self, node: Node, options: Sequence[Any], path: Path) -> Any:
+        """One of a few values."""
+        value = node.value if isinstance(node, Leaf) else INVALID
+        for option in options:
+            if type(option) is type(value) and option == value:
+                return option
+        names = [str(option) for option in options]
+        return self.fail(
+            node,
+            path,
+            "not one of the possible values",
+            f"one of {listing(map(repr, options))}",
+            suggestion=nearest(str(value), names) if isinstance(value, str) else "",
+        )
+
+    def union(self, node: Node, options: Sequence[Any], path: Path) -> Any:
+        """The first option that fits; when none does, the problems of the likeliest one."""
+        if (
+            isinstance(node, Leaf)
+            and type(node.value) in options
+            and not (
+                isinstance(node.value, str)
+                and any(inspect.isclass(o) and issubclass(o, FilePath) for o in options)
+            )
+        ):
+            return node.value
+        options = sorted(options, key=lambda option: option is str)
+        if isinstance(node, Leaf) and node.value is None and type(None) not in options:
+            return self.fail(node, path, WRONG_TYPE, expectation_of_any(options))
+        likely: list[Problem] = []
+        for option in options:
+            found, problems = self.attempt(node, option, path)
+            if not problems:
+                return found
+            if any(p.path != dotted(path) or p.message != WRONG_TYPE for p in problems):
+                likely = likely or problems
+        if likely:
+            self.problems += likely
+            return INVALID
+        return self.fail(node, path, WRONG_TYPE, expectation_of_any(options))
+
+    def attempt(self, node: Node, annotation: Any, path: Path) -> tuple[Any, list[Problem]]:
+        """Check against one option and take everything back if it does not fit."""
+        saved = self.problems, dict(self.kinds), dict(self.classes), dict(self.defaults), dict(self.derived)
+        self.problems = []
+        value = self.value(node, annotation, path)
+        problems = self.problems
+        if problems:
+            self.problems, self.kinds, self.classes, self.defaults, self.derived = saved
+        else:
+            self.problems = saved[0]
+        return value, problems
+
+    def tuple(self, node: Node, options: Sequence[Any], path: Path) -> Any:
+        """A list fits a tuple, item by item."""
+        if not isinstance(node, Seq):
+            return self.fail(node, path, WRONG_TYPE, "a list")
+        if not options or options[-1] is Ellipsis:
+            options = [options[0] if options else Any] * len(node.items)
+        if len(options) != len(node.items):
+            return self.fail(
+                node, path, "a list of the wrong length", f"{len(options)} items", f"{len(node.items)} items"
+            )
+        items = [
+            self.value(item, option, (*path, i))
+            for i, (item, option) in enumerate(zip(node.items, options, strict=True))
+        ]
+        return INVALID if any(item is INVALID for item in items) else tuple(items)
+
+    def sequence(self, node: Node, origin: Any, options: Sequence[Any], path: Path) -> Any:
+        """A list, or a set written as one."""
+        if not isinstance(node, Seq):
+            return self.fail(node, path, WRONG_TYPE, expectation(origin[options[0]] if options else origin))
+        items = [
+            self.value(item, options[0] if options else Any, (*path, i)) for i, item in enumerate(node.items)
+        ]
+        if any(item is INVALID for item in items):
+            return INVALID
+        if origin in SEQUENCES:
+            return items
+        try:
+            return frozenset(items) if origin is frozenset else set(items)
+        except TypeError:
+            return self.fail(node, path, "an item that a set cannot hold", "text and numbers")
+
+    def mapping(self, node: Node, options: Sequence[Any], path: Path) -> Any:
+        """A mapping with free keys."""
+        if not isinstance(node, Map):
+            return self.fail(node, path, WRONG_TYPE, "a mapping")
+        key_type, value_type = options or (str, Any)
+        result: dict[Any, Any] = {}
+        for key, item in node.items.items():
+            where = Leaf(key if key_type in (str, Any) else _number(key), node.key_origin(key))
+            typed = self.value(where, key_type, (*path, key))
+            result[typed] = self.value(item, value_type, (*path, key))
+        broken = INVALID in result or any(item is INVALID for item in result.values())
+        return INVALID if broken else result
+
+    def class_itself(self, node: Node, options: Sequence[Any], path: Path) -> Any:
+        """`type[Base]`: the class itself, named by its path."""
+        if not (isinstance(node, Leaf) and isinstance(node.value, str)):
+            return self.fail(node, path, WRONG_TYPE, "a class path")
+        target = self.target(node.value, ANY, node, path)
+        base = options[0] if options and inspect.isclass(options[0]) else object
+        if target is not INVALID and not (inspect.isclass(target) and issubclass(target, base)):
+            return self.fail(
+                node, path, f"{describe(target)} does not fit", f"a subclass of {qualified(base)}"
+            )
+        return target
+
+    def instance(self, node: Node, wanted: type, path: Path) -> Any:
+        """A class: an enum, a path, a record, a component, or a single value that pydantic can read."""
+        if issubclass(wanted, Enum):
+            return self.enum(node, wanted, path)
+        if issubclass(wanted, FilePath):
+            text = self.scalar(node, str, path)
+            return text if text is INVALID else wanted(self.project / text)
+        if torch_facts.is_dtype(qualified(wanted)):
+            return self.dtype(node, path)
+        named = isinstance(node, Map) and class_word(node, free=True)
+        if not named and hasattr(wanted, "_fields") and isinstance(node, Seq):
+            node = self.named_fields(node, wanted)
+        if not named and (is_record(wanted) or typing.is_typeddict(wanted) or hasattr(wanted, "_fields")):
+            return self.record(node, wanted, path)
+        role = BY_BASE.get(qualified(wanted), ANY)
+        text = node.value if isinstance(node, Leaf) and isinstance(node.value, str) else ""
+        component_only = _adapter(wanted) is None
+        if named or (component_only and (isinstance(node, Map) or "." in text or text in role.short)):
+            return self.component(node, role, path, wanted)
+        if component_only:
+            return self.fail(node, path, WRONG_TYPE, expectation(wanted))
+        return self.pydantic(node, wanted, path)
+
+    @staticmethod
+    def named_fields(node: Seq, wanted: Any) -> Map:
+        """A named tuple may be written as a list."""
+        names = [*wanted._fields, *(str(i) for i in range(len(wanted._fields), len(node.items)))]
+        items = dict(zip(names, node.items, strict=False))
+        return Map(items, node.origin, {name: item.origin for name, item in items.items()})
+
+    def enum(self, node: Node, wanted: type[Enum], path: Path) -> Any:
+        """A member's name, or its value."""
+        value = node.value if isinstance(node, Leaf) else INVALID
+        if isinstance(value, str) and value in wanted.__members__:
+            return wanted[value]
+        for member in wanted:
+            if type(member.value) is type(value) and member.value == value:
+                return member
+        return self.fail(
+            node,
+            path,
+            "not one of the possible values",
+            f"one of {listing(wanted.__members__)}",
+            suggestion=nearest(str(value), wanted.__members__),
+        )
+
+    def dtype(self, node: Node, path: Path) -> Any:
+        """`torch.float64` is written as text."""
+        text = self.scalar(node, str, path)
+        if text is INVALID:
+            return INVALID
+        known = torch_facts.dtypes()
+        name = text.removeprefix("torch.")
+        if name in known:
+            return known[name]
+        return self.fail(
+            node, path, "not a dtype", "a dtype such as torch.float32", suggestion=nearest(name, known)
+        )
+
+    def pydantic(self, node: Node, annotation: Any, path: Path, typed: Any = INVALID) -> Any:
+        """Let pydantic check a typed value, or read one as strictly as JSON."""
+        from pydantic import ValidationError
+
+        adapter = _adapter(annotation)
+        if adapter is None:
+            return typed
+        try:
+            if typed is not INVALID:
+                return adapter.validate_python(typed, strict=True)
+            return adapter.validate_json(json.dumps(plain(node)), strict=True)
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                wanted = item["msg"].removeprefix("Input should be ")
+                self.fail(node, (*path, *item["loc"]), "not a possible value", wanted)
+            return INVALID
+
+    def anything(self, node: Node, path: Path) -> Any:
+        """A value without annotation: data as it is, components where `class:` says so."""
+        if isinstance(node, Map):
+            if class_word(node, free=True):
+                return self.component(node, ANY, path)
+            return {key: self.anything(value, (*path, key)) for key, value in node.items.items()}
+        if isinstance(node, Seq):
+            return [self.anything(value, (*path, i)) for i, value in enumerate(node.items)]
+        if isinstance(node.value, Secret):
+            return self.secret(node, Any, path)
+        return INVALID if isinstance(node.value, Unresolved) else node.value
+
+    # -- problems ---------------------------------------------------------------------------------
+
+    def located(self, path: Path) -> Origin:
+        """Where the last key of a path was written."""
+        node, origin = self.root, self.root.origin
+        for key in path:
+            if isinstance(node, Map) and str(key) in node.items:
+                origin = node.key_origin(str(key))
+            below = child(node, key)
+            if below is None:
+                break
+            node = below
+            origin = node.origin if not isinstance(node, Map) and isinstance(key, int) else origin
+        return origin
+
+    def fail(
+        self,
+        node: Node,
+        path: Path,
+        message: str,
+        expected: str = "",
+        received: str = "",
+        suggestion: str = "",
+    ) -> Any:
+        """Record a problem with a value."""
+        got = received or (show(plain(node)) if expected else "")
+        origin = node.origin if isinstance(node, Leaf) else self.located(path)
+        self.problem(origin, path, message, expected, got, suggestion)
+        return INVALID
+
+    def problem(
+        self,
+        origin: Origin,
+        path: Path,
+        message: str,
+        expected: str = "",
+        received: str = "",
+        suggestion: str = "",
+    ) -> None:
+        """Record a problem."""
+        self.problems.append(Problem(dotted(path), origin, message, expected, received, suggestion))
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached_adapter(annotation: Any) -> Any:
+    from pydantic import PydanticUserError, TypeAdapter
+
+    try:
+        return TypeAdapter(annotation)
+    except PydanticUserError:
+        return None
+
+
+def _adapter(annotation: Any) -> Any:
+    """pydantic's reader for an annotation; None for a class that it cannot read from JSON."""
+    try:
+        return _cached_adapter(annotation)
+    except TypeError:  # an annotation that cannot be hashed, such as a Literal of lists
+        return _cached_adapter.__wrapped__(annotation)
+
+
+def _constrains(mark: Any) -> bool:
+    """Whether pydantic understands a mark in `Annotated`."""
+    return (
+        isinstance(mark, BaseMetadata | GroupedMetadata)
+        or type(mark).__name__ == "FieldInfo"
+        or hasattr(mark, "__get_pydantic_core_schema__")
+    )
+
+
+def _number(key: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(key)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(key, key)

@@ -1,0 +1,81 @@
+"""Annotations and roles in the words of a message."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from manyfit.config.roles import Role
+from manyfit.core.names import listing
+
+SEQUENCES: Final = {
+    list,
+    collections.abc.Sequence,
+    collections.abc.Iterable,
+    collections.abc.Collection,
+    collections.abc.MutableSequence,
+}
+SETS: Final = {set, frozenset, collections.abc.Set}
+MAPPINGS: Final = {
+    dict,
+    collections.abc.Mapping,
+    collections.abc.MutableMapping,
+    collections.OrderedDict,
+}
+SCALARS: Final = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    None: "null",
+}
+
+
+def expectation(annotation: Any) -> str:
+    """Describe what an annotation accepts."""
+    if annotation is Any:
+        return "any value"
+    if annotation is None or (inspect.isclass(annotation) and annotation in SCALARS):
+        return SCALARS[annotation]
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        role = next((mark for mark in annotation.__metadata__ if isinstance(mark, Role)), None)
+        return role.wanted + short_names(role) if role else expectation(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return expectation_of_any(args)
+    if origin is Literal:
+        return f"one of {listing(map(repr, args))}"
+    if origin is tuple or origin in SEQUENCES or origin in SETS:
+        inner = [expectation(option) for option in args if option is not Ellipsis]
+        return f"a list of {', '.join(inner)}" if inner else "a list"
+    if origin in MAPPINGS or annotation in MAPPINGS:
+        return "a mapping"
+    if annotation in SEQUENCES or annotation in SETS or annotation is tuple:
+        return "a list"
+    if inspect.isclass(annotation):
+        return expectation_of_class(annotation)
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")
+
+
+def expectation_of_class(wanted: type) -> str:
+    """Describe what a class accepts."""
+    if issubclass(wanted, Enum):
+        return f"one of {listing(wanted.__members__)}"
+    return "a path" if issubclass(wanted, Path) else f"a {wanted.__qualname__}"
+
+
+def expectation_of_any(options: Iterable[Any]) -> str:
+    """Describe a choice of annotations."""
+    return " or ".join(dict.fromkeys(expectation(option) for option in options))
+
+
+def short_names(role: Role) -> str:
+    """The short names of a role, as the end of a sentence."""
+    return f", or one of {listing(sorted(role.short))}" if role.short else ""

@@ -1,0 +1,20 @@
+"""Numbers in JSON, which has no word for what is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
+    """Values by name for JSON; nan and the infinities become text.
+
+    >>> as_json({"a": 1.0, "b": float("nan")})
+    {'a': 1.0, 'b': 'nan'}
+    """
+    return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
+
+
+def from_json(values: Mapping[str, float | str]) -> dict[str, float]:
+    """Read back what `as_json` wrote."""
+    return {name: float(value) for name, value in values.items()}
