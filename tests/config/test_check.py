@@ -64,6 +64,19 @@ def test_a_component_in_a_parameter_without_annotation(project):
     assert type(found[0]["a"]).__name__ == "MLP"
 
 
+def test_a_named_tuple_is_a_list_or_a_mapping_and_nothing_is_converted(project):
+    assert build(project, point=[1, 2])["point"] == (1, 2.0)
+    assert build(project, point={"x": 1})["point"] == (1, 0.0)
+    assert refused(project, point=["3", 2.0])[0].path == "model.point.x"
+    assert refused(project, point=[1, 2, 3])[0].path == "model.point.2"
+
+
+def test_paths_in_unions_and_defaults_are_relative_to_the_project_too(project):
+    assert build(project, place="x")["place"] == project.root / "x"
+    assert build(project)["folder"] == project.root / "data"
+    assert build(project, size_of="x")["size_of"] == project.root / "x"
+
+
 def test_a_path_is_relative_to_the_project(project):
     assert build(project, file="data/x.csv")["file"] == project.root / "data/x.csv"
     assert build(project, file="/data/x.csv")["file"] == Path("/data/x.csv")

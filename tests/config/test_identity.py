@@ -111,3 +111,38 @@ def test_the_resolved_file_is_a_config_again(project):
     again = load_config(file)
     assert again == config
     assert again.fingerprint == config.fingerprint
+
+
+def test_true_is_not_one(project):
+    left, right = (load(project, model={"class": "models.Rich", "free": value}) for value in (True, 1))
+    assert left.fingerprint != right.fingerprint
+    assert [d.path for d in left.diff(right)] == ["model.free"]
+
+
+def test_a_list_of_things_that_are_neither(project):
+    config = load(project, model={"class": "models.Rich", "free": [{"class": "models.Head", "width": 1}]})
+    assert len(config.fingerprint) == 64
+
+
+def test_a_patch_is_the_same_as_an_override(project):
+    from manyfit.config import patch
+
+    project.config(project.changed(model__hidden="${data.batch_size}"))
+    base = load_config(project.run, ["seed=9"])
+    patched = patch(base, ["data.batch_size=5"])
+    assert patched == load_config(project.run, ["seed=9", "data.batch_size=5"])
+    assert patched.model.hidden == 5
+    assert base.model.hidden == 16
+
+
+@pytest.mark.parametrize("length", [{"epochs": 10, "steps_per_epoch": 4}, {"total_steps": 40}])
+def test_a_schedule_with_a_length_of_its_own_has_no_horizon(project, length):
+    assert (
+        load(project, train__scheduler={"class": "one_cycle", "max_lr": 0.1, **length}).run.train.horizon
+        is None
+    )
+
+
+def test_extend_from_python_is_relative_to_the_project(project):
+    config = load_config({"extend": "runs/a/config.yaml", "seed": 8}, project=project.root)
+    assert (config.seed, config.model.hidden) == (8, 8)

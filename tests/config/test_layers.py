@@ -12,7 +12,7 @@ def read(project):
         for file, text in files.items():
             project.write(file.replace("__", "/") + ".yaml", text)
         problems = []
-        tree = Reader(project.root, problems).read(project.root / name)
+        tree = Reader(problems).read(project.root / name)
         tree = inherit(tree, problems) if tree else tree
         return (plain(tree) if tree else None), problems
 

@@ -269,6 +269,95 @@ MISTAKES = [
     swap(
         "missing source folder", "src_code_path: src", "src_code_path: source", 2, "src_code_path", "'source'"
     ),
+    swap(
+        "torch.load as a loss",
+        "loss: cross_entropy",
+        "loss: torch.load",
+        8,
+        "train.loss",
+        "torch.serialization.load",
+    ),
+    swap(
+        "torch.hub.load as a metric",
+        "metrics: [accuracy]",
+        "metrics: [torch.hub.load]",
+        9,
+        "train.metrics.0",
+        "load",
+    ),
+    swap(
+        "torch.load in a parameter without annotation",
+        "class: models.MLP, hidden: 8",
+        "class: torch.nn.MultiheadAttention, embed_dim: 8, num_heads: 2, dropout: {class: torch.load, f: x}",
+        5,
+        "model.dropout.class",
+    ),
+    swap(
+        "torch.hub.load where a function is asked for",
+        "    lr: 1e-2",
+        "    lr: 1e-2\n  scheduler: {class: lambda, lr_lambda: torch.hub.load}",
+        13,
+        "train.scheduler.lr_lambda",
+    ),
+    swap(
+        "metric of one argument",
+        "metrics: [accuracy]",
+        "metrics: [models.decay]",
+        9,
+        "train.metrics.0",
+        "(output, target)",
+    ),
+    swap("abstract class", "models.MLP, hidden: 8", "models.Abstract", 5, "model.class", "it lacks forward"),
+    # what fields say about each other
+    swap(
+        "metric that nobody measures",
+        "metric: val_loss",
+        "metric: val_acuracy",
+        13,
+        "export.metric",
+        "did you mean: val_accuracy",
+    ),
+    swap(
+        "two metrics of one name",
+        "metrics: [accuracy]",
+        "metrics: [accuracy, accuracy]",
+        9,
+        "train.metrics.1",
+        "names of your own",
+    ),
+    swap(
+        "metric with the name of a column",
+        "metrics: [accuracy]",
+        "metrics: {loss: accuracy}",
+        9,
+        "train.metrics.loss",
+    ),
+    swap("unknown device", "epochs: 2", "epochs: 2\n  device: gpu", 8, "train.device", "'gpu'"),
+    swap(
+        "schedule inside a schedule without its length",
+        "    lr: 1e-2",
+        "    lr: 1e-2\n  scheduler: {class: sequential, milestones: [1], schedulers: [cosine]}",
+        13,
+        "train.scheduler.schedulers.0.T_max",
+    ),
+    swap(
+        "section with the name of an attribute",
+        "seed: 3",
+        "seed: 3\nproject: {class: models.Head, width: 1}",
+        4,
+        "project",
+        "attribute",
+    ),
+    swap(
+        "section without a class", "seed: 3", "seed: 3\nnotes: {a: 1}", 4, "notes", "a mapping with `class`"
+    ),
+    swap(
+        "item that a set cannot hold",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, tags: [[1]]",
+        5,
+        "model.tags",
+    ),
     # references
     swap(
         "reference to nothing",
@@ -318,6 +407,31 @@ MISTAKES = [
         "project_name",
         "inside text",
     ),
+    swap(
+        "select of itself",
+        "project_name: test",
+        "project_name: ${oc.select:project_name}",
+        1,
+        "project_name",
+        "circle",
+    ),
+    Mistake(
+        "endless chain of references",
+        line=1,
+        says=["project_name", "more than"],
+        text=BASE.replace("name: test", "name: ${x0}")
+        + "".join(f"x{i}: ${{x{i + 1}}}\n" for i in range(400))
+        + "x400: 1\n",
+    ),
+    swap(
+        "secret that is also plain",
+        "project_name: test",
+        "project_name: ${secret:HOME}-${oc.env:HOME}",
+        1,
+        "project_name",
+        "HOME",
+    ),
+    swap("reference without quotes inside braces", "hidden: 8}", "hidden: ${seed}}", 5, "needs quotes"),
     # files
     swap(
         "extend of a missing file",
@@ -347,6 +461,25 @@ MISTAKES = [
         line=4,
         says=["train.epochs", "a list"],
     ),
+    swap(
+        "deletion of nothing in a file",
+        "export: {metric: val_loss, mode: min}",
+        'export: {metrik: "${__del__}"}',
+        13,
+        "export.metrik",
+        "nothing to delete",
+    ),
+    Mistake(
+        "mappings that inherit too much",
+        line=None,
+        says=["once all is inherited"],
+        text=BASE
+        + "a0: {x: 1}\n"
+        + "".join(
+            f"a{i}:\n" + "".join(f"  k{k}:\n    ${{__inherit__}}: a{i - 1}\n" for k in range(10))
+            for i in range(1, 9)
+        ),
+    ),
     swap("duplicate key", "seed: 3", "seed: 3\nseed: 4", 4, "seed", "line 3"),
     swap("tab", "  epochs: 2", "\tepochs: 2", 7, "tab"),
     swap("unclosed bracket", "metrics: [accuracy]", "metrics: [accuracy", 10, "not valid YAML"),
@@ -362,6 +495,9 @@ MISTAKES = [
     Mistake("nested too deeply", text="a: " + "[" * 5_000, line=1, says=["too deeply"]),
     Mistake("binary", text=bytes(range(256)), line=2, says=["UTF-8"]),
     # the command line
+    override(
+        "override of a key in another section", ["epochs=3"], "epochs", "did you mean: train.epochs", line=1
+    ),
     override("override of an unknown key", ["train.epoch=3"], "train.epoch", "did you mean: epochs", line=6),
     override(
         "override of an unknown parameter",

@@ -165,3 +165,51 @@ def test_paths_are_relative_to_the_project(project, monkeypatch):
     config = load_config(project.run)
     assert config.project == project.root
     assert config.run.model.params["file"] == project.root / "data/x"
+
+
+def test_defaults_of_components_can_be_read(load):
+    config = load()
+    assert config.model.dropout == config["model"]["dropout"] == 0.0
+    assert config.train.optimizer.betas == (0.9, 0.999)
+    assert config.export.mode == "min"
+
+
+def test_a_derived_value_can_be_referred_to(load):
+    config = load(augment={"class": "settings.Augment", "strength": 0.5, "side": "${data.batch_size}"},
+                  model={"class": "models.MLP", "hidden": "${augment.pixels}"})  # fmt: skip
+    assert config.model.hidden == 256
+
+
+def test_a_derived_value_that_needs_itself(load):
+    with pytest.raises(ConfigError, match="circle"):
+        load(augment={"class": "settings.Augment", "strength": 0.5, "side": "${augment.pixels}"})
+
+
+def test_derived_values_beside_a_secret(load, project, monkeypatch):
+    project.write(
+        "src/both.py",
+        """
+        from dataclasses import dataclass
+        from typing import Annotated
+        from manyfit import Derived, Kind
+
+        @dataclass
+        class Both:
+            token: Annotated[str, Kind.NEUTRAL]
+            side: int = 3
+            pixels: Annotated[int, Derived(lambda b: b.side ** 2)] = 0
+        """,
+    )
+    monkeypatch.setenv("MANYFIT_TEST_TOKEN", "hunter2-hunter2")
+    config = load(both={"class": "both.Both", "token": "${secret:MANYFIT_TEST_TOKEN}"})
+    assert config.both.pixels == 9
+    assert (config.section("both").token, config.section("both").pixels) == ("hunter2-hunter2", 9)
+
+
+def test_type_names_the_class_of_a_section_too(load):
+    assert load(augment={"type": "settings.Augment", "strength": 0.5}).augment.strength == 0.5
+
+
+def test_one_mistake_in_a_section_is_one_problem(load):
+    with pytest.raises(ConfigError, match="1 problem"):
+        load(augment={"class": "settings.Augment", "strength": "x"})

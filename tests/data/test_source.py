@@ -83,3 +83,13 @@ def test_arrays_that_do_not_fit(arguments, message):
 def test_a_split_that_leaves_nothing():
     with pytest.raises(UsageError, match="leave rows to train on"):
         Digits(validation=0.5, test=0.5)
+
+
+def test_what_can_be_read_as_an_array_is_one():
+    import torch
+
+    source = ArraySource(torch.ones(3, 2), [0, 1, 2], ids=range(3))
+    batch = next(source.batches(Order(3)))
+    assert isinstance(batch.inputs, np.ndarray)
+    assert source.ids(batch.index) == ["0", "1", "2"]
+    assert len(source.fingerprint()) == 64

@@ -333,6 +333,157 @@ def test_secrets_never_reach_a_file(project, cli, monkeypatch):
     assert "${secret:MANYFIT_TEST_TOKEN}" in (project.run / "provenance.json").read_text()
 
 
+@pytest.mark.parametrize("change", ["train.optimizer.lr=1e30", "train.metrics=[models.nan_everywhere]"])
+def test_a_run_that_measures_nan_still_finishes(project, cli, change):
+    answer = cli("train", "runs/a", change)
+    assert answer.code == 0
+    assert RunFolder(project.run).state() == "finished"
+    assert "nan" in answer.out
+    assert "is finished already" in cli("train", "runs/a", change).out
+
+
+def test_a_config_that_a_person_wrote_is_never_overwritten(project, cli):
+    project.write("a.yaml", "extend: runs/a/config.yaml\nmodel: {hidden: 4}\n")
+    before = project.file.read_bytes()
+    answer = cli("train", "a.yaml")
+    assert answer.code == 2
+    assert "config of its own" in answer.err
+    assert project.file.read_bytes() == before
+    assert cli("train", "a.yaml", "-l", "error").code == 2
+
+
+def test_metrics_by_name(project):
+    tree = project.changed(train__metrics={"top2": {"class": "top_k_accuracy", "k": 2}, "top3": {"class": "top_k_accuracy", "k": 3}},
+                           export={"metric": "val_top2", "mode": "max"})  # fmt: skip
+    result = manyfit.train(tree, folder="runs/b", callbacks=[])
+    assert {"val_top2", "val_top3"} <= set(result.metrics)
+    assert {"top2", "top3"} <= set(result.test)
+
+
+def test_a_metric_is_called_what_the_config_calls_it(project):
+    tree = project.changed(train__metrics=["models:nan_everywhere"])
+    assert "val_nan_everywhere" in manyfit.train(tree, folder="runs/b", callbacks=[]).metrics
+    project.config(project.changed(train__metrics=["accuracy"]))
+    assert "val_accuracy" in manyfit.train("runs/a", callbacks=[]).metrics
+
+
+def test_a_metric_that_fails_is_found_before_the_first_step(project, cli):
+    answer = cli("train", "runs/a", "train.metrics=[{class: top_k_accuracy, k: 50}]")
+    assert answer.code == 1
+    assert "the metric 'top_k_accuracy' failed on output (16, 10)" in answer.err
+    assert "epoch 1" not in answer.err
+
+
+@pytest.mark.parametrize(("missing", "says"), [("validation", "no validation rows"), ("test", None)])
+def test_data_without_a_split(project, cli, missing, says):
+    text = (project.src / "points.py").read_text()
+    project.write(
+        "src/points.py",
+        text.replace(
+            "        offset =", f"        if split == {missing!r}:\n            return None\n        offset ="
+        ),
+    )
+    answer = cli("train", "runs/a")
+    assert answer.code == 0
+    asked = cli("train", "runs/a", "export.metric=val_loss", "train.epochs=3")
+    assert asked.code == (2 if says else 0)
+    assert (says or "") in asked.err
+
+
+def test_losses_that_sum(project):
+    mean = manyfit.train(project.changed(), folder="runs/b", callbacks=[])
+    summed = manyfit.train(project.changed(train__loss={"class": "cross_entropy", "reduction": "sum"},
+                                           train__optimizer={"class": "sgd", "lr": 1e-9}), folder="runs/c", callbacks=[])  # fmt: skip
+    assert summed.history[0].values["train_loss"] == pytest.approx(
+        summed.history[0].values["val_loss"], rel=0.2
+    )
+    assert 0 < mean.history[0].values["train_loss"] < 5
+
+
+def test_models_that_draw_from_other_generators_resume_too(project):
+    project.write(
+        "src/noisy.py",
+        """
+        import random
+        import numpy as np
+        from models import MLP
+
+        class Noisy(MLP):
+            def forward(self, images):
+                return super().forward(images) * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
+        """,
+    )
+    tree = project.changed(model={"class": "noisy.Noisy", "hidden": 8}, train__epochs=4)
+    manyfit.train(tree, folder="runs/b", callbacks=[])
+    manyfit.train(tree, ["train.epochs=2"], folder="runs/c", callbacks=[])
+    manyfit.train(tree, folder="runs/c", callbacks=[])
+    assert [r[2]["train_loss"] for r in rows(project.root / "runs/b")] == [
+        r[2]["train_loss"] for r in rows(project.root / "runs/c")
+    ]
+
+
+def test_a_model_is_loaded_without_the_secrets_of_others(project, monkeypatch):
+    project.write(
+        "src/private.py",
+        """
+        from dataclasses import dataclass
+        from typing import Annotated
+        from manyfit import Kind
+
+        @dataclass
+        class Private:
+            token: Annotated[str, Kind.NEUTRAL]
+        """,
+    )
+    monkeypatch.setenv("MANYFIT_TEST_TOKEN", "hunter2-hunter2")
+    project.config(
+        {
+            **project.changed(),
+            "private": {"class": "private.Private", "token": "${secret:MANYFIT_TEST_TOKEN}"},
+        }
+    )
+    manyfit.train("runs/a", callbacks=[])
+    monkeypatch.delenv("MANYFIT_TEST_TOKEN")
+    assert manyfit.load_model("runs/a") is not None
+
+
+def test_a_second_process_that_finishes_first_is_noticed(project, monkeypatch):
+    """What lies in the folder is read after the lock was taken, not before."""
+    from contextlib import contextmanager
+
+    from manyfit.run import train as module
+
+    real = module.owned
+
+    @contextmanager
+    def late(folder):
+        monkeypatch.setattr(module, "owned", real)
+        manyfit.train("runs/a", ["seed=99"], callbacks=[])
+        with real(folder):
+            yield
+
+    monkeypatch.setattr(module, "owned", late)
+    with pytest.raises(RunConflict, match="seed: 99 → 3"):
+        manyfit.train("runs/a", callbacks=[])
+    assert len(rows(project.run)) == 2
+
+
+def test_the_tensorboard_files_of_a_run(project):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    manyfit.train("runs/a", callbacks=[])
+    result = manyfit.train("runs/a", ["train.epochs=4"], callbacks=[])
+    reader = EventAccumulator(str(project.run / "tensorboard"))
+    reader.Reload()
+    found = [(e.step, e.wall_time) for e in reader.Scalars("val_loss")]
+    assert found == [(e.step, e.time) for e in result.history]
+
+
+def test_a_run_is_named_by_its_folder(project, cli, monkeypatch):
+    monkeypatch.chdir(project.run)
+    assert cli("train", ".").out.startswith("a finished")
+
+
 def kill_and_resume(project, kills, seed):
     """Killed at random moments, the same command ends with the same weights and the same log."""
     chance = random.Random(seed)

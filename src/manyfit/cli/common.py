@@ -124,6 +124,13 @@ def table(rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> None:
         )
 
 
+def shown(value: object) -> str:
+    """A value as YAML would write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return value if isinstance(value, str) else repr(value)
+
+
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the names of run folders."""
     found = [str(config.parent) for config in Path().glob("runs/*/config.yaml")]

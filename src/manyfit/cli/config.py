@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from manyfit.cli.common import OverrideVerb, Verb, as_json, json_option, overrides, run_argument, table
+from manyfit.cli.common import OverrideVerb, Verb, as_json, json_option, overrides, run_argument, shown, table
 from manyfit.core.errors import ConfigError, Problem, UsageError
+
+if TYPE_CHECKING:
+    from manyfit.config import Config
 
 
 @click.group()
@@ -26,6 +30,7 @@ def show(run: Path, origin: bool, json_: bool) -> None:
     from manyfit.config import load_config
 
     config = load_config(run, overrides())
+    note_what_was_trained(run, config)
     if json_:
         as_json(
             {
@@ -38,11 +43,11 @@ def show(run: Path, origin: bool, json_: bool) -> None:
         )
     elif origin:
         table(
-            [(path, _shown(value), str(kind), where) for path, value, where, kind in config.rows()],
+            [(path, shown(value), str(kind), where) for path, value, where, kind in config.rows()],
             ("key", "value", "kind", "origin"),
         )
     else:
-        table([(path, _shown(value)) for path, value, _, _ in config.rows()])
+        table([(path, shown(value)) for path, value, _, _ in config.rows()])
 
 
 @command.command(cls=OverrideVerb)
@@ -94,7 +99,10 @@ def diff(before: Path, after: Path, json_: bool) -> None:
     """Say what differs between two configs, and whether it makes another run, a longer one, or neither."""
     from manyfit.config import load_config
 
-    found = load_config(before).diff(load_config(after))
+    left, right = load_config(before), load_config(after)
+    note_what_was_trained(before, left)
+    note_what_was_trained(after, right)
+    found = left.diff(right)
     if json_:
         as_json(
             [
@@ -103,7 +111,7 @@ def diff(before: Path, after: Path, json_: bool) -> None:
             ]
         )
     elif found:
-        table([(d.path, _shown(d.before), "→", _shown(d.after), str(d.kind)) for d in found])
+        table([(d.path, shown(d.before), "→", shown(d.after), str(d.kind)) for d in found])
     else:
         click.echo("no difference")
 
@@ -133,16 +141,14 @@ def schema(run: Path | None, output: Path | None) -> None:
         durable.write(output, text + "\n")
 
 
-def _shown(value: object) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else "null"
-        if value is None
-        else {True: "true", False: "false"}[value]
-        if isinstance(value, bool)
-        else repr(value)
-    )
+def note_what_was_trained(run: Path, config: Config) -> None:
+    """Say on stderr if the folder was trained with other values than its config.yaml has now."""
+    from manyfit.config.identity import diff as differences
+    from manyfit.store.folder import RunFolder
+
+    before = RunFolder(run).snapshot() if run.is_dir() else None
+    for found in differences(config.snapshot, before) if before is not None else ():
+        click.echo(f"note: {run} was trained with {found.path} = {shown(found.after)}", err=True)
 
 
 def _plain(value: object) -> object:

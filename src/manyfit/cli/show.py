@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option, run_argument, table
+from manyfit.cli.common import Verb, as_json, json_option, run_argument, shown, table
 from manyfit.core.errors import FolderError
 
 
@@ -37,7 +37,7 @@ def command(run: Path, json_: bool) -> None:
     )
     if facts["config"]:
         click.echo("\nconfig")
-        table([(f"  {path}", value) for path, value in facts["config"].items()])
+        table([(f"  {path}", shown(value)) for path, value in facts["config"].items()])
     for start in facts["starts"]:
         code = f", commit {start['commit'][:12]}" if start["commit"] else ""
         click.echo(

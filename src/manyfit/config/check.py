@@ -35,6 +35,9 @@ from manyfit.core.secrets import Secret
 class Checker(Values):
     """Checks one tree. `frozen` are derived values that were fixed before."""
 
+    sections: Iterable[tuple[str, Iterable[str]]] = ()
+    """The sections of a run and their keys, to guess what a key at the top was meant for."""
+
     def __init__(
         self, root: Node, project: FilePath, source: FilePath | None, frozen: Mapping[str, Any]
     ) -> None:
@@ -70,20 +73,22 @@ class Checker(Values):
             return self.fail(named, named_at, f"wrong role: {reason}", expected, repr(named.value))
         self.classes[path] = canonical(named.value, role)
         params = node.without(key) if isinstance(node, Map) and key else Map({}, node.origin)
-        return self.called(target, role, params, path, keep)
+        return self.called(target, role, params, path, named.value if keep else None)
 
-    def called(self, target: Any, role: Role, params: Map, path: Path, keep: bool) -> Any:
+    def called(self, target: Any, role: Role, params: Map, path: Path, kept_as: str | None) -> Any:
         """Check the parameters of a class or function that may stand at its place."""
         name = self.classes[path]
         supplied = supplied_to(target, role)
         deferred = not inspect.isclass(target) and (bool(role.function_of) or role is CALLABLE)
         signature = optional(target) if deferred and role is CALLABLE else signature_of(target)
+        keep = kept_as is not None
         waived = torch_facts.missing_horizon(name, params.items) if keep else ""
         given = self.parameters(params, signature, (*supplied, waived), path, name)
         if given is INVALID:
             return INVALID
+        where = self.located(path)
         component = Component(
-            target, name, given, role, dotted(path), self.located(path), supplied, deferred, keep
+            target, name, given, role, dotted(path), where, supplied, deferred, keep, kept_as or name
         )
         return self.finish(component, params, path) if is_record(target) and not keep else component
 
@@ -151,9 +156,11 @@ class Checker(Values):
         where = "" if origin.line else f" ({dotted(path) or 'the config'} is at {self.located(path)})"
         names = list(known)
         expected = f"one of {listing(names, 24)}" if names else "no parameters"
-        self.problem(
-            origin, (*path, key), f"unknown key for {name}{where}", expected, key, nearest(key, names)
-        )
+        best = nearest(key, names)
+        if not path:
+            expected += "; or a section of your own: a mapping with `class`"
+            best = best or next((f"{name}.{key}" for name, known in self.sections if key in known), "")
+        self.problem(origin, (*path, key), f"unknown key for {name}{where}", expected, key, best)
 
     def record(self, node: Node, wanted: type, path: Path) -> Any:
         """A dataclass, pydantic model or TypedDict, written as a mapping without `class`."""

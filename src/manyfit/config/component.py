@@ -12,6 +12,7 @@ from manyfit.config.signature import signature_of
 from manyfit.config.tree import PYTHON
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import Secret, redact
+from manyfit.core.trace import user_frame
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Component:
     deferred: bool = False
     kept: bool = False
     """Whether the section around it holds the component itself, to be built when its time comes."""
+    written: str = ""
+    """The class path as it stands in the config: a short name, or the full path."""
     derived: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a record that were computed already, before its secrets are filled in."""
 
@@ -45,10 +48,8 @@ class Component:
         except ManyfitError:
             raise
         except Exception as error:
-            text = redact(
-                f"{self.origin}: {self.at}: building {self.path} failed: {type(error).__name__}: {error}"
-            )
-            raise ComponentFailed(text) from error
+            text = f"{self.origin}: {self.at}: building {self.path} failed: {type(error).__name__}: {error}"
+            raise ComponentFailed(redact(f"{text}\n  at {user_frame(error)}")) from error
 
     def _arguments(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Put what must be positional in front: `*args`, and what stands before them."""

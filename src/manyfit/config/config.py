@@ -80,7 +80,10 @@ class Config(Mapping[str, Any]):
         """Effective values and kinds, for comparison."""
         kinds = {dotted(path): kind for path, kind in self.kinds.items()}
         implicit = {**self._flat(self.defaults), **self._flat(self.derived)}
-        return Snapshot({**implicit, **flat(self.explicit)}, kinds, self.fingerprint)
+        given = flat(self.explicit)
+        return Snapshot(
+            {**given, **{k: v for k, v in implicit.items() if k not in given}}, kinds, self.fingerprint
+        )
 
     @staticmethod
     def _flat(values: Mapping[Path, Any]) -> dict[str, Any]:
@@ -152,6 +155,9 @@ class Config(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._view)
 
+    def __repr__(self) -> str:
+        return f"Config({str(self.file) if self.file else '<python>'!r}, {self.fingerprint[:12]})"
+
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
@@ -174,7 +180,9 @@ def snapshot(resolved: Node) -> Snapshot:
         }
         explicit = flat(normal(inner, classes))
         kinds = {path: Kind(kind) for path, kind in parts["kinds"].items()}
-        return Snapshot({**parts["defaults"], **parts["derived"], **explicit}, kinds, parts["fingerprint"])
+        return Snapshot(
+            {**explicit, **parts["defaults"], **parts["derived"], **explicit}, kinds, parts["fingerprint"]
+        )
     except (AssertionError, KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:
         raise FolderError(
             f"{resolved.origin.file} is not a resolved config that manyfit wrote ({error!r})"

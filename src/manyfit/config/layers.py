@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path as FilePath
 from typing import Final
 
@@ -71,8 +72,7 @@ def _append(base: Node | None, over: Map, problems: list[Problem], path: Path) -
 class Reader:
     """Reads a file and everything that it extends, each file once, and collects every problem on the way."""
 
-    def __init__(self, project: FilePath, problems: list[Problem]) -> None:
-        self.project = project
+    def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
         self.seen: set[FilePath] = set()
         self.files: list[FilePath] = []
@@ -170,17 +170,19 @@ class Reader:
         return str(FilePath(text).with_name(best)) if best else ""
 
     def shown(self, file: FilePath) -> str:
-        """How messages name a file: from the project's root where it lies inside."""
-        return shown(file, self.project)
+        """How messages name a file."""
+        return shown(file)
 
 
-def shown(file: FilePath, project: FilePath) -> str:
-    """Name a file relative to the working directory, else to the project's root, else in full."""
-    resolved = file.resolve()
-    for base in (FilePath.cwd(), project):
-        if resolved.is_relative_to(base.resolve()):
-            return str(resolved.relative_to(base.resolve()))
-    return str(resolved)
+def shown(file: FilePath) -> str:
+    """Name a file from the working directory, if it is near, else in full."""
+    full = file.resolve()
+    near = os.path.relpath(full)
+    return (
+        near
+        if not near.startswith(f"..{os.sep}..{os.sep}..") and FilePath.cwd() != FilePath("/")
+        else str(full)
+    )
 
 
 def inherit(root: Map, problems: list[Problem]) -> Map:

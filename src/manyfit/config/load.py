@@ -15,9 +15,10 @@ from manyfit.config.defaults import Defaults, source_folder
 from manyfit.config.layers import Reader, inherit
 from manyfit.config.override import Overrides, apply, collect
 from manyfit.config.project import project_root
+from manyfit.config.read import read_file
 from manyfit.config.refer import Resolver
-from manyfit.config.roles import ANY, is_record
-from manyfit.config.schema import Run
+from manyfit.config.roles import ANY, Role, is_record
+from manyfit.config.schema import Export, Run, Train
 from manyfit.config.signature import signature_of
 from manyfit.config.tree import Leaf, Map, Node, class_word, from_plain, plain
 from manyfit.config.values import INVALID
@@ -39,7 +40,7 @@ def load_config(
     problems: list[Problem] = []
     file = None if isinstance(source, Mapping) else config_file(FilePath(source))
     root = (project or (project_root(file) if file else FilePath.cwd())).resolve()
-    reader = Reader(root, problems)
+    reader = Reader(problems)
     if file is not None and not file.exists():
         raise ConfigError([_no_file(file, reader)])
     laid = reader.read(file) if file is not None else reader.extended(from_plain(source), root)
@@ -55,6 +56,26 @@ def patch(config: Config, overrides: Overrides) -> Config:
     problems: list[Problem] = []
     tree = _overridden(config.given.tree, overrides, problems)
     return _checked(dataclasses.replace(config.given, tree=tree), problems)
+
+
+def load_component(file: FilePath, section: str, role: Role) -> Component:
+    """Load one component of a resolved config alone: other sections may need secrets that are not here."""
+    tree, _ = _unwrap(_mapping(read_file(file)))
+    project = project_root(file)
+    resolver = Resolver(Map({section: tree.items[section]}), os.environ)
+    part = resolver.resolve()
+    checker = Checker(part, project, source_folder(tree, project), {})
+    component = checker.component(part.items[section], role, (section,), keep=True)
+    if resolver.problems or checker.problems:
+        raise ConfigError([*resolver.problems, *checker.problems])
+    assert isinstance(component, Component)
+    return component
+
+
+def _mapping(node: Node) -> Map:
+    if not isinstance(node, Map):
+        raise ConfigError([Problem("", node.origin, "this is not a mapping")])
+    return node
 
 
 def config_file(place: FilePath) -> FilePath:
@@ -77,6 +98,10 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     problems += _source_problems(tree, given.project)
     checker = Checker(tree, given.project, source_folder(tree, given.project), given.frozen)
     known = signature_of(Run).parameters
+    checker.sections = [
+        ("train", signature_of(Train).parameters),
+        ("export", signature_of(Export).parameters),
+    ]
     own = {name for name, node in tree.items.items() if name not in known and _is_section(node)}
     sections = {name: _section(checker, name) for name in tree.items if name in own}
     rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)

@@ -75,6 +75,8 @@ def _explain(text: str, line: int, error: yaml.MarkedYAMLError) -> str:
     written = lines[line - 1] if line <= len(lines) else ""
     if "\t" in written[: len(written) - len(written.lstrip())]:
         return "not valid YAML: a tab indents this line; YAML is indented with spaces"
+    if "${" in written and "{" in written.replace("${", ""):
+        return 'not valid YAML: inside { } or [ ], a reference needs quotes: {hidden: "${data.batch_size}"}'
     detail = "; ".join(part for part in (error.problem, error.context) if part)
     return f"not valid YAML: {detail or error}"
 

@@ -36,7 +36,7 @@ def resolve(text: str, role: Role, source: Path | None) -> Any:
     """Import what a class path names. Nothing is called."""
     path = role.short.get(text, text)
     if "." not in path and ":" not in path:
-        expected = f"a path such as models.{path.capitalize()}"
+        expected = f"a path such as models.{path}"
         expected += f", or one of {listing(sorted(role.short))}" if role.short else ""
         raise ResolveError(
             f"there is no built-in {role.name} named {text!r}", expected, nearest(text, role.short)

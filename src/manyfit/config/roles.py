@@ -239,6 +239,9 @@ def describe(target: Any) -> str:
 
 def _is_tensor_function(target: Callable[..., Any], trust: Trust) -> bool:
     """A function of (output, target): the user's own, one of torch.nn.functional, or an annotated one."""
+    code = getattr(target, "__code__", None)
+    if code is not None and code.co_argcount < 2 and not code.co_flags & inspect.CO_VARARGS:
+        return False
     module = getattr(target, "__module__", None)
     if within(module, FUNCTIONS) or trust.is_own(target):
         return True

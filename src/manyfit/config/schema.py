@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,10 +47,10 @@ class Train:
     threads: Annotated[int | None, Kind.NEUTRAL, Gt(0)] = None
 
     def named_metrics(self) -> list[tuple[str, str, Component]]:
-        """Each metric with its name and its key in the config; a list names them by their class paths."""
+        """Each metric with its name and its key in the config; a list names them as they are written."""
         if isinstance(self.metrics, Mapping):
             return [(name, name, component) for name, component in self.metrics.items()]
-        return [(c.path.rpartition(".")[2], str(i), c) for i, c in enumerate(self.metrics)]
+        return [(re.split("[.:]", c.written)[-1], str(i), c) for i, c in enumerate(self.metrics)]
 
 
 @dataclass(frozen=True, kw_only=True)

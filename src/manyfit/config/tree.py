@@ -27,6 +27,9 @@ PYTHON = Origin("<python>")
 class Unresolved:
     """Stands where a reference could not be resolved; the problem is already on the list."""
 
+    def __repr__(self) -> str:
+        return "unresolved"
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:

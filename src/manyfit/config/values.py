@@ -25,7 +25,19 @@ from manyfit.config import torch_facts
 from manyfit.config.component import is_plain
 from manyfit.config.kinds import Kind
 from manyfit.config.roles import ANY, BY_BASE, CALLABLE, Role, describe, is_record, qualified
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, child, class_word, dotted, plain
+from manyfit.config.tree import (
+    Leaf,
+    Map,
+    Node,
+    Path,
+    Seq,
+    Unresolved,
+    child,
+    class_word,
+    dotted,
+    leaves,
+    plain,
+)
 from manyfit.config.wording import MAPPINGS, SEQUENCES, SETS, expectation, expectation_of_any
 from manyfit.core.errors import Origin, Problem
 from manyfit.core.names import listing, nearest, show
@@ -378,6 +390,8 @@ class Values(abc.ABC):
         suggestion: str = "",
     ) -> Any:
         """Record a problem with a value."""
+        if any(isinstance(leaf, Leaf) and isinstance(leaf.value, Unresolved) for _, leaf in leaves(node)):
+            return INVALID
         got = received or (show(plain(node)) if expected else "")
         origin = node.origin if isinstance(node, Leaf) else self.located(path)
         self.problem(origin, path, message, expected, got, suggestion)

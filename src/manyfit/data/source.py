@@ -59,10 +59,12 @@ class ArraySource:
     [2, 2, 1]
     """
 
-    def __init__(self, inputs: Inputs, target: Array | None = None, ids: Sequence[str] | None = None) -> None:
-        self.inputs = inputs
-        self.target = target
-        self._ids = list(ids) if ids is not None else None
+    def __init__(
+        self, inputs: Inputs, target: Array | None = None, ids: Sequence[object] | None = None
+    ) -> None:
+        self.inputs = _arrays(inputs)
+        self.target = None if target is None else np.asarray(target)
+        self._ids = [str(id_) for id_ in ids] if ids is not None else None
         lengths = {name: len(array) for name, array in self._columns()}
         if self._ids is not None:
             lengths["ids"] = len(self._ids)
@@ -111,6 +113,13 @@ class ArraySource:
             yield from ((f"inputs.{i}", array) for i, array in enumerate(columns))
         if self.target is not None:
             yield "target", self.target
+
+
+def _arrays(inputs: Any) -> Inputs:
+    """Arrays, or what can be read as some (tensors on the CPU, lists)."""
+    if isinstance(inputs, dict):
+        return {name: np.asarray(column) for name, column in inputs.items()}
+    return tuple(np.asarray(column) for column in inputs) if isinstance(inputs, tuple) else np.asarray(inputs)
 
 
 def once(source: Source, batch_size: int) -> Iterator[Batch]:

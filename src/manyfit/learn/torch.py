@@ -91,8 +91,18 @@ class TorchLearner:
             output, target = self._forward(batch), self._target(batch)
             rows = {"loss": self._rows("loss", self._row_loss(output, target), batch)}
             for name, metric in self.metrics.items():
-                rows[name] = self._rows(name, metric(output, target), batch)
+                rows[name] = self._rows(name, self._measured(name, metric, output, target), batch)
             yield Outputs(batch.index, _numpy(output)[None], _numpy(target)[None], rows)
+
+    @staticmethod
+    def _measured(name: str, metric: RowMetric, output: Tensor, target: Tensor) -> Tensor:
+        try:
+            return torch.as_tensor(metric(output, target))
+        except Exception as error:
+            shapes = f"output {tuple(output.shape)}, target {tuple(target.shape)}"
+            raise RunFailed(
+                f"the metric {name!r} failed on {shapes}: {type(error).__name__}: {error}"
+            ) from error
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Tell a schedule that waits for the validation loss what it was."""

@@ -18,6 +18,7 @@ from manyfit.config.torch_facts import missing_horizon
 from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
+from manyfit.core.trace import user_frame
 from manyfit.data import Data, Order, Source, Split
 from manyfit.learn.torch import TorchLearner
 from manyfit.run.plan import Plan
@@ -108,7 +109,7 @@ def split_of(component: Component, data: Data, split: Split) -> Source | None:
     except Exception as error:
         text = redact(
             f"{component.origin}: data: {component.path}.source({split!r}) failed: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}\n  at {user_frame(error)}"
         )
         raise ComponentFailed(text) from error
     if source is not None and not isinstance(source, Source):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from manyfit.run.progress import values
 from manyfit.run.result import RunResult
 from manyfit.store.folder import RunFolder
@@ -22,5 +24,5 @@ def closing(result: RunResult) -> str:
     if result.test:
         lines.append(f"  test     {values(result.test)}  ({summary['test_rows']} rows)")
         lines.append(f"  rows     {folder.reports / 'test.csv'}")
-    lines.append(f"  curves   tensorboard --logdir {folder.tensorboard}")
+    lines.append(f"  curves   tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
     return "\n".join(lines)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyfit.config import load_config
+from manyfit.config.config import snapshot
+from manyfit.config.load import load_component
+from manyfit.config.read import read_file
+from manyfit.config.roles import MODEL
 from manyfit.core.errors import FolderError
 from manyfit.store import checkpoint
 from manyfit.store.checkpoint import Checkpoint
@@ -57,8 +60,10 @@ def load_model(run: str | Path) -> nn.Module:
     from manyfit.learn.pack import unpack
 
     folder = RunFolder(Path(run))
-    config = load_config(folder.resolved)
-    module: nn.Module = config.run.model.build()
-    state = chosen(folder, config.run.export.metric, config.run.export.mode).load()
+    if not folder.resolved.exists():
+        raise FolderError(f"{folder.path} has not been trained: it has no config.resolved.yaml")
+    module: nn.Module = load_component(folder.resolved, "model", MODEL).build()
+    values = snapshot(read_file(folder.resolved)).values
+    state = chosen(folder, values["export.metric"], values["export.mode"]).load()
     module.load_state_dict(unpack(state)["model"])
     return module.eval()

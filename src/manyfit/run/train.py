@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyfit.config import Config, load_config
 from manyfit.config.load import config_file
@@ -17,6 +17,8 @@ from manyfit.config.project import project_root
 from manyfit.core.errors import Interrupted, ManyfitError, RunConflict, RunFailed, UsageError
 from manyfit.core.numbers import as_json, from_json
 from manyfit.core.secrets import redact
+from manyfit.core.trace import user_frame
+from manyfit.data import once
 from manyfit.run import guard
 from manyfit.run.result import RunResult, chosen
 from manyfit.run.trainer import Callback
@@ -24,6 +26,9 @@ from manyfit.store import durable, provenance
 from manyfit.store.events import EventLog, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
+
+if TYPE_CHECKING:
+    from manyfit.run.build import Built
 
 log = logging.getLogger("manyfit")
 
@@ -98,6 +103,7 @@ def _train(config: Config, run: RunFolder, resumed: bool, callbacks: Sequence[Ca
                 "from_step": start,
             },
         )
+        rehearse(built)
         with EventLog(run.metrics, length) as events:
             member = Member(config, run, events, committed=read_events(run.metrics, length))
             batches = built.train.batches(built.order, start)
@@ -109,7 +115,13 @@ def _train(config: Config, run: RunFolder, resumed: bool, callbacks: Sequence[Ca
         return finish(config, run, built, trained=cohort.step - start)
 
 
-def finish(config: Config, run: RunFolder, built: Any, trained: int) -> RunResult:
+def rehearse(built: Built) -> None:
+    """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
+    source = built.train if built.validation is None or not len(built.validation) else built.validation
+    next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
+
+
+def finish(config: Config, run: RunFolder, built: Built, trained: int) -> RunResult:
     """Evaluate the best checkpoint on the test split, write the report and the closing summary."""
     from manyfit.run.evaluate import evaluate
 
@@ -177,19 +189,8 @@ def failures(run: RunFolder) -> Iterator[None]:
         raise
     except Exception as error:
         log.info("the run failed", exc_info=error)
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        own = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)
-            if "site-packages" not in f.filename and "manyfit" not in f.filename
-        ]
-        where = own[-1] if own else frame
-        raise RunFailed(
-            redact(
-                f"the run failed with {type(error).__name__}: {error}\n  at {where.filename}:{where.lineno} "
-                f"in {where.name}\n  the whole traceback is in {run.path / 'run.log'}"
-            )
-        ) from error
+        text = f"the run failed with {type(error).__name__}: {error}\n  at {user_frame(error)}\n"
+        raise RunFailed(redact(f"{text}  the whole traceback is in {run.path / 'run.log'}")) from error
 
 
 @contextmanager

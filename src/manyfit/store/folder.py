@@ -30,7 +30,7 @@ class RunFolder:
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.path.name
+        return self.path.resolve().name
 
     @property
     def config(self) -> Path:

@@ -1,0 +1,17 @@
+"""Where an exception came from, in the user's own code if it passed through any."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+_OURS = str(Path(__file__).parents[1])
+
+
+def user_frame(error: BaseException) -> str:
+    """The last place in the traceback that is neither manyfit's nor a library's; else the last one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_OURS, "<")) and "site-packages" not in f.filename]
+    for frame in (own or frames)[-1:]:
+        return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return ""
