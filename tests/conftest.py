@@ -26,8 +26,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from manyfit import Kind
@@ -85,6 +87,8 @@ class Rich(nn.Module):
         place: str | Path = "",
         folder: Path = Path("data"),
         point: Point | None = None,
+        context: AbstractContextManager | None = None,
+        array=np.zeros(3),
         size_of: Annotated[Path | None, "where it is"] = None,
     ) -> None:
         super().__init__()

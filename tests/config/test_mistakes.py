@@ -308,6 +308,25 @@ MISTAKES = [
         "(output, target)",
     ),
     swap("abstract class", "models.MLP, hidden: 8", "models.Abstract", 5, "model.class", "it lacks forward"),
+    swap(
+        "function of torch in an open signature",
+        "class: models.MLP, hidden: 8",
+        "class: torch.nn.Identity, x: {class: torch.utils.collect_env.run, command: touch hacked}",
+        5,
+        "model.x.class",
+    ),
+    swap(
+        "what only looks like the annotation",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, context: {class: subprocess.Popen, args: [touch, hacked]}",
+        5,
+        "model.context.class",
+        "Popen",
+    ),
+    swap("program as a module", "models.MLP", "venv.__main__.X", 5, "model.class", "program"),
+    swap("endless class path", "models.MLP", "a" + ".a" * 3000, 5, "model.class"),
+    swap("endless folder", "src_code_path: src", "src_code_path: " + "x" * 5000, 2, "src_code_path"),
+    swap("folder with a null byte", "src_code_path: src", 'src_code_path: "a\\0b"', 2, "src_code_path"),
     # what fields say about each other
     swap(
         "metric that nobody measures",
@@ -515,6 +534,8 @@ MISTAKES = [
         "item beyond the end of a list", ["train.metrics.4=accuracy"], "train.metrics", "list of 1", line=9
     ),
     override("key below a number", ["train.epochs.x=1"], "train.epochs", "not a mapping", line=7),
+    override("endless index", ["train.metrics." + "9" * 5000 + "=x"], "train.metrics", "list of 1", line=9),
+    override("bytes that are no text", ["project_name=a\udcffb"], "not UTF-8"),
     override("empty key", ["train..epochs=1"], "train..epochs"),
 ]
 
@@ -589,6 +610,21 @@ def test_a_missing_run(project, cli, words):
     assert answer.code == 2
     assert "no such config" in answer.err
     assert not (project.root / "runs/b").exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_name_that_no_file_can_have(project, cli, name):
+    answer = cli("train", name)
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+
+
+def test_an_environment_variable_that_is_no_text(project, cli, monkeypatch):
+    monkeypatch.setenv("MANYFIT_ODD", "a\udcffb")
+    for words in ("project_name=${oc.env:MANYFIT_ODD}", "project_name=${secret:MANYFIT_ODD}"):
+        answer = cli("config", "show", "runs/a", words)
+        assert answer.code == 2
+        assert "is not UTF-8" in answer.err
 
 
 def test_a_missing_run_is_guessed(project, cli):

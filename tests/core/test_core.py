@@ -56,10 +56,18 @@ def test_an_extra_that_is_missing():
 def test_no_form_of_a_secret_survives(value, before, after):
     import json
     from unittest.mock import patch
-    from urllib.parse import quote
+    from urllib.parse import quote, quote_plus
 
     with patch.dict("os.environ", {}), patch.object(secrets, "_revealed", {value: "NAME"}):
-        for form in (value, json.dumps(value), repr(value), quote(value, safe="")):
+        forms = [
+            value,
+            json.dumps(value),
+            json.dumps(value, ensure_ascii=False),
+            repr(value),
+            quote(value, safe=""),
+            quote(value),
+        ]
+        for form in [*forms, repr(f'it is "{value}"'), repr(f"it's {value}"), quote_plus(value)]:
             cleaned = secrets.redact(f"<{form}>")
             assert "${secret:NAME}" in cleaned
 

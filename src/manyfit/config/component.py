@@ -48,8 +48,12 @@ class Component:
         except ManyfitError:
             raise
         except Exception as error:
-            text = f"{self.origin}: {self.at}: building {self.path} failed: {type(error).__name__}: {error}"
-            raise ComponentFailed(redact(f"{text}\n  at {user_frame(error)}")) from error
+            text = f"{self.origin}: {self.at}: building {self.path} failed: {type(error).__name__}: "
+            if hasattr(error, "errors") and not is_plain(dict(self.params)):
+                # pydantic quotes the values, shortened, which would show a part of a secret.
+                hidden = [f"{'.'.join(map(str, item['loc']))}: {item['type']}" for item in error.errors()]
+                raise ComponentFailed(redact(text + "; ".join(hidden))) from None
+            raise ComponentFailed(redact(f"{text}{error}\n  at {user_frame(error)}")) from error
 
     def _arguments(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Put what must be positional in front: `*args`, and what stands before them."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from manyfit.config.check import Checker, derived_mark
 from manyfit.config.component import Component
+from manyfit.config.project import is_folder
 from manyfit.config.resolve import ResolveError, resolve
 from manyfit.config.roles import ANY, Role, is_record
 from manyfit.config.schema import Run
@@ -74,7 +75,7 @@ def source_folder(root: Map, project: FilePath) -> FilePath | None:
     """The folder of the user's code: as said, else `src`; None if there is no such folder."""
     node = root.items.get("src_code_path")
     text = node.value if isinstance(node, Leaf) and isinstance(node.value, str) else "src"
-    return project / text if (project / text).is_dir() else None
+    return project / text if is_folder(project / text) else None
 
 
 def record_at(path: Path) -> Any:

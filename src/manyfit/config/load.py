@@ -14,7 +14,7 @@ from manyfit.config.config import Config, Given
 from manyfit.config.defaults import Defaults, source_folder
 from manyfit.config.layers import Reader, inherit
 from manyfit.config.override import Overrides, apply, collect
-from manyfit.config.project import project_root
+from manyfit.config.project import is_folder, project_root
 from manyfit.config.read import read_file
 from manyfit.config.refer import Resolver
 from manyfit.config.roles import ANY, Role, is_record
@@ -23,7 +23,7 @@ from manyfit.config.signature import signature_of
 from manyfit.config.tree import Leaf, Map, Node, class_word, from_plain, plain
 from manyfit.config.values import INVALID
 from manyfit.core.errors import ConfigError, Origin, Problem
-from manyfit.core.names import nearest
+from manyfit.core.names import nearest, show
 
 
 def load_config(
@@ -38,6 +38,8 @@ def load_config(
     Raises `ConfigError` with every problem at once. `frozen` are derived values that were fixed before.
     """
     problems: list[Problem] = []
+    if not isinstance(source, Mapping):
+        _check_name(str(source))
     file = None if isinstance(source, Mapping) else config_file(FilePath(source))
     root = (project or (project_root(file) if file else FilePath.cwd())).resolve()
     reader = Reader(problems)
@@ -81,6 +83,17 @@ def _mapping(node: Node) -> Map:
 def config_file(place: FilePath) -> FilePath:
     """The config that a path means: the file itself, or `config.yaml` in a folder."""
     return place / "config.yaml" if place.is_dir() else place
+
+
+def _check_name(text: str) -> None:
+    """A path that no file can have is a mistake like any other."""
+    try:
+        FilePath(text).stat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([Problem("", Origin(show(text)), f"this cannot be a config: {reason}")]) from None
 
 
 def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
@@ -134,7 +147,7 @@ def _place(origin: Origin) -> tuple[str, int]:
 def _source_problems(tree: Map, project: FilePath) -> list[Problem]:
     """A folder for the user's code that was named must be there."""
     node = tree.items.get("src_code_path")
-    if not (isinstance(node, Leaf) and isinstance(node.value, str)) or (project / node.value).is_dir():
+    if not (isinstance(node, Leaf) and isinstance(node.value, str)) or is_folder(project / node.value):
         return []
     expected = f"a folder in {project.name}/"
     return [Problem("src_code_path", node.origin, "there is no such folder", expected, repr(node.value))]

@@ -13,6 +13,8 @@ from manyfit.config.tree import Leaf, Map, Node, Path, Seq, child, dotted, from_
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 
+COMMAND_LINE = Origin("command line")
+
 Overrides: TypeAlias = "Iterable[str | Override] | Mapping[str, Any]"
 
 
@@ -56,6 +58,10 @@ def pair(key: str, value: str) -> Override:
 
 def value_of(text: str, origin: Origin) -> Node:
     """Parse a value as YAML; what is not YAML is text."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(
+            [Problem("", Origin("command line"), "text that is not UTF-8", received=ascii(text))]
+        )
     try:
         return _relocate(read_text(text, origin.file), origin)
     except ConfigError:

@@ -8,6 +8,14 @@ from typing import Final
 FOLDERS: Final = ("runs", "studies", "variants")
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; a name that no file can have is no error."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def project_root(place: Path) -> Path:
     """Find the root of the project that a config file or run folder belongs to.
 

@@ -168,13 +168,13 @@ class Resolver:
         fallback = Leaf(default.strip("'\""), origin) if comma else None
         if name == "oc.env":
             if key in self.environ:
-                self.environment[key] = self.environ[key]
+                self.environment[key] = _unicode(key, self.environ[key])
                 return Leaf(self.environ[key], origin)
             return fallback or self.missing(
                 path, origin, f"the environment variable {key!r} is not set", nearest(key, self.environ)
             )
         if name == "secret":
-            if len(self.environ.get(key, "x" * MIN_SECRET)) < MIN_SECRET:
+            if len(_unicode(key, self.environ.get(key, "x" * MIN_SECRET))) < MIN_SECRET:
                 raise ValueError(
                     f"the secret {key!r} has fewer than {MIN_SECRET} characters, too few to be hidden"
                 )
@@ -259,6 +259,15 @@ class Resolver:
 
 class _Failed(Exception):
     """The problem has been recorded; the value stays unresolved."""
+
+
+def _unicode(name: str, value: str) -> str:
+    """Refuse a value with bytes that are not UTF-8: no file could hold it."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"the environment variable {name!r} is not UTF-8") from None
+    return value
 
 
 def as_text(value: Scalar | Unresolved) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 from manyfit.config.roles import Role
 from manyfit.core.names import listing, nearest
 
+MAX_PARTS = 32
+
 _activated: list[Path] = []
 
 
@@ -41,7 +43,10 @@ def resolve(text: str, role: Role, source: Path | None) -> Any:
         raise ResolveError(
             f"there is no built-in {role.name} named {text!r}", expected, nearest(text, role.short)
         )
-    if not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
+    parts = path.replace(":", ".").split(".")
+    if "__main__" in parts[1:]:
+        raise ResolveError(f"{text!r} is a program, not a module: importing it would run it")
+    if not all(part.isidentifier() for part in parts) or len(parts) > MAX_PARTS:
         raise ResolveError(f"{text!r} is not a class path", "names joined by dots, such as models.MLP")
     if source is not None:
         activate(source)

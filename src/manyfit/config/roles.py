@@ -210,16 +210,24 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
 def _refusal_of_any(target: Any, product: Any, trust: Trust, wanted: type | None) -> str:
     """An annotation asks for a class; without one, only code that is known to build models is called."""
     what = describe(target)
-    try:
-        if wanted is not None and inspect.isclass(product):
-            return "" if issubclass(product, wanted) else f"{what} is of another class"
-    except TypeError:
-        pass  # a protocol that cannot be checked says no more than no annotation at all
+    if wanted is not None and inspect.isclass(product):
+        if wanted in product.__mro__:
+            return ""
+        # An abstract class or protocol also says yes to what only looks alike, subprocess.Popen for one.
+        if not (trust.covers(target) and _looks_like(product, wanted)):
+            return f"{what} is not a subclass of {qualified(wanted)}"
     if is_record(target) or trust.covers(target):
         return ""
     return (
         f"{what} is neither your own code nor a class for building models, and no annotation asks for it here"
     )
+
+
+def _looks_like(product: type, wanted: type) -> bool:
+    try:
+        return issubclass(product, wanted)
+    except TypeError:
+        return True  # a protocol that cannot be checked says no more than no annotation at all
 
 
 def describe(target: Any) -> str:

@@ -58,7 +58,11 @@ def _signature_of(target: Callable[..., Any]) -> Signature:
     if inspect.isclass(target) and isinstance(fields, dict):
         return _of_model(target, fields)
     if inspect.isclass(target):
-        return _with_factories(target, _of_class(target))
+        return (
+            _with_factories(target, _of_class(target))
+            if not hasattr(target, "_fields")
+            else _of_tuple(target)
+        )
     own, keywords = _of_function(target, skip_first=False)
     return Signature(own, open=keywords)
 
@@ -102,6 +106,14 @@ def _of_class(target: type) -> Signature:
     return Signature(parameters, open=True)
 
 
+def _of_tuple(target: Any) -> Signature:
+    """A named tuple: its fields."""
+    hints, defaults = type_hints(target), getattr(target, "_field_defaults", {})
+    return Signature(
+        {name: Parameter(name, hints.get(name, Any), defaults.get(name, REQUIRED)) for name in target._fields}
+    )
+
+
 def _with_factories(target: Any, found: Signature) -> Signature:
     """A dataclass's default_factory hides behind a marker in its signature; the default is what it makes."""
     if not dataclasses.is_dataclass(target):
@@ -110,9 +122,16 @@ def _with_factories(target: Any, found: Signature) -> Signature:
     for field in dataclasses.fields(target):
         if field.name in parameters and field.default_factory is not dataclasses.MISSING:
             parameters[field.name] = dataclasses.replace(
-                parameters[field.name], default=field.default_factory()
+                parameters[field.name], default=_made(field.default_factory)
             )
     return Signature(parameters, found.open)
+
+
+def _made(factory: Callable[[], Any]) -> Any:
+    try:
+        return factory()
+    except Exception:  # the factory is the user's; it fails again, with a message, when the object is made
+        return INHERITED
 
 
 def _of_function(function: Any, skip_first: bool) -> tuple[dict[str, Parameter], bool]:

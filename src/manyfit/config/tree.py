@@ -90,7 +90,8 @@ def child(node: Node, key: Key) -> Node | None:
     """Look up one step, by key in a mapping or by index in a list."""
     if isinstance(node, Map):
         return node.items.get(str(key))
-    if isinstance(node, Seq) and str(key).isdecimal() and int(key) < len(node.items):
+    text = str(key)
+    if isinstance(node, Seq) and text.isdecimal() and len(text) < 10 and int(text) < len(node.items):
         return node.items[int(key)]
     return None
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 PATTERN: Final = re.compile(r"\$\{\s*secret\s*:\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}")
 
@@ -63,7 +63,20 @@ def redact(text: str) -> str:
     The escaped forms in which a value can stand in JSON, in a Python literal or in an address count too.
     """
     for value, name in sorted(_revealed.items(), key=lambda item: -len(item[0])):
-        for form in {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}:
-            if form:
-                text = text.replace(form, f"${{secret:{name}}}")
+        for form in sorted(_forms(value), key=len, reverse=True):
+            text = text.replace(form, f"${{secret:{name}}}")
     return text
+
+
+def _forms(value: str) -> set[str]:
+    """How a value may be spelled in JSON, in a Python literal, in an address."""
+    literal = repr(value + "\"'")[1:-4]
+    escaped = {
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        literal,
+    }
+    escaped |= {form.replace("'", "\\'") for form in (value, literal)} | {value.replace('"', '\\"')}
+    addressed = {quote(value, safe=""), quote(value), quote_plus(value)}
+    return {form for form in {value, *escaped, *addressed} if form}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from manyfit.config import Config, Kind
 from manyfit.config.identity import diff
 from manyfit.core.errors import RunConflict
-from manyfit.store.folder import RunFolder, read_json
+from manyfit.store.folder import RunFolder
 
 
 def check_config(config: Config, folder: RunFolder) -> None:
@@ -32,7 +32,7 @@ def check_config(config: Config, folder: RunFolder) -> None:
 
 def check_data(now: Mapping[str, str], folder: RunFolder) -> None:
     """Refuse data that differs from what the run has seen so far."""
-    sessions = read_json(folder.provenance).get("sessions", [])
+    sessions = folder.sessions()
     before = sessions[-1].get("data", {}) if sessions else {}
     changed = [split for split in now if before.get(split, now[split]) != now[split]]
     if changed:

@@ -15,7 +15,7 @@ from manyfit.config.load import config_file
 from manyfit.config.override import Overrides
 from manyfit.config.project import project_root
 from manyfit.core.errors import Interrupted, ManyfitError, RunConflict, RunFailed, UsageError
-from manyfit.core.numbers import as_json, from_json
+from manyfit.core.numbers import as_json
 from manyfit.core.secrets import redact
 from manyfit.core.trace import user_frame
 from manyfit.data import once
@@ -50,9 +50,9 @@ def train(
 
     >>> manyfit.train("runs/digits-mlp", ["train.epochs=30"])    # doctest: +SKIP
     """
-    run = RunFolder(place(source, folder))
-    project = project_root(run.path) if isinstance(source, Mapping) else None
+    project = project_root(place(source, folder)) if isinstance(source, Mapping) else None
     config = load_config(source, overrides, project=project)
+    run = RunFolder(place(source, folder))
     check_place(config, run)
     with owned(run.path), logged(run.path / "run.log"):
         resumed = bool(run.checkpoints())
@@ -153,8 +153,9 @@ def finish(config: Config, run: RunFolder, built: Built, trained: int) -> RunRes
 def result(run: RunFolder, trained: int = 0) -> RunResult:
     """Read a finished run."""
     summary = run.summary()
-    metrics, test = from_json(summary["metrics"]), from_json(summary["test"])
-    return RunResult(run.path, summary["step"], summary["best_step"], metrics, test, trained)
+    return RunResult(
+        run.path, summary["step"], summary["best_step"], summary["metrics"], summary["test"], trained
+    )
 
 
 def check_place(config: Config, run: RunFolder) -> None:
@@ -172,7 +173,7 @@ def write_start(config: Config, run: RunFolder, facts: Mapping[str, Any]) -> Non
     durable.write(
         run.resolved, "# Written by manyfit. Edit config.yaml, not this file.\n" + config.resolved()
     )
-    provenance.record(run.provenance, config.project, {"fingerprint": config.fingerprint, **facts})
+    provenance.record(run, config.project, {"fingerprint": config.fingerprint, **facts})
 
 
 @contextmanager

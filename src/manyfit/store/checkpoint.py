@@ -12,14 +12,24 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, from_json
 from manyfit.core.state import State
 from manyfit.store import durable
+from manyfit.store.files import read_json
 
 FORMAT = 1
+MANIFEST: Final[Mapping[str, type]] = {
+    "format": int,
+    "step": int,
+    "epoch": float,
+    "metrics": dict,
+    "log_length": int,
+    "values": dict,
+    "files": dict,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,7 @@ class Checkpoint:
 
     def load(self) -> State:
         """Read the tensors, after checking that they are what was written."""
+        from safetensors import SafetensorError
         from safetensors.torch import load
 
         try:
@@ -45,7 +56,10 @@ class Checkpoint:
         for name, digest in self.files.items():
             if hashlib.sha256(data[name]).hexdigest() != digest:
                 raise FolderError(f"the checkpoint {self.path} is damaged: {name} is not what was written")
-        return State(load(data["state.safetensors"]), self.values)
+        try:
+            return State(load(data["state.safetensors"]), self.values)
+        except (KeyError, ValueError, RuntimeError, SafetensorError) as error:
+            raise FolderError(f"the checkpoint {self.path} is damaged: {error!r}") from error
 
 
 def save(
@@ -85,24 +99,20 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 def read(path: Path) -> Checkpoint:
     """Read one manifest."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise FolderError(
-                f"the checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
-            )
-        metrics = from_json(manifest["metrics"])
-        return Checkpoint(
-            path,
-            manifest["step"],
-            manifest["epoch"],
-            metrics,
-            manifest["log_length"],
-            manifest["values"],
-            manifest["files"],
+    file = path / "manifest.json"
+    manifest = read_json(file, MANIFEST)
+    if manifest["format"] != FORMAT:
+        raise FolderError(
+            f"the checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FolderError(f"the manifest of {path} is damaged: {error!r}") from error
+    try:
+        metrics = from_json(manifest["metrics"])
+    except (ValueError, TypeError) as error:
+        raise FolderError(f"{file} is damaged: {error}") from error
+    return Checkpoint(
+        path, manifest["step"], manifest["epoch"], metrics, manifest["log_length"], manifest["values"],
+        manifest["files"],
+    )  # fmt: skip
 
 
 def best(found: Iterable[Checkpoint], metric: str, mode: Literal["min", "max"]) -> Checkpoint | None:
@@ -113,9 +123,9 @@ def best(found: Iterable[Checkpoint], metric: str, mode: Literal["min", "max"]) 
 
 
 def prune(folder: Path, metric: str, mode: Literal["min", "max"]) -> None:
-    """Keep the last and the best checkpoint."""
+    """Keep the last and the best checkpoint, and sweep up what a crash left behind."""
     found = checkpoints(folder)
     keep = {c.path for c in (*found[-1:], best(found, metric, mode)) if c is not None}
-    for checkpoint in found:
-        if checkpoint.path not in keep:
-            shutil.rmtree(checkpoint.path)
+    for entry in folder.iterdir():
+        if entry not in keep:
+            shutil.rmtree(entry, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from manyfit.core.errors import ManyfitError
-from manyfit.store.folder import RunFolder, read_json
+from manyfit.store.folder import RunFolder
 
 
 def describe(run: RunFolder) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def describe(run: RunFolder) -> dict[str, Any]:
 
 def details(run: RunFolder) -> dict[str, Any]:
     """Everything that `describe` says, the config, and how the run was started."""
-    sessions = read_json(run.provenance).get("sessions", [])
+    sessions = run.sessions()
     snapshot = run.snapshot()
     return {
         **describe(run),

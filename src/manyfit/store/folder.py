@@ -6,17 +6,31 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.config.config import snapshot
 from manyfit.config.identity import Snapshot
 from manyfit.config.read import read_file
 from manyfit.config.tree import Map, plain
 from manyfit.core.errors import FolderError, ManyfitError
+from manyfit.core.numbers import from_json
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, checkpoints
 from manyfit.store.events import Event, read_events
+from manyfit.store.files import check_fields, read_json
 from manyfit.store.lock import is_owned
+
+SUMMARY: Final[Mapping[str, type]] = {
+    "step": int,
+    "epoch": float,
+    "best_step": int,
+    "best_epoch": float,
+    "metrics": dict,
+    "test": dict,
+    "test_rows": int,
+}
+PROVENANCE: Final[Mapping[str, type]] = {"sessions": list}
+SESSION: Final[Mapping[str, type]] = {"started": str, "versions": dict, "code": dict, "data": dict}
 
 State: TypeAlias = Literal["new", "running", "unfinished", "finished", "damaged"]
 
@@ -89,9 +103,21 @@ class RunFolder:
             raise FolderError(f"{self.resolved} is not a resolved config that manyfit wrote")
         return dict(plain(derived))
 
+    def sessions(self) -> list[dict[str, Any]]:
+        """How the run was started, each time."""
+        found: list[dict[str, Any]] = read_json(self.provenance, PROVENANCE).get("sessions", [])
+        for session in found:
+            check_fields(session, SESSION, self.provenance)
+        return found
+
     def summary(self) -> dict[str, Any]:
         """The closing summary; empty while the run is not finished."""
-        return read_json(self.reports / "summary.json")
+        file = self.reports / "summary.json"
+        found = read_json(file, SUMMARY)
+        try:
+            return {**found, **{name: from_json(found[name]) for name in ("metrics", "test") if found}}
+        except (ValueError, TypeError) as error:
+            raise FolderError(f"{file} is damaged: {error}") from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the closing summary: from now on the run is finished."""
@@ -109,19 +135,6 @@ class RunFolder:
         if summary and found and summary.get("step") == found[-1].step:
             return "finished"
         return "unfinished" if self.resolved.exists() else "new"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FolderError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise FolderError(f"{path} is damaged: it does not hold an object")
-    return found
 
 
 def run_folders(place: Path) -> Iterator[RunFolder]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from manyfit.core.secrets import redacted
 from manyfit.store import durable
-from manyfit.store.folder import read_json
+from manyfit.store.folder import RunFolder
 
 PACKAGES = (
     "manyfit",
@@ -38,9 +38,8 @@ MAX_DIFF = 1_000_000
 MAX_FILES = 500
 
 
-def record(path: Path, project: Path, facts: Mapping[str, Any]) -> None:
+def record(run: RunFolder, project: Path, facts: Mapping[str, Any]) -> None:
     """Add this start to a provenance file. Secrets are taken out of everything that is written."""
-    known = read_json(path)
     session = {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -50,8 +49,8 @@ def record(path: Path, project: Path, facts: Mapping[str, Any]) -> None:
         "code": code(project),
         **facts,
     }
-    document = {"sessions": [*known.get("sessions", []), session]}
-    durable.write(path, json.dumps(redacted(document), indent=1) + "\n")
+    document = {"sessions": [*run.sessions(), session]}
+    durable.write(run.provenance, json.dumps(redacted(document), indent=1) + "\n")
 
 
 def versions() -> dict[str, str]:

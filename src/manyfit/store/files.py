@@ -1,0 +1,36 @@
+"""JSON files of a run folder: read with suspicion, because a disk or a person may have changed them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manyfit.core.errors import FolderError
+
+
+def read_json(path: Path, fields: Mapping[str, type]) -> dict[str, Any]:
+    """Read an object with known fields; empty if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise FolderError(f"{path} is damaged: {error}") from error
+    return check_fields(found, fields, path)
+
+
+def check_fields(found: Any, fields: Mapping[str, type], path: Path) -> dict[str, Any]:
+    """Refuse what is not an object with these fields; numbers count something, so none is negative."""
+    if not isinstance(found, dict):
+        raise FolderError(f"{path} is damaged: it does not hold an object")
+    for name, kind in fields.items():
+        value = found.get(name)
+        fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+        fits = fits and not (isinstance(value, int | float) and value < 0)
+        if not fits:
+            raise FolderError(
+                f"{path} is damaged: {name!r} should be a {kind.__name__}, but is {value!r:.60}"
+            )
+    return found
