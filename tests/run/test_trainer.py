@@ -1,0 +1,134 @@
+"""The loop drives a cohort of any size; each run keeps its own log and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from manyfit import load_config
+from manyfit.core.state import State
+from manyfit.data import ArraySource, Order
+from manyfit.learn.learner import Outputs
+from manyfit.run.cohort import Cohort, Member
+from manyfit.run.plan import Plan
+from manyfit.run.trainer import fit
+from manyfit.store.events import EventLog
+from manyfit.store.folder import RunFolder
+from manyfit.testing import LearnerContract
+
+
+@dataclass
+class Lines:
+    """n straight lines through the origin, trained together: a learner without torch."""
+
+    rates: list[float]
+    slopes: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    seen: list[float] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.slopes = np.zeros(self.n)
+
+    @property
+    def n(self):
+        return len(self.rates)
+
+    def train(self, batches, steps):
+        loss, rows = np.zeros(self.n), 0
+        for _ in range(steps):
+            batch = next(batches)
+            error = self.slopes[:, None] * batch.inputs - batch.target
+            loss += (error**2).sum(axis=1)
+            rows += len(batch)
+            self.slopes = self.slopes - np.array(self.rates) * (error * batch.inputs).mean(axis=1)
+        return {"loss": loss, "rows": np.full(self.n, rows), "lr": np.array(self.rates)}
+
+    def evaluate(self, batches):
+        for batch in batches:
+            output = self.slopes[:, None] * batch.inputs
+            target = np.broadcast_to(batch.target, output.shape)
+            yield Outputs(batch.index, output, target, {"loss": (output - target) ** 2})
+
+    def observe(self, rows):
+        self.seen += [row["val_loss"] for row in rows]
+
+    def state(self):
+        return [State({"slope": torch.tensor([slope])}) for slope in self.slopes]
+
+    def load(self, states):
+        self.slopes = np.array([float(state.tensors["slope"]) for state in states])
+
+
+def source():
+    x = np.linspace(1, 2, 12)
+    return ArraySource(x, 3 * x)
+
+
+class TestLines(LearnerContract):
+    def make(self):
+        return Lines([0.01, 0.1, 0.2])
+
+    def source(self):
+        return source()
+
+
+@pytest.fixture
+def train(project):
+    def go(rates, names, epochs=3):
+        members = []
+        for name in names:
+            folder = RunFolder(project.config(project.changed(train__epochs=epochs), run=name).parent)
+            members.append(Member(load_config(folder.path), folder, EventLog(folder.metrics)))
+        order = Order(5, seed=1)
+        learner = Lines(rates)
+        cohort = Cohort(members, learner, Plan(order.steps(12), epochs), source().batches(order), source(), 5)
+        fit(cohort)
+        return [member.folder for member in members], learner
+
+    return go
+
+
+def test_together_is_the_same_as_alone(train):
+    rates = [0.01, 0.1, 0.3]
+    together, learner = train(rates, ["p", "q", "r"])
+    for rate, folder, name in zip(rates, together, ["p1", "q1", "r1"], strict=True):
+        (alone,), _ = train([rate], [name])
+        assert [e.values for e in folder.events()] == [e.values for e in alone.events()]
+        assert [c.step for c in folder.checkpoints()] == [c.step for c in alone.checkpoints()]
+        left, right = (f.checkpoints()[-1].load().tensors["slope"] for f in (folder, alone))
+        assert torch.equal(left, right)
+    assert len({tuple(folder.events()[-1].values.items()) for folder in together}) == 3
+    assert len(learner.seen) == 9, "each run is observed at the end of each epoch"
+
+
+def test_boundaries_are_known_in_advance():
+    plan = Plan(steps_per_epoch=120, epochs=2)
+    assert [(b.step, b.ends_epoch, b.last) for b in plan.boundaries(0)] == [
+        (50, False, False), (100, False, False), (120, True, False), (170, False, False), (220, False, False), (240, True, True)
+    ]  # fmt: skip
+    assert [b.step for b in plan.boundaries(130)] == [170, 220, 240]
+    assert list(plan.boundaries(240)) == []
+    assert [b.step for b in Plan(7, 2).boundaries(0)] == [7, 14]
+
+
+def test_callbacks_end_even_if_training_does_not(project, train):
+    ended = []
+
+    class Stop:
+        def on_start(self, cohort):
+            pass
+
+        def on_boundary(self, cohort, boundary, rows):
+            raise RuntimeError("stop")
+
+        def on_end(self, cohort):
+            ended.append(cohort.step)
+
+    folder = RunFolder(project.config(project.changed(), run="s").parent)
+    member = Member(load_config(folder.path), folder, EventLog(folder.metrics))
+    cohort = Cohort([member], Lines([0.1]), Plan(3, 1), source().batches(Order(5, seed=1)), source(), 5)
+    with pytest.raises(RuntimeError, match="stop"):
+        fit(cohort, [Stop()])
+    assert ended == [3]
