@@ -427,6 +427,27 @@ MISTAKES = [
         "inside text",
     ),
     swap(
+        "reference to nothing where a list is meant",
+        "metrics: [accuracy]",
+        "metrics: ${metrics}",
+        9,
+        "train.metrics",
+    ),
+    swap(
+        "reference to nothing where a section is meant",
+        "{metric: val_loss, mode: min}",
+        "${exports}",
+        13,
+        "export",
+    ),
+    swap(
+        "reference to nothing deep in free data",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, free: {a: ['${x.y}']}",
+        5,
+        "model.free.a.0",
+    ),
+    swap(
         "select of itself",
         "project_name: test",
         "project_name: ${oc.select:project_name}",

@@ -137,7 +137,8 @@ class Checker(Values):
                 self.default(parameter, (*path, key))
                 if isinstance(parameter.default, FilePath) and not parameter.default.is_absolute():
                     given[key] = self.project / parameter.default
-        return INVALID if len(self.problems) > before else given
+        broken = len(self.problems) > before or any(value is INVALID for value in given.values())
+        return INVALID if broken else given
 
     def parameter(self, node: Node, parameter: Parameter, path: Path, owner: str) -> Any:
         """Check one parameter; null fits where it is the default."""

@@ -358,9 +358,11 @@ class Values(abc.ABC):
         if isinstance(node, Map):
             if class_word(node, free=True):
                 return self.component(node, ANY, path)
-            return {key: self.anything(value, (*path, key)) for key, value in node.items.items()}
+            mapping = {key: self.anything(value, (*path, key)) for key, value in node.items.items()}
+            return INVALID if any(value is INVALID for value in mapping.values()) else mapping
         if isinstance(node, Seq):
-            return [self.anything(value, (*path, i)) for i, value in enumerate(node.items)]
+            items = [self.anything(value, (*path, i)) for i, value in enumerate(node.items)]
+            return INVALID if any(value is INVALID for value in items) else items
         if isinstance(node.value, Secret):
             return self.secret(node, Any, path)
         return INVALID if isinstance(node.value, Unresolved) else node.value
