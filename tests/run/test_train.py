@@ -333,6 +333,26 @@ def test_secrets_never_reach_a_file(project, cli, monkeypatch):
     assert "${secret:MANYFIT_TEST_TOKEN}" in (project.run / "provenance.json").read_text()
 
 
+def test_a_secret_in_a_field_of_the_run_itself(project, cli, monkeypatch):
+    monkeypatch.setenv("MANYFIT_TEST_TOKEN", "hunter2-hunter2")
+    subprocess.run(
+        "git init -q . && git add -A && git -c user.name=x -c user.email=x@example.com commit -qm x",
+        shell=True,
+        check=True,
+    )
+    project.write("src/models.py", (project.src / "models.py").read_text() + "# hunter2-hunter2\n")
+    words = ["project_name=p-${secret:MANYFIT_TEST_TOKEN}", "-l", "debug"]
+    for epochs in (1, 2):
+        answer = cli("train", "runs/a", *words, f"train.epochs={epochs}")
+        assert answer.code == 0
+        assert "hunter2" not in answer.out + answer.err
+    assert "hunter2" not in cli("show", "runs/a", "--json").out + cli("config", "show", "runs/a", *words).out
+    for path in project.run.rglob("*"):
+        assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
+    assert "# ${secret:MANYFIT_TEST_TOKEN}" in (project.run / "provenance.json").read_text()
+    assert manyfit.load_config("runs/a", words[:1]).project_name.reveal() == "p-hunter2-hunter2"
+
+
 @pytest.mark.parametrize("change", ["train.optimizer.lr=1e30", "train.metrics=[models.nan_everywhere]"])
 def test_a_run_that_measures_nan_still_finishes(project, cli, change):
     answer = cli("train", "runs/a", change)

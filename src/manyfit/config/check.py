@@ -198,9 +198,11 @@ class Checker(Values):
                     self.mark(parameter, (*path, name))
         except Exception as error:
             return self.fail(node, path, f"{record.target.__qualname__} refuses these values: {error}")
-        if not is_plain(dict(record.params)):
-            return dataclasses.replace(record, derived=derived)
-        return with_fields(made, derived)
+        if is_plain(dict(record.params)):
+            return with_fields(made, derived)
+        if getattr(record.target, "holds_secrets", False):
+            return with_fields(record.target(**record.params), derived)
+        return dataclasses.replace(record, derived=derived)
 
     def default(self, parameter: Parameter, path: Path) -> None:
         """Remember a value that nobody gave; a section by its fields."""

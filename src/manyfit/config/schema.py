@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from annotated_types import Ge, Gt
 from pydantic import StringConstraints
@@ -64,6 +64,9 @@ class Export:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The whole config of a run. Further sections are the user's own."""
+
+    holds_secrets: ClassVar[bool] = True
+    """Its text may be a `Secret`, which whoever uses it has to reveal."""
 
     project_name: Annotated[str, Kind.NEUTRAL] = "manyfit"
     src_code_path: Annotated[Path, Kind.NEUTRAL] = Path("src")
