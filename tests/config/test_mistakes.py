@@ -427,6 +427,9 @@ MISTAKES = [
         "inside text",
     ),
     swap(
+        "secret where none can stand", "metric: val_loss", "metric: '${secret:HOME}'", 13, "export", "secret"
+    ),
+    swap(
         "reference to nothing where a list is meant",
         "metrics: [accuracy]",
         "metrics: ${metrics}",

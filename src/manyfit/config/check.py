@@ -200,9 +200,12 @@ class Checker(Values):
             return self.fail(node, path, f"{record.target.__qualname__} refuses these values: {error}")
         if is_plain(dict(record.params)):
             return with_fields(made, derived)
-        if getattr(record.target, "holds_secrets", False):
-            return with_fields(record.target(**record.params), derived)
-        return dataclasses.replace(record, derived=derived)
+        holds_secrets = getattr(record.target, "holds_secrets", None)
+        if holds_secrets is None:
+            return dataclasses.replace(record, derived=derived)
+        if not holds_secrets:
+            return self.fail(node, path, "no value of this section can be a secret")
+        return with_fields(record.target(**record.params), derived)
 
     def default(self, parameter: Parameter, path: Path) -> None:
         """Remember a value that nobody gave; a section by its fields."""

@@ -34,6 +34,8 @@ Metric: TypeAlias = Annotated[Component, METRIC]
 class Train:
     """How the model is trained."""
 
+    holds_secrets: ClassVar[bool] = False
+
     epochs: Annotated[int, Kind.BUDGET, Gt(0)]
     loss: Annotated[Component, LOSS]
     optimizer: Annotated[Component, OPTIMIZER]
@@ -56,6 +58,8 @@ class Train:
 @dataclass(frozen=True, kw_only=True)
 class Export:
     """Which checkpoint counts as the best one."""
+
+    holds_secrets: ClassVar[bool] = False
 
     metric: Annotated[str, Kind.NEUTRAL] = "val_loss"
     mode: Annotated[Literal["min", "max"], Kind.NEUTRAL] = "min"
