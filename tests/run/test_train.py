@@ -256,7 +256,7 @@ def test_the_users_error_is_one_message_and_the_traceback_is_kept(project, cli):
     assert "ZeroDivisionError" in answer.err
     assert "models.py" in answer.err
     assert "Traceback" in (project.run / "run.log").read_text()
-    assert RunFolder(project.run).state() == "unfinished"
+    assert RunFolder(project.run).state() == "new", "nothing was trained"
 
 
 def test_a_constructor_that_raises_names_its_place_in_the_config(project):
@@ -312,7 +312,9 @@ def test_secrets_never_reach_a_file(project, cli, monkeypatch):
                 self.token = token
 
             def forward(self, images):
-                raise ValueError(self.token)
+                if self.training:
+                    raise ValueError(self.token)
+                return super().forward(images)
         """,
     )
     project.config(project.changed(model={"class": "secret.Leaky", "token": "${secret:MANYFIT_TEST_TOKEN}"}))
@@ -408,6 +410,43 @@ def test_data_without_a_split(project, cli, missing, says):
     asked = cli("train", "runs/a", "export.metric=val_loss", "train.epochs=3")
     assert asked.code == (2 if says else 0)
     assert (says or "") in asked.err
+
+
+def test_a_schedule_that_waits_for_validation_needs_some(project, cli):
+    text = (project.src / "points.py").read_text()
+    project.write(
+        "src/points.py",
+        text.replace(
+            "        offset =", "        if split == 'validation':\n            return None\n        offset ="
+        ),
+    )
+    answer = cli("train", "runs/a", "train.scheduler=plateau")
+    assert answer.code == 2
+    assert "no validation rows" in answer.err
+
+
+def test_an_unfinished_run_shows_its_best_epoch_and_not_its_last(project, cli):
+    import json
+
+    cli("train", "runs/a", "train.optimizer={class: sgd, lr: 30}", "train.epochs=6")
+    (project.run / "reports/summary.json").unlink()
+    shown = json.loads(cli("show", "runs/a", "--json").out)
+    assert shown["state"] == "unfinished"
+    assert shown["metrics"]["val_loss"] == min(e.values["val_loss"] for e in RunFolder(project.run).events())
+    assert shown["step"] == 24
+
+
+def test_a_mistake_in_a_metric_changes_nothing_of_a_run(project, cli):
+    cli("train", "runs/a")
+    before = {
+        path: path.read_bytes()
+        for path in project.run.rglob("*")
+        if path.is_file() and path.name not in ("run.log", ".lock")
+    }
+    assert (
+        cli("train", "runs/a", "train.metrics=[{class: top_k_accuracy, k: 50}]", "train.epochs=3").code == 1
+    )
+    assert all(path.read_bytes() == data for path, data in before.items())
 
 
 def test_losses_that_sum(project):

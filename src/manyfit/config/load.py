@@ -53,11 +53,12 @@ def load_config(
     return _checked(Given(tree, root, file, {**stored, **(frozen or {})}), problems)
 
 
-def patch(config: Config, overrides: Overrides) -> Config:
-    """A config with further overrides. No file is read again; references and checks are made anew."""
+def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any] | None = None) -> Config:
+    """A config with further overrides, or other frozen values. No file is read; all is checked anew."""
     problems: list[Problem] = []
     tree = _overridden(config.given.tree, overrides, problems)
-    return _checked(dataclasses.replace(config.given, tree=tree), problems)
+    fixed = config.given.frozen if frozen is None else frozen
+    return _checked(dataclasses.replace(config.given, tree=tree, frozen=fixed), problems)
 
 
 def load_component(file: FilePath, section: str, role: Role) -> Component:

@@ -15,7 +15,7 @@ import torch
 from manyfit.config import Component, Config
 from manyfit.config.schema import Train
 from manyfit.config.torch_facts import missing_horizon
-from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
+from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
@@ -46,7 +46,7 @@ class Built:
 def build(config: Config) -> Built:
     """Build everything: first what fails quickly, then the data. Weights follow from the seed alone."""
     run = config.run
-    device = device_of(run.train.device)
+    device = device_of(run.train.device, config.origin("train.device"))
     module, loss, optimizer = build_model(config, device)
     metrics = {name: component.build() for name, _, component in run.train.named_metrics()}
     seed_everything(derive(run.seed, "data"))
@@ -58,7 +58,7 @@ def build(config: Config) -> Built:
     train, validation, test = (split_of(run.data, data, split) for split in SPLITS)
     if train is None or not len(train):
         raise UsageError(f"{run.data.origin}: data: {run.data.path} has no rows to train on")
-    check_export(config, validation)
+    check_measured(config, validation)
     order = Order(data.batch_size, run.seed)
     steps = order.steps(len(train))
     scheduler = build_scheduler(run.train, optimizer, steps)
@@ -90,14 +90,16 @@ def build_scheduler(train: Train, optimizer: torch.optim.Optimizer, steps_per_ep
     return dataclasses.replace(train.scheduler, params=params).build(optimizer=optimizer)
 
 
-def check_export(config: Config, validation: Source | None) -> None:
-    """The best checkpoint can only be chosen by something that is measured."""
-    metric = config.run.export.metric
+def check_measured(config: Config, validation: Source | None) -> None:
+    """The choice of the best checkpoint, or a schedule, may wait for validation; then it needs rows."""
+    if validation is not None and len(validation):
+        return
+    metric, scheduler = config.run.export.metric, config.run.train.scheduler
     asked = config.origin("export.metric")
-    if asked is not None and metric.startswith("val_") and (validation is None or not len(validation)):
-        raise UsageError(
-            f"{asked}: export.metric: {metric!r} cannot be measured: there are no validation rows"
-        )
+    if asked is not None and metric.startswith("val_"):
+        raise UsageError(f"{asked}: export.metric: there are no validation rows to measure {metric!r} on")
+    if scheduler is not None and scheduler.path.endswith(".ReduceLROnPlateau"):
+        raise UsageError(f"{scheduler.origin}: train.scheduler: there are no validation rows to wait for")
 
 
 def split_of(component: Component, data: Data, split: Split) -> Source | None:
@@ -120,18 +122,15 @@ def split_of(component: Component, data: Data, split: Split) -> Source | None:
     return source
 
 
-def device_of(name: str) -> torch.device:
+def device_of(name: str, asked: Origin | None) -> torch.device:
     """Choose the device; `auto` takes a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(
-            f"train.device: there is no device {name!r}: {str(error).splitlines()[0]}"
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"train.device: {name!r} was asked for, but there is no GPU here; write auto or cpu")
+    device = torch.device(name)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        here = f"there are {count} GPUs here" if count else "there is no GPU here"
+        raise UsageError(f"{asked}: train.device: {name!r} was asked for, but {here}; write auto or cpu")
     return device
 
 

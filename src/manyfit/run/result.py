@@ -12,8 +12,6 @@ from manyfit.config.load import load_component
 from manyfit.config.read import read_file
 from manyfit.config.roles import MODEL
 from manyfit.core.errors import FolderError
-from manyfit.store import checkpoint
-from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
 
@@ -47,14 +45,6 @@ class RunResult:
         return load_model(self.folder)
 
 
-def chosen(folder: RunFolder, metric: str, mode: str) -> Checkpoint:
-    """The checkpoint that counts: the best by `export`, else the last."""
-    found = folder.checkpoints()
-    if not found:
-        raise FolderError(f"{folder.path} has no checkpoint yet")
-    return checkpoint.best(found, metric, "max" if mode == "max" else "min") or found[-1]
-
-
 def load_model(run: str | Path) -> nn.Module:
     """Rebuild the model of a run from its folder, with the weights of the best checkpoint."""
     from manyfit.learn.pack import unpack
@@ -64,6 +54,6 @@ def load_model(run: str | Path) -> nn.Module:
         raise FolderError(f"{folder.path} has not been trained: it has no config.resolved.yaml")
     module: nn.Module = load_component(folder.resolved, "model", MODEL).build()
     values = snapshot(read_file(folder.resolved)).values
-    state = chosen(folder, values["export.metric"], values["export.mode"]).load()
+    state = folder.chosen(values["export.metric"], values["export.mode"]).load()
     module.load_state_dict(unpack(state)["model"])
     return module.eval()

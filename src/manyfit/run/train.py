@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyfit.config import Config, load_config
+from manyfit.config import Config, load_config, patch
 from manyfit.config.load import config_file
 from manyfit.config.override import Overrides
 from manyfit.config.project import project_root
@@ -20,7 +20,7 @@ from manyfit.core.secrets import redact
 from manyfit.core.trace import user_frame
 from manyfit.data import once
 from manyfit.run import guard
-from manyfit.run.result import RunResult, chosen
+from manyfit.run.result import RunResult
 from manyfit.run.trainer import Callback
 from manyfit.store import durable, provenance
 from manyfit.store.events import EventLog, read_events
@@ -57,7 +57,7 @@ def train(
     with owned(run.path), logged(run.path / "run.log"):
         resumed = bool(run.checkpoints())
         if resumed:
-            config = load_config(source, overrides, project=project, frozen=run.frozen())
+            config = patch(config, frozen=run.frozen())
             guard.check_config(config, run)
         with failures(run):
             return _train(config, run, resumed, callbacks)
@@ -91,6 +91,7 @@ def _train(config: Config, run: RunFolder, resumed: bool, callbacks: Sequence[Ca
             if last.step >= built.plan.total and run.summary().get("step") == last.step:
                 return result(run)
             built.learner.load([last.load()])
+        rehearse(built)
         start, length = (last.step, last.log_length) if last else (0, 0)
         write_start(
             config,
@@ -103,7 +104,6 @@ def _train(config: Config, run: RunFolder, resumed: bool, callbacks: Sequence[Ca
                 "from_step": start,
             },
         )
-        rehearse(built)
         with EventLog(run.metrics, length) as events:
             member = Member(config, run, events, committed=read_events(run.metrics, length))
             batches = built.train.batches(built.order, start)
@@ -126,7 +126,7 @@ def finish(config: Config, run: RunFolder, built: Built, trained: int) -> RunRes
     from manyfit.run.evaluate import evaluate
 
     export = config.run.export
-    best = chosen(run, export.metric, export.mode)
+    best = run.chosen(export.metric, export.mode)
     last = run.checkpoints()[-1]
     built.learner.load([best.load()])
     test: Mapping[str, float] = {}

@@ -20,9 +20,10 @@ def describe(run: RunFolder) -> dict[str, Any]:
         "test": {},
     }
     try:
-        found = run.checkpoints()
-        if found:
-            facts |= {"step": found[-1].step, "epoch": found[-1].epoch, "metrics": dict(found[-1].metrics)}
+        found, snapshot = run.checkpoints(), run.snapshot()
+        if found and snapshot is not None:
+            best = run.chosen(snapshot.values["export.metric"], snapshot.values["export.mode"])
+            facts |= {"step": found[-1].step, "epoch": found[-1].epoch, "metrics": dict(best.metrics)}
         if facts["state"] == "finished":
             summary = run.summary()
             facts |= {

@@ -15,7 +15,7 @@ from manyfit.config.tree import Map, plain
 from manyfit.core.errors import FolderError, ManyfitError
 from manyfit.core.numbers import from_json
 from manyfit.store import durable
-from manyfit.store.checkpoint import Checkpoint, checkpoints
+from manyfit.store.checkpoint import Checkpoint, best, checkpoints
 from manyfit.store.events import Event, read_events
 from manyfit.store.files import check_fields, read_json
 from manyfit.store.lock import is_owned
@@ -84,6 +84,13 @@ class RunFolder:
     def checkpoints(self) -> list[Checkpoint]:
         """All committed checkpoints, the oldest first."""
         return checkpoints(self.checkpoint_folder)
+
+    def chosen(self, metric: str, mode: str) -> Checkpoint:
+        """The checkpoint that counts: the best by a metric, else the last."""
+        found = self.checkpoints()
+        if not found:
+            raise FolderError(f"{self.path} has no checkpoint yet")
+        return best(found, metric, "max" if mode == "max" else "min") or found[-1]
 
     def events(self) -> list[Event]:
         """The event log, as far as it is whole."""
