@@ -1,16 +1,21 @@
 """The torch learner keeps the contract, whatever it is made of."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.core.errors import RunFailed
 from manyfit.data import ArraySource, once
 from manyfit.learn.metrics import absolute_error, accuracy, binary_accuracy, squared_error, top_k_accuracy
+from manyfit.learn.objective import Objective
 from manyfit.learn.pack import pack, unpack
 from manyfit.learn.rowwise import rowwise
 from manyfit.learn.torch import TorchLearner
+from manyfit.learn.update import Update
 from manyfit.testing import LearnerContract
 
 
@@ -18,15 +23,35 @@ class Base(LearnerContract):
     optimizer = staticmethod(lambda params: torch.optim.AdamW(params, lr=0.01))
     scheduler = staticmethod(lambda optimizer: None)
     loss = nn.CrossEntropyLoss()
+    options: ClassVar = {}
+    accumulate = 1
+    precision = "fp32"
+    ema = False
 
     def make(self):
         torch.manual_seed(3)
         module = nn.Sequential(
             nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
         )
+        return self.learner(module)
+
+    def learner(self, module, device="cpu"):
         optimizer = self.optimizer(module.parameters())
+        scheduler = self.scheduler(optimizer)
+        update = Update(
+            {"": optimizer}, {"": scheduler} if scheduler else {}, steps_per_epoch=5, **self.options
+        )
+        average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if self.ema else None
+        objective = Objective(module, self.loss, torch.device(device))
         return TorchLearner(
-            module, self.loss, optimizer, self.scheduler(optimizer), "step", 5, {"accuracy": accuracy}, seed=9
+            module,
+            objective,
+            update,
+            {"accuracy": accuracy},
+            self.accumulate,
+            self.precision,
+            average,
+            seed=9,
         )
 
     def source(self):
@@ -56,6 +81,24 @@ class TestFunctionAsLoss(Base):
     loss = staticmethod(lambda output, target: nn.functional.cross_entropy(output, target).sqrt())
 
 
+class TestAccumulation(Base):
+    accumulate = 2
+    options: ClassVar = {"clip_norm": 0.5, "clip_value": 0.1}
+
+
+class TestHalfPrecision(Base):
+    precision = "bf16"
+    ema = True
+
+
+class TestScaled(Base):
+    precision = "fp16"
+
+    @property
+    def options(self):
+        return {"scaler": torch.amp.GradScaler("cpu"), "clip_norm": 1.0}
+
+
 class TestOnTheGpu(Base):
     @pytest.fixture(autouse=True)
     def _gpu(self):
@@ -64,10 +107,7 @@ class TestOnTheGpu(Base):
 
     def make(self):
         learner = super().make()
-        module = learner.module.cuda()
-        return TorchLearner(
-            module, self.loss, self.optimizer(module.parameters()), device=torch.device("cuda"), seed=9
-        )
+        return self.learner(learner.module.cuda(), "cuda")
 
 
 def test_inputs_by_name_and_by_position():
@@ -80,7 +120,10 @@ def test_inputs_by_name_and_by_position():
             return self.layer(left) - self.layer(right)
 
     module = Two()
-    learner = TorchLearner(module, nn.MSELoss(), torch.optim.SGD(module.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    learner = TorchLearner(
+        module, Objective(module, nn.MSELoss(), torch.device("cpu")), Update({"": optimizer})
+    )
     left, right = np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
     by_name = next(learner.evaluate(once(ArraySource({"right": right, "left": left}, left), 2)))
     by_place = next(learner.evaluate(once(ArraySource((left, right), left), 2)))
@@ -137,11 +180,12 @@ def test_packing_keeps_everything():
 
 
 def test_tied_weights_can_be_packed(tmp_path):
-    from manyfit.store.checkpoint import save
+    from manyfit.store.buffers import Buffers
+    from manyfit.store.checkpoint import Note, save
 
     weight = nn.Parameter(torch.randn(2, 2))
-    packed = pack({"model": {"a": weight, "b": weight}})
-    assert torch.equal(save(tmp_path, packed, 1, 1.0, {}, 0).load().tensors["model/b"], weight)
+    packed = Buffers().copy(pack({"model": {"a": weight, "b": weight}}))
+    assert torch.equal(save(tmp_path, packed, Note(1, 1.0, {}, 0)).load().tensors["model/b"], weight)
 
 
 def test_what_cannot_be_kept_is_said():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from manyfit.core.errors import FolderError, RunConflict
 from manyfit.core.state import State
 from manyfit.store import durable
-from manyfit.store.checkpoint import best, checkpoints, prune, save
+from manyfit.store.checkpoint import Keep, Note, checkpoints, newest, prune, save
 from manyfit.store.events import Event, EventLog, read_events
 from manyfit.store.folder import RunFolder, run_folders
 from manyfit.store.lock import is_owned, owned
@@ -68,7 +68,9 @@ def test_a_log_that_is_too_short_or_damaged(tmp_path):
 
 def checkpoint(folder, step, **metrics):
     return save(
-        folder, State({"w": torch.full((2,), float(step))}, {"step": step}), step, step / 10, metrics, step
+        folder,
+        State({"w": torch.full((2,), float(step))}, {"step": step}),
+        Note(step, step / 10, metrics, step),
     )
 
 
@@ -86,10 +88,12 @@ def test_last_and_best_follow_from_manifests(tmp_path):
         path = checkpoint(tmp_path, step, val_loss=loss).path
         os.utime(path, (1e9 - step, 1e9 - step))
     found = checkpoints(tmp_path)
-    assert best(found, "val_loss", "min").step == 2, "the earlier one of equals"
-    assert best(found, "val_loss", "max").step == 1
-    assert best(found, "nothing", "min") is None
-    prune(tmp_path, "val_loss", "min")
+    assert Keep("val_loss", "min").best(found).step == 2, "the earlier one of equals"
+    assert Keep("val_loss", "max").best(found).step == 1
+    assert Keep("nothing", "min").best(found) is None
+    prune(tmp_path, Keep("val_loss", "min", last=1, top=2))
+    assert [c.step for c in checkpoints(tmp_path)] == [2, 3, 5]
+    prune(tmp_path, Keep("val_loss", "min", last=1))
     assert [c.step for c in checkpoints(tmp_path)] == [2, 5]
 
 
@@ -100,7 +104,11 @@ def test_damage_is_found(tmp_path, file):
     data[0] ^= 0xFF
     (saved.path / file).write_bytes(bytes(data))
     with pytest.raises(FolderError, match="damaged"):
-        checkpoints(tmp_path)[0].load()
+        newest(tmp_path)
+    checkpoint(tmp_path, 0, val_loss=1.0)
+    found, _, wrong = newest(tmp_path)
+    assert found.step == 0
+    assert "damaged" in wrong[0]
 
 
 def test_a_checkpoint_that_was_not_committed_does_not_count(tmp_path):

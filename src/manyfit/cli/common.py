@@ -34,6 +34,12 @@ class Verb(click.Command):
             )
         )
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Show warnings on stderr, unless another level was asked for."""
+        if not logging.getLogger("manyfit").handlers:
+            set_log_level("WARNING")
+        return super().invoke(ctx)
+
 
 class OverrideVerb(Verb):
     """A command that takes overrides anywhere among its arguments, in the order in which they are written."""

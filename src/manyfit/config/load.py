@@ -11,6 +11,7 @@ from typing import Any
 from manyfit.config.check import Checker
 from manyfit.config.component import Component
 from manyfit.config.config import Config, Given
+from manyfit.config.consistency import contradictions
 from manyfit.config.defaults import Defaults, source_folder
 from manyfit.config.layers import Reader, inherit
 from manyfit.config.override import Overrides, apply, collect
@@ -18,7 +19,7 @@ from manyfit.config.project import is_folder, project_root
 from manyfit.config.read import read_file
 from manyfit.config.refer import Resolver
 from manyfit.config.roles import ANY, Role, is_record
-from manyfit.config.schema import Export, Run, Train
+from manyfit.config.schema import Evaluate, Export, Run, Track, Train
 from manyfit.config.signature import signature_of
 from manyfit.config.tree import Leaf, Map, Node, class_word, from_plain, plain
 from manyfit.config.values import INVALID
@@ -75,6 +76,19 @@ def load_component(file: FilePath, section: str, role: Role) -> Component:
     return component
 
 
+def make_component(
+    given: Mapping[str, Any], name: str, role: Role, project: FilePath, source: FilePath
+) -> Component:
+    """A component from plain data: `{"class": path, **params}`."""
+    part = Map({name: from_plain(dict(given))})
+    checker = Checker(part, project, source if is_folder(source) else None, {})
+    component = checker.component(part.items[name], role, (name,), keep=True)
+    if checker.problems:
+        raise ConfigError(checker.problems)
+    assert isinstance(component, Component)
+    return component
+
+
 def _mapping(node: Node) -> Map:
     if not isinstance(node, Map):
         raise ConfigError([Problem("", node.origin, "this is not a mapping")])
@@ -114,15 +128,17 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     known = signature_of(Run).parameters
     checker.sections = [
         ("train", signature_of(Train).parameters),
+        ("evaluate", signature_of(Evaluate).parameters),
         ("export", signature_of(Export).parameters),
+        ("track", signature_of(Track).parameters),
     ]
     own = {name for name, node in tree.items.items() if name not in known and _is_section(node)}
     sections = {name: _section(checker, name) for name in tree.items if name in own}
     rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)
     run = checker.record(rest, Run, ())
     if isinstance(run, Run):
-        for path, *words in run.problems():
-            checker.problem(checker.located(path), path, *words)
+        for found in contradictions(run):
+            checker.problem(checker.located(found.path), *found)
     problems += checker.problems
     if problems:
         raise ConfigError(

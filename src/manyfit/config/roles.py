@@ -53,6 +53,7 @@ PUBLIC: Final = {
     MODULE: "torch.nn.Module",
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
     "torch.optim.lr_scheduler.LRScheduler": "torch.optim.lr_scheduler.LRScheduler",
+    "torchmetrics.metric.Metric": "torchmetrics.Metric",
 }
 
 
@@ -100,6 +101,7 @@ LOSS = Role(
 )
 METRIC = Role(
     "metric",
+    bases=("torchmetrics.metric.Metric",),
     function_of=2,
     short=_table(
         "manyfit.learn.metrics",

@@ -8,26 +8,112 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 from pydantic import StringConstraints
 
+from manyfit.config.cadence import PATTERN
 from manyfit.config.component import Component
 from manyfit.config.kinds import Derived, Kind
 from manyfit.config.roles import DATA, LOSS, METRIC, MODEL, OPTIMIZER, SCHEDULER
 from manyfit.config.torch_facts import missing_horizon
-from manyfit.core.names import listing, nearest
 
 
-def needs_horizon(scheduler: Component | None) -> bool:
+def needs_horizon(scheduler: Component | Mapping[str, Component] | None) -> bool:
     """Whether a schedule's length was left to follow from the number of epochs."""
-    return scheduler is not None and bool(missing_horizon(scheduler.path, scheduler.params))
+    return any(missing_horizon(each.path, each.params) for each in by_name(scheduler).values())
+
+
+def by_name(given: Component | Mapping[str, Component] | None) -> dict[str, Component]:
+    """One component, several by name, or none, in one form."""
+    if given is None:
+        return {}
+    return {"": given} if isinstance(given, Component) else dict(given)
 
 
 DEVICES: Final = r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$"
-RESERVED: Final = ("id", "target", "prediction", "confidence", "loss")
-"""Columns of a report, which no metric can be called."""
-
 Metric: TypeAlias = Annotated[Component, METRIC]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """How often rows are logged, the model is validated, and checkpoints are written."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    log: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=PATTERN)] = "1ep"
+    validate: Annotated[str, StringConstraints(pattern=PATTERN)] = "1ep"
+    checkpoint: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=f"^auto$|{PATTERN}")] = "auto"
+    """`auto` is once an epoch, at most every 30 seconds, and at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """When to stop before the last epoch: no better for a while, or good enough."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    metric: str = "val_loss"
+    mode: Literal["min", "max"] = "min"
+    patience: Annotated[str | None, StringConstraints(pattern=PATTERN)] = None
+    min_delta: Annotated[float, Ge(0)] = 0.0
+    reach: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """When a run has failed, although nothing raised: a loss that is not a number, or that explodes."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    nan: bool = True
+    divergence: Annotated[float | None, Gt(1)] = None
+    """The run fails when a loss is more than this many times the lowest one so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """Use only the first batches of a split, to try something out."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    train: Annotated[int | None, Gt(0)] = None
+    validation: Annotated[int | None, Gt(0)] = None
+    test: Annotated[int | None, Gt(0)] = None
+    overfit: Annotated[int | None, Gt(0)] = None
+    """Train on these first batches, and validate on them, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Parameters that are trained in their own way: by a pattern that is searched for in their names."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    match: str
+    optimizer: str | None = None
+    options: Mapping[str, float | int | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freeze:
+    """Parameters that are not trained, at all or for the first epochs."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    match: str | None = None
+    up_to: str | None = None
+    """A module: all parameters that are defined before it ends are frozen."""
+    epochs: Annotated[int | None, Gt(0)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """Weights to begin with, from a run, a checkpoint or an export."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    path: Path
+    match: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +123,30 @@ class Train:
     holds_secrets: ClassVar[bool] = False
 
     epochs: Annotated[int, Kind.BUDGET, Gt(0)]
-    loss: Annotated[Component, LOSS]
-    optimizer: Annotated[Component, OPTIMIZER]
-    scheduler: Annotated[Component | None, SCHEDULER] = None
+    loss: Annotated[Component | None, LOSS]
+    """null for a model that returns its own loss."""
+    optimizer: Annotated[Component | Mapping[str, Component] | None, OPTIMIZER]
+    """null for a model that updates itself."""
+    groups: Sequence[Group] = ()
+    freeze: Sequence[str | Freeze] = ()
+    scheduler: Annotated[Component | Mapping[str, Component] | None, SCHEDULER] = None
     scheduler_every: Literal["step", "epoch"] = "step"
     horizon: Annotated[
         int | None, Kind.IDENTITY, Derived(lambda t: t.epochs if needs_horizon(t.scheduler) else None)
     ] = None
+    accumulate: Annotated[int, Gt(0)] = 1
+    clip_norm: Annotated[float | None, Gt(0)] = None
+    clip_value: Annotated[float | None, Gt(0)] = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    ema: Annotated[float | None, Gt(0), Lt(1)] = None
+    class_weights: Literal["balanced"] | Sequence[float] | None = None
+    warm_start: WarmStart | None = None
     metrics: Annotated[Sequence[Metric] | Mapping[str, Metric], Kind.NEUTRAL] = ()
+    every: Every = field(default_factory=Every)
+    stop: Annotated[Stop | None, Kind.BUDGET] = None
+    guard: Annotated[Guard, Kind.BUDGET] = field(default_factory=Guard)
+    limit: Limit = field(default_factory=Limit)
+    time_dependent: bool = False
     device: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=DEVICES)] = "auto"
     threads: Annotated[int | None, Kind.NEUTRAL, Gt(0)] = None
 
@@ -54,15 +156,48 @@ class Train:
             return [(name, name, component) for name, component in self.metrics.items()]
         return [(re.split("[.:]", c.written)[-1], str(i), c) for i, c in enumerate(self.metrics)]
 
+    def optimizers(self) -> dict[str, Component]:
+        """Every optimiser by its name; a single one has none."""
+        return by_name(self.optimizer)
+
+    def schedulers(self) -> dict[str, Component]:
+        """Every schedule by the name of its optimiser."""
+        return by_name(self.scheduler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """What is measured of every row, and how it is written down."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    functions: Annotated[Mapping[str, Metric], Kind.NEUTRAL] = field(default_factory=dict)
+    """Functions of (output, target) of one row, by name."""
+    worst: Annotated[int, Kind.NEUTRAL, Ge(0)] = 10
+    parquet: Annotated[bool, Kind.NEUTRAL] = False
+
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Which checkpoint counts as the best one."""
+    """Which checkpoint counts as the best one, and how many are kept."""
 
     holds_secrets: ClassVar[bool] = False
 
     metric: Annotated[str, Kind.NEUTRAL] = "val_loss"
     mode: Annotated[Literal["min", "max"], Kind.NEUTRAL] = "min"
+    keep: Annotated[int, Kind.NEUTRAL, Ge(1)] = 2
+    top: Annotated[int, Kind.NEUTRAL, Ge(1)] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """Where the log is mirrored to."""
+
+    holds_secrets: ClassVar[bool] = True
+
+    tensorboard: Annotated[bool, Kind.NEUTRAL] = True
+    mlflow: Annotated[str | None, Kind.NEUTRAL] = None
+    """The address of an MLflow server, or of its store: http://…, sqlite:///mlflow.db."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,33 +213,10 @@ class Run:
     data: Annotated[Component, DATA]
     model: Annotated[Component, MODEL]
     train: Train
+    evaluate: Evaluate = field(default_factory=Evaluate)
     export: Export = field(default_factory=Export)
+    track: Track = field(default_factory=Track)
 
     def measured(self) -> list[str]:
         """The names under which values are logged."""
         return ["train_loss", "lr", "val_loss", *(f"val_{name}" for name, _, _ in self.train.named_metrics())]
-
-    def problems(self) -> list[tuple[tuple[str, ...], str, str, str, str]]:
-        """What fields say about each other: (path, message, expected, received, suggestion)."""
-        found: list[tuple[tuple[str, ...], str, str, str, str]] = []
-        seen: set[str] = set()
-        for name, key, _ in self.train.named_metrics():
-            where = ("train", "metrics", key)
-            if name in (*RESERVED, "class") or not name:
-                found.append((where, "a metric cannot have this name", "another name", repr(name), ""))
-            elif name in seen:
-                named = f"names of your own: metrics: {{{name}_1: ..., {name}_2: ...}}"
-                found.append((where, "two metrics have the same name", named, name, ""))
-            seen.add(name)
-        known = self.measured()
-        if self.export.metric not in known:
-            found.append(
-                (
-                    ("export", "metric"),
-                    "nothing of this name is measured",
-                    f"one of {listing(known)}",
-                    repr(self.export.metric),
-                    nearest(self.export.metric, known),
-                )
-            )
-        return found

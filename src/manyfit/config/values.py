@@ -126,14 +126,26 @@ class Values(abc.ABC):
             role = mark if isinstance(mark, Role) else role
         constraints = [mark for mark in marks if _constrains(mark)]
         if role is not None:
-            optional = type(None) in typing.get_args(base) and isinstance(node, Leaf) and node.value is None
-            value = None if optional else self.component(node, role, path, keep=True)
+            value = self.roles(node, base, role, path)
         else:
             value = self.value(node, base, path)
         self.kind = before
         if constraints and value is not INVALID and value is not None and is_plain(value):
             return self.pydantic(node, typing.Annotated[(base, *constraints)], path, value)
         return value
+
+    def roles(self, node: Node, base: Any, role: Role, path: Path) -> Any:
+        """A component that the section keeps; none, or several by name, where the annotation says so."""
+        options = [typing.get_origin(option) or option for option in typing.get_args(base)]
+        if type(None) in options and isinstance(node, Leaf) and node.value is None:
+            return None
+        if collections.abc.Mapping in options and isinstance(node, Map) and not class_word(node):
+            found = {
+                name: self.component(item, role, (*path, name), keep=True)
+                for name, item in node.items.items()
+            }
+            return INVALID if any(item is INVALID for item in found.values()) else found
+        return self.component(node, role, path, keep=True)
 
     def secret(self, node: Leaf, annotation: Any, path: Path) -> Any:
         """A secret fits text, in fields that are not part of the identity."""

@@ -9,7 +9,9 @@
     │   ├── RunConflict          a run folder that belongs to another config, or to another process
     │   └── FolderError          a run folder that is missing, unreadable or damaged
     ├── RunFailed                a run that started and could not be finished
-    │   └── ComponentFailed      the user's own code raised while it was built or called
+    │   ├── ComponentFailed      the user's own code raised while it was built or called
+    │   ├── NotANumber           a loss that is nan or infinite
+    │   └── Diverged             a loss far above the lowest so far
     └── Interrupted              exit code 128 + signal number
 """
 
@@ -94,9 +96,25 @@ class FolderError(UsageError):
 class RunFailed(ManyfitError):
     """A run that started and could not be finished."""
 
+    kind = "failed"
+
 
 class ComponentFailed(RunFailed):
     """The user's own code raised while it was built or called. The cause is chained."""
+
+    kind = "user error"
+
+
+class NotANumber(RunFailed):
+    """A loss that is nan or infinite."""
+
+    kind = "not a number"
+
+
+class Diverged(RunFailed):
+    """A loss far above the lowest so far."""
+
+    kind = "diverged"
 
 
 class Interrupted(ManyfitError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 
 def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
@@ -18,3 +19,12 @@ def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
 def from_json(values: Mapping[str, float | str]) -> dict[str, float]:
     """Read back what `as_json` wrote."""
     return {name: float(value) for name, value in values.items()}
+
+
+def as_json_tree(value: Any) -> Any:
+    """The same for nested data."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json_tree(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json_tree(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

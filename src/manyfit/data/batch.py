@@ -8,17 +8,33 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = Any
+"""A NumPy array, or a tensor on the CPU."""
 Inputs: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """Some rows: what the model is called with, the target, and which rows they are."""
+    """Some rows: what the model is called with, the target, which rows they are, and how much each counts."""
 
     inputs: Inputs
     target: Array | None
     index: npt.NDArray[np.int64]
+    weight: Array | None = None
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def part(self, begin: int, end: int) -> Batch:
+        """Some of the rows."""
+
+        def cut(value: Any) -> Any:
+            if value is None:
+                return None
+            if isinstance(value, dict):
+                return {name: cut(item) for name, item in value.items()}
+            if isinstance(value, tuple):
+                return tuple(cut(item) for item in value)
+            return value[begin:end]
+
+        return Batch(cut(self.inputs), cut(self.target), self.index[begin:end], cut(self.weight))

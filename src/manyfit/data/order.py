@@ -17,6 +17,8 @@ class Order:
 
     batch_size: int
     seed: int | None = None
+    epochs: int | None = None
+    """How often all rows are walked; without end if nobody says."""
 
     def steps(self, rows: int) -> int:
         """Batches in an epoch; the last one may be short."""
@@ -31,9 +33,9 @@ class Order:
         return state.permutation(rows).astype(np.int64, copy=False)
 
     def walk(self, rows: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the rows of each step from step `start` on, epoch after epoch, without end."""
+        """Yield the rows of each step from step `start` on, epoch after epoch."""
         epoch, step = divmod(start, self.steps(rows))
-        while True:
+        while epoch != self.epochs:
             order = self.epoch(rows, epoch)
             for begin in range(step * self.batch_size, rows, self.batch_size):
                 yield order[begin : begin + self.batch_size]

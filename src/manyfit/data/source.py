@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt
 
+from manyfit.config.kinds import Kind
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Array, Batch, Inputs
+from manyfit.data.dataset import DatasetSource, IterableSource, checked_ids
 from manyfit.data.order import Order
 
 Split: TypeAlias = Literal["train", "validation", "test"]
@@ -25,7 +28,7 @@ class Source(Protocol):
         ...
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on, epoch after epoch, without end."""
+        """Yield batches from step `start` on, epoch after epoch, as often as the order says."""
         ...
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
@@ -54,34 +57,49 @@ class Data(Protocol):
 class ArraySource:
     """Arrays in memory (or memory-mapped) with the same number of rows; a batch is one gather.
 
+    `weight` says how much each row counts in training.
+
     >>> source = ArraySource(np.zeros((5, 2)), np.arange(5))
     >>> [len(batch) for batch, _ in zip(source.batches(Order(batch_size=2)), range(3))]
     [2, 2, 1]
     """
 
     def __init__(
-        self, inputs: Inputs, target: Array | None = None, ids: Sequence[object] | None = None
+        self,
+        inputs: Inputs,
+        target: Array | None = None,
+        ids: Sequence[object] | None = None,
+        weight: Array | None = None,
     ) -> None:
         self.inputs = _arrays(inputs)
         self.target = None if target is None else np.asarray(target)
-        self._ids = [str(id_) for id_ in ids] if ids is not None else None
+        self.weight = None if weight is None else np.asarray(weight)
         lengths = {name: len(array) for name, array in self._columns()}
-        if self._ids is not None:
-            lengths["ids"] = len(self._ids)
+        if ids is not None:
+            lengths["ids"] = len(ids)
         if len(set(lengths.values())) != 1:
             shown = ", ".join(f"{name} has {count}" for name, count in lengths.items())
             raise UsageError(f"the arrays of a source must have the same number of rows, but {shown}")
-        if self._ids is not None and len(set(self._ids)) != len(self._ids):
-            raise UsageError("the ids of a source must be unique, but some are repeated")
         self._rows = next(iter(lengths.values()))
+        self._ids = checked_ids(ids, self._rows)
 
     def __len__(self) -> int:
         return self._rows
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on, epoch after epoch, without end."""
-        for index in order.walk(self._rows, start):
-            yield Batch(self._gather(index), None if self.target is None else self.target[index], index)
+        """Yield batches from step `start` on, epoch after epoch, as often as the order says."""
+        inputs, target, weight = self.inputs, self.target, self.weight
+        if isinstance(inputs, dict | tuple) or target is None or weight is not None:
+            for index in order.walk(self._rows, start):
+                yield Batch(
+                    self._gather(index),
+                    None if target is None else target[index],
+                    index,
+                    None if weight is None else weight[index],
+                )
+        else:
+            for index in order.walk(self._rows, start):
+                yield Batch(inputs[index], target[index], index)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows; row numbers where none were given."""
@@ -113,6 +131,8 @@ class ArraySource:
             yield from ((f"inputs.{i}", array) for i, array in enumerate(columns))
         if self.target is not None:
             yield "target", self.target
+        if self.weight is not None:
+            yield "weight", self.weight
 
 
 def _arrays(inputs: Any) -> Inputs:
@@ -122,9 +142,43 @@ def _arrays(inputs: Any) -> Inputs:
     return tuple(np.asarray(column) for column in inputs) if isinstance(inputs, tuple) else np.asarray(inputs)
 
 
+def as_source(found: Any, workers: int = 0) -> Source | None:
+    """A source from what a data set gives: a source, a map-style dataset, an iterable, or nothing."""
+    if found is None or isinstance(found, Source):
+        return found
+    if hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, dict | str):
+        return DatasetSource(found, workers)
+    if isinstance(found, Iterable) and not isinstance(found, dict | str):
+        return IterableSource(found)
+    raise TypeError(f"a {type(found).__name__} is not a source")
+
+
+class Splits:
+    """Plain datasets as the data of a run: one for each split, map-style or iterable.
+
+    data: {class: manyfit.data.Splits, batch_size: 32, workers: 2, train: {class: images.Train, root: data}}
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        validation: Any = None,
+        test: Any = None,
+        batch_size: Annotated[int, Gt(0)] = 32,
+        workers: Annotated[int, Kind.NEUTRAL, Ge(0)] = 0,
+    ) -> None:
+        self.batch_size = batch_size
+        self.workers = workers
+        self._splits = {"train": train, "validation": validation, "test": test}
+
+    def source(self, split: Split) -> Source | None:
+        """The rows of one split."""
+        try:
+            return as_source(self._splits[split], self.workers)
+        except TypeError as error:
+            raise UsageError(f"{split}: {error}") from error
+
+
 def once(source: Source, batch_size: int) -> Iterator[Batch]:
     """Walk every row exactly once, as they lie."""
-    order = Order(batch_size)
-    batches: Any = source.batches(order)
-    for _ in range(order.steps(len(source))):
-        yield next(batches)
+    return iter(source.batches(Order(batch_size, epochs=1)))

@@ -17,7 +17,7 @@ from manyfit.core.state import State
 from manyfit.data import Batch
 
 Metrics: TypeAlias = Mapping[str, Any]
-"""Of shape (n,), on the device: `loss` and `rows` are sums over the steps, `lr` is the last rate."""
+"""Of shape (n,), on the device: `train_loss` is a mean over rows, `lr` is the last rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Outputs:
 
     index: npt.NDArray[np.int64]
     output: npt.NDArray[Any]
-    target: npt.NDArray[Any]
+    target: npt.NDArray[Any] | None
     rows: Mapping[str, npt.NDArray[np.float64]]
-    """Numbers for each row: `loss`, and every metric, of shape (n, rows)."""
+    """Numbers for each row: `loss`, where there is one, and every metric, of shape (n, rows)."""
 
 
 def fetch(value: Any) -> npt.NDArray[np.float64]:
@@ -41,8 +41,12 @@ class Learner(Protocol):
 
     n: int
 
-    def train(self, batches: Iterator[Batch], steps: int) -> Metrics:
-        """Train to the next boundary."""
+    def train(self, batches: Iterator[Batch], steps: int) -> None:
+        """Train to the next boundary. Where a run pauses changes neither its weights nor its means."""
+        ...
+
+    def take(self) -> Metrics:
+        """The means since the last call."""
         ...
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
@@ -54,7 +58,10 @@ class Learner(Protocol):
         ...
 
     def state(self) -> Sequence[State]:
-        """One state for each run: tensors and plain values, nothing else."""
+        """One state for each run: tensors and plain values, nothing else.
+
+        The tensors are the live ones: whoever wants to keep a state copies it before training goes on.
+        """
         ...
 
     def load(self, states: Sequence[State]) -> None:

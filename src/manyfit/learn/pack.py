@@ -17,7 +17,7 @@ from manyfit.core.state import State
 
 
 def pack(parts: Mapping[str, Any]) -> State:
-    """Split nested state into tensors (copied to the CPU) and plain values."""
+    """Split nested state into tensors and plain values. The tensors are those that were given, not copies."""
     tensors: dict[str, Tensor] = {}
     return State(tensors, {name: _pack(part, name, tensors) for name, part in parts.items()})
 
@@ -29,8 +29,7 @@ def unpack(state: State) -> dict[str, Any]:
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        # A copy: tied weights share memory, which safetensors refuses, and training goes on meanwhile.
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        tensors[path] = value.detach()
         return {"tensor": path}
     if isinstance(value, Mapping):
         return {

@@ -1,11 +1,13 @@
-"""The learner for one PyTorch module: module, loss, optimiser and schedule."""
+"""The learner for one PyTorch module: module, objective, update, precision and averaging."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +18,13 @@ from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.learn.learner import Metrics, Outputs
+from manyfit.learn.objective import Objective
 from manyfit.learn.pack import pack, unpack
-from manyfit.learn.rowwise import reduction_of, rowwise
+from manyfit.learn.sums import Sums
+from manyfit.learn.update import Update
 
 RowMetric = Callable[[Tensor, Tensor], Tensor]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -27,97 +32,164 @@ class TorchLearner:
     """Trains one module. Randomness inside the model is a function of (seed, step)."""
 
     module: nn.Module
-    loss: Callable[..., Tensor]
-    optimizer: torch.optim.Optimizer
-    scheduler: Any = None
-    scheduler_every: Literal["step", "epoch"] = "step"
-    steps_per_epoch: int = 1
+    objective: Objective
+    update: Update
     metrics: Mapping[str, RowMetric] = field(default_factory=dict)
+    accumulate: int = 1
+    precision: str = "fp32"
+    average: Any = None
+    """An exponential moving average of the module; it is what is evaluated and exported."""
     seed: int = 0
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     n: int = 1
     step: int = 0
 
     def __post_init__(self) -> None:
+        self.device = self.objective.device
         self._stream = derive(self.seed, "model")
-        self._row_loss = rowwise(self.loss)
-        self._sums = reduction_of(self.loss) == "sum"
-        self._waits_for_metric = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        self._measuring = derive(self.seed, "evaluate")
+        self._sums = Sums(self.device)
+        self._stepper = getattr(self.module, "train_step", None)
+        self._own = own_optimizers(self.module)
+        self._cuda = _cuda_generator(self.device)
+        self._simple = (
+            self.update.plain and self.accumulate == 1 and self.precision == "fp32" and self._stepper is None
+        )
 
-    def train(self, batches: Iterator[Batch], steps: int) -> Metrics:
-        """Train for some steps and return the sums of loss and rows."""
+    def train(self, batches: Iterator[Batch], steps: int) -> None:
+        """Train for some steps."""
         self.module.train()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        rows, rate = 0, 0.0
+        update, sums = self.update, self._sums
+        one = self._one_simple if self._simple else self._one
+        stepping, average = bool(update.stepping), self.average
+        if update.frozen:
+            update.thaw(self.step)
         for _ in range(steps):
             batch = next(batches)
             self._reseed()
-            total += self._update(batch) * (1 if self._sums else len(batch))
-            rate = self.optimizer.param_groups[0]["lr"]
-            rows += len(batch)
+            loss = one(batch)
+            if loss is not None:
+                sums.add(loss, len(batch))
+            sums.rate = update.rate
             self.step += 1
-            if (
-                self.scheduler is not None
-                and not self._waits_for_metric
-                and (self.scheduler_every == "step" or self.step % self.steps_per_epoch == 0)
-            ):
-                self.scheduler.step()
-        counts = torch.tensor([[rows], [float(rate)]], dtype=torch.float64)
-        return {"loss": total[None], "rows": counts[0], "lr": counts[1]}
+            if stepping:
+                update.advance(self.step)
+            if average is not None:
+                average.update_parameters(self.module)
+            if self.step in update.thaws_at:
+                update.thaw(self.step)
 
-    def _update(self, batch: Batch) -> Tensor:
-        """One step of the optimiser; the optimiser may ask for the loss more than once."""
-        first: list[Tensor] = []
+    def take(self) -> Metrics:
+        """Means since the last call, and the last rate."""
+        return self._sums.take(per_row=not self.objective.sums)
+
+    def _one_simple(self, batch: Batch) -> Tensor | None:
+        """One step, where nothing was asked for but a loss and an optimiser."""
+        self.update.zero()
+        _, loss = self.objective(self.module, batch)
+        if loss is None:
+            return None
+        torch.autograd.backward(loss)
+        self.update.step()
+        return loss.detach()
+
+    def _one(self, batch: Batch) -> Tensor | None:
+        """One step of any kind."""
+        if self._stepper is not None:
+            return self._stepped(batch)
+        first: list[Tensor | None] = []
 
         def closure() -> Tensor:
-            self.optimizer.zero_grad(set_to_none=True)
-            loss = self.loss(self._forward(batch), self._target(batch))
-            torch.autograd.backward(loss)
-            first.append(loss.detach())
-            return loss
+            """Gradients of the whole batch, part by part; an optimiser may ask for them more than once."""
+            self.update.zero()
+            total: Tensor | None = None
+            for part, share in self._parts(batch):
+                with self._autocast():
+                    _, loss = self.objective(self.module, part)
+                if loss is not None:
+                    scaled = loss if share == 1 or self.objective.sums else loss * share
+                    self.update.backward(scaled)
+                    total = scaled.detach() if total is None else total + scaled.detach()
+            first.append(total)
+            return total if total is not None else torch.zeros((), device=self.device)
 
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            self.optimizer.step(closure)  # type: ignore[no-untyped-call]
+        if any(isinstance(o, torch.optim.LBFGS) for o in self.update.optimizers.values()):
+            self.update.apply(closure)
         else:
             closure()
-            self.optimizer.step()
+            if first[0] is not None:
+                self.update.apply(closure)
         return first[0]
+
+    def _stepped(self, batch: Batch) -> Tensor | None:
+        """A model with a `train_step` of its own: it gets the batch and the optimisers."""
+        optimizers = self.update.optimizers
+        given: Any = optimizers[""] if list(optimizers) == [""] else dict(optimizers)
+        inputs = batch.inputs
+        tensor = self.objective.tensor
+        moved = Batch(
+            {name: tensor(array) for name, array in inputs.items()}
+            if isinstance(inputs, dict)
+            else tuple(map(tensor, inputs))
+            if isinstance(inputs, tuple)
+            else tensor(inputs),
+            None if batch.target is None else tensor(batch.target),
+            batch.index,
+            None if batch.weight is None else tensor(batch.weight),
+        )
+        assert self._stepper is not None
+        with self._autocast():
+            loss = self._stepper(moved, given)
+        if loss is None:
+            return None
+        if not (isinstance(loss, Tensor) and loss.ndim == 0):
+            name = type(self.module).__name__
+            raise RunFailed(
+                f"{name}.train_step must return a loss (a tensor with one number) or None, not {loss!r:.60}"
+            )
+        return loss.detach()
+
+    def _parts(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
+        """The parts of a batch whose gradients are added up, and their shares of it."""
+        rows, parts = len(batch), min(self.accumulate, len(batch))
+        bounds = [rows * i // parts for i in range(parts + 1)]
+        for begin, end in itertools.pairwise(bounds):
+            yield (batch, 1.0) if parts == 1 else (batch.part(begin, end), (end - begin) / rows)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Predict, with a loss and every metric for each row."""
-        self.module.eval()
-        for batch in batches:
-            output, target = self._forward(batch), self._target(batch)
-            rows = {"loss": self._rows("loss", self._row_loss(output, target), batch)}
-            for name, metric in self.metrics.items():
-                rows[name] = self._rows(name, self._measured(name, metric, output, target), batch)
-            yield Outputs(batch.index, _numpy(output)[None], _numpy(target)[None], rows)
+        module = self.evaluated
+        module.eval()
+        for number, batch in enumerate(batches):
+            self._seed(self._measuring + number)
+            with self._autocast():
+                output, losses = self.objective.rows(module, batch)
+            rows = {} if losses is None else {"loss": self._rows("loss", losses, batch)}
+            target = None if batch.target is None else self.objective.tensor(batch.target)
+            if target is not None:
+                for name, metric in self.metrics.items():
+                    rows[name] = self._rows(name, measured(name, metric, output, target), batch)
+            shown = None if target is None else numpy_of(target)[None]
+            yield Outputs(batch.index, numpy_of(output)[None], shown, rows)
 
-    @staticmethod
-    def _measured(name: str, metric: RowMetric, output: Tensor, target: Tensor) -> Tensor:
-        try:
-            return torch.as_tensor(metric(output, target))
-        except Exception as error:
-            shapes = f"output {tuple(output.shape)}, target {tuple(target.shape)}"
-            raise RunFailed(
-                f"the metric {name!r} failed on {shapes}: {type(error).__name__}: {error}"
-            ) from error
+    @property
+    def evaluated(self) -> nn.Module:
+        """The module that is evaluated and exported: the average of the weights, where there is one."""
+        return self.module if self.average is None else self.average.module
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Tell a schedule that waits for the validation loss what it was."""
-        if self._waits_for_metric and "val_loss" in rows[0]:
-            self.scheduler.step(rows[0]["val_loss"])
+        self.update.observe(rows[0])
 
     def state(self) -> Sequence[State]:
-        """Weights, optimiser, schedule and step."""
-        parts: dict[str, Any] = {
-            "model": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-        }
-        if self.scheduler is not None:
-            parts["scheduler"] = self.scheduler.state_dict()
+        """Weights, optimisers, schedules, averages, sums, random states and step, as they are now."""
+        parts: dict[str, Any] = {"model": self.module.state_dict(), "step": self.step, **self.update.state()}
+        if self.average is not None:
+            parts["average"] = self.average.state_dict()
+        if self._own:
+            parts["own_optimizers"] = {name: each.state_dict() for name, each in self._own.items()}
+        parts["sums"] = self._sums.state()
+        parts["random"] = random_state()
         return [pack(parts)]
 
     def load(self, states: Sequence[State]) -> None:
@@ -125,44 +197,38 @@ class TorchLearner:
         parts = unpack(states[0])
         try:
             self.module.load_state_dict(parts["model"])
-            self.optimizer.load_state_dict(parts["optimizer"])
+            self.update.load(parts)
+            if self.average is not None and "average" in parts:
+                self.average.load_state_dict(parts["average"])
+            for name, each in self._own.items():
+                each.load_state_dict(parts["own_optimizers"][name])
         except (RuntimeError, ValueError, KeyError) as error:
             raise RunFailed(f"the checkpoint does not fit the model: {error}") from error
-        if self.scheduler is not None and "scheduler" in parts:
-            self.scheduler.load_state_dict(parts["scheduler"])
+        self._sums.load(parts.get("sums"))
+        set_random_state(parts.get("random"))
         self.step = parts["step"]
+        self.update.thaw(self.step)
 
     def _reseed(self) -> None:
+        seed = self._stream + self.step
         # torch's CPU generator keeps 32 bits of its seed; consecutive numbers stay distinct in them.
-        torch.default_generator.manual_seed((self._stream + self.step) & 0x7FFF_FFFF_FFFF_FFFF)
-        if self.step % self.steps_per_epoch == 0:
-            # Generators that are slow to seed; a checkpoint stands at the end of an epoch.
-            random.seed(self._stream + self.step)
-            np.random.seed((self._stream + self.step) & 0xFFFF_FFFF)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(self._stream + self.step)
+        torch.default_generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+        if self._cuda is not None:
+            self._cuda.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+        if self.step % self.update.steps_per_epoch == 0:
+            # Generators that are slow to seed; within an epoch a checkpoint holds their states.
+            random.seed(seed)
+            np.random.seed(seed & 0xFFFF_FFFF)
 
-    def _forward(self, batch: Batch) -> Tensor:
-        inputs = batch.inputs
-        if isinstance(inputs, dict):
-            output = self.module(**{name: self._tensor(array) for name, array in inputs.items()})
-        elif isinstance(inputs, tuple):
-            output = self.module(*(self._tensor(array) for array in inputs))
-        else:
-            output = self.module(self._tensor(inputs))
-        if not isinstance(output, Tensor):
-            raise RunFailed(
-                f"{type(self.module).__name__} must return a tensor, but returned a {type(output).__name__}"
-            )
-        return output
+    def _seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+        if self._cuda is not None:
+            self._cuda.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
 
-    def _target(self, batch: Batch) -> Tensor:
-        if batch.target is None:
-            raise RunFailed("the data has no target, but the loss needs one")
-        return self._tensor(batch.target)
-
-    def _tensor(self, array: Any) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=DTYPES[self.precision])
 
     def _rows(self, name: str, values: Tensor, batch: Batch) -> Any:
         if values.shape != (len(batch),):
@@ -170,8 +236,63 @@ class TorchLearner:
                 f"the metric {name!r} must return one number for each of {len(batch)} rows, "
                 f"but returned shape {tuple(values.shape)}"
             )
-        return _numpy(values).astype(np.float64)[None]
+        return numpy_of(values).astype(np.float64)[None]
 
 
-def _numpy(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().numpy()
+def measured(name: str, metric: RowMetric, output: Tensor, target: Tensor) -> Tensor:
+    """Call a metric; what it raises names it."""
+    try:
+        return torch.as_tensor(metric(output, target))
+    except Exception as error:
+        shapes = f"output {tuple(output.shape)}, target {tuple(target.shape)}"
+        raise RunFailed(f"the metric {name!r} failed on {shapes}: {type(error).__name__}: {error}") from error
+
+
+def numpy_of(tensor: Tensor) -> Any:
+    """A tensor as an array; bfloat16, which NumPy does not have, as float32."""
+    found = tensor.detach()
+    return (found.float() if found.dtype is torch.bfloat16 else found).cpu().numpy()
+
+
+def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
+    """The optimisers that a module holds itself, because it updates itself."""
+    found = {}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, torch.optim.Optimizer):
+                found[f"{name}.{key}".lstrip(".")] = value
+    return found
+
+
+def random_state() -> dict[str, Any]:
+    """Python's and NumPy's global generators. torch's are seeded anew for each step."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+    }
+
+
+def set_random_state(state: Mapping[str, Any] | None) -> None:
+    """Put the global generators where they were."""
+    if state is None:
+        return
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def _cuda_generator(device: torch.device) -> torch.Generator | None:
+    if device.type != "cuda":
+        return None
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return torch.cuda.default_generators[index]

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.config import Component, Config
-from manyfit.config.schema import Train
-from manyfit.config.torch_facts import missing_horizon
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
-from manyfit.data import Data, Order, Source, Split
+from manyfit.data import Data, Limited, Order, Source, Split, as_source
+from manyfit.learn.objective import Objective
 from manyfit.learn.torch import TorchLearner
+from manyfit.run.measure import is_whole
+from manyfit.run.parts import build_loss, build_update, warm_start
 from manyfit.run.plan import Plan
+
+log = logging.getLogger("manyfit")
 
 SPLITS: Final[tuple[Split, ...]] = ("train", "validation", "test")
 
@@ -42,84 +46,116 @@ class Built:
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: source.fingerprint() for name, source in splits.items() if source is not None}
 
+    def split(self, name: str) -> Source | None:
+        """The rows of a split, if there are any."""
+        found: Source | None = {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        return found if found is not None and len(found) else None
 
-def build(config: Config) -> Built:
-    """Build everything: first what fails quickly, then the data. Weights follow from the seed alone."""
+
+def build(config: Config, *, warm: bool = False) -> Built:
+    """Build everything: first what fails quickly, then the data. Weights follow from the seed alone.
+
+    With `warm`, the model begins with the weights that `train.warm_start` names.
+    """
     run = config.run
     device = device_of(run.train.device, config.origin("train.device"))
-    module, loss, optimizer = build_model(config, device)
+    seed_everything(derive(run.seed, "weights"))
+    module = run.model.build().to(device)
+    if warm and (count := warm_start(config, module)):
+        log.info("began with %d tensors from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
     metrics = {name: component.build() for name, _, component in run.train.named_metrics()}
     seed_everything(derive(run.seed, "data"))
+    order, sources = build_data(config)
+    train, validation, test = (sources[split] for split in SPLITS)
+    if train is None or not len(train):
+        raise UsageError(f"{run.data.origin}: data: {run.data.path} has no rows to train on")
+    check_measured(config, validation)
+    seed_everything(derive(run.seed, "loss"))
+    loss = build_loss(config, device, train)
+    steps = order.steps(len(train))
+    update = build_update(config, module, device, steps)
+    averaged = None
+    if run.train.ema is not None:
+        rule = get_ema_multi_avg_fn(run.train.ema)  # type: ignore[no-untyped-call]
+        averaged = AveragedModel(module, multi_avg_fn=rule, use_buffers=True)
+    learner = TorchLearner(
+        module,
+        Objective(module, loss, device),
+        update,
+        {name: metric for name, metric in metrics.items() if not is_whole(metric)},
+        run.train.accumulate,
+        run.train.precision,
+        averaged,
+        run.seed,
+    )
+    return Built(learner, Plan.of(run.train, steps), order, train, validation, test)
+
+
+def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
+    """The order of rows and the source of each split, within the limits that the config sets."""
+    run = config.run
     data = run.data.build()
     if not isinstance(data, Data):
         raise UsageError(
             f"{run.data.origin}: data: {run.data.path} needs the attribute batch_size and source()"
         )
-    train, validation, test = (split_of(run.data, data, split) for split in SPLITS)
-    if train is None or not len(train):
-        raise UsageError(f"{run.data.origin}: data: {run.data.path} has no rows to train on")
-    check_measured(config, validation)
-    order = Order(data.batch_size, run.seed)
-    steps = order.steps(len(train))
-    scheduler = build_scheduler(run.train, optimizer, steps)
-    learner = TorchLearner(
-        module, loss, optimizer, scheduler, run.train.scheduler_every, steps, metrics, run.seed, device
-    )
-    return Built(learner, Plan(steps, run.train.epochs), order, train, validation, test)
-
-
-def build_model(config: Config, device: torch.device) -> tuple[torch.nn.Module, Any, torch.optim.Optimizer]:
-    """Build the module, the loss and the optimiser."""
-    train = config.run.train
-    seed_everything(derive(config.run.seed, "weights"))
-    module = config.run.model.build().to(device)
-    loss = train.loss.build()
-    if isinstance(loss, torch.nn.Module):
-        loss = loss.to(device)
-    return module, loss, train.optimizer.build(params=[p for p in module.parameters() if p.requires_grad])
-
-
-def build_scheduler(train: Train, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Any:
-    """Build the schedule; if its length was left out, it follows from the horizon."""
-    if train.scheduler is None:
-        return None
-    params = dict(train.scheduler.params)
-    if missing := missing_horizon(train.scheduler.path, params):
-        scale = steps_per_epoch if train.scheduler_every == "step" else 1
-        params[missing] = (train.horizon or train.epochs) * scale
-    return dataclasses.replace(train.scheduler, params=params).build(optimizer=optimizer)
+    limit = run.train.limit
+    sources: dict[str, Source | None] = {split: split_of(run.data, data, split) for split in SPLITS}
+    if limit.overfit is not None and sources["train"] is not None:
+        first = Limited(sources["train"], limit.overfit * data.batch_size)
+        sources |= {"train": first, "validation": first}
+    for split in SPLITS:
+        batches, source = getattr(limit, split), sources[split]
+        if batches is not None and source is not None:
+            sources[split] = Limited(source, batches * data.batch_size)
+    return Order(data.batch_size, run.seed), sources
 
 
 def check_measured(config: Config, validation: Source | None) -> None:
     """The choice of the best checkpoint, or a schedule, may wait for validation; then it needs rows."""
     if validation is not None and len(validation):
         return
-    metric, scheduler = config.run.export.metric, config.run.train.scheduler
+    metric, schedulers = config.run.export.metric, config.run.train.schedulers()
     asked = config.origin("export.metric")
     if asked is not None and metric.startswith("val_"):
         raise UsageError(f"{asked}: export.metric: there are no validation rows to measure {metric!r} on")
-    if scheduler is not None and scheduler.path.endswith(".ReduceLROnPlateau"):
-        raise UsageError(f"{scheduler.origin}: train.scheduler: there are no validation rows to wait for")
+    stop = config.run.train.stop
+    if stop is not None and stop.metric.startswith("val_"):
+        where = config.origin("train.stop.metric") or config.origin("train.stop")
+        raise UsageError(
+            f"{where}: train.stop.metric: there are no validation rows to measure {stop.metric!r} on"
+        )
+    for scheduler in schedulers.values():
+        if scheduler.path.endswith(".ReduceLROnPlateau"):
+            raise UsageError(f"{scheduler.origin}: train.scheduler: there are no validation rows to wait for")
 
 
 def split_of(component: Component, data: Data, split: Split) -> Source | None:
     """Ask the user's data for one split."""
     try:
-        source = data.source(split)
+        found = data.source(split)
+        source = as_source(found, getattr(data, "workers", 0))
     except ManyfitError:
         raise
+    except TypeError as error:
+        if not str(error).endswith("is not a source"):
+            raise _split_failed(component, split, error) from error
+        raise UsageError(
+            f"{component.origin}: data: {component.path}.source({split!r}) must return a source, such as "
+            f"manyfit.data.ArraySource, a dataset or an iterable, but returned a {type(found).__name__}"
+        ) from None
     except Exception as error:
-        text = redact(
+        raise _split_failed(component, split, error) from error
+    return source
+
+
+def _split_failed(component: Component, split: str, error: Exception) -> ComponentFailed:
+    return ComponentFailed(
+        redact(
             f"{component.origin}: data: {component.path}.source({split!r}) failed: "
             f"{type(error).__name__}: {error}\n  at {user_frame(error)}"
         )
-        raise ComponentFailed(text) from error
-    if source is not None and not isinstance(source, Source):
-        raise UsageError(
-            f"{component.origin}: data: {component.path}.source({split!r}) must return a source, "
-            f"such as manyfit.data.ArraySource, but returned a {type(source).__name__}"
-        )
-    return source
+    )
 
 
 def device_of(name: str, asked: Origin | None) -> torch.device:
@@ -138,18 +174,6 @@ def device_name(device: torch.device) -> str:
     """The device and the build of torch that drives it, for provenance."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{device} ({name}, torch {torch.__version__})" if device.type != "cpu" else "cpu"
-
-
-@contextmanager
-def own_randomness() -> Iterator[None]:
-    """Give the process its global random states back when a run is over."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
 
 
 @contextmanager

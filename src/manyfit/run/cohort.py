@@ -1,19 +1,22 @@
-"""The n ≥ 1 runs that one loop drives together. Each has its own folder, log and checkpoints."""
+"""The n ≥ 1 runs that one loop drives together. Each has its own folder, log, checkpoints and end."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from manyfit.config import Config
 from manyfit.core.state import State
 from manyfit.data import Batch, Source
 from manyfit.learn.learner import Learner
 from manyfit.run.plan import Boundary, Plan
-from manyfit.store import checkpoint
-from manyfit.store.checkpoint import Checkpoint
+from manyfit.run.stopping import Ending, ending
+from manyfit.store.checkpoint import Keep, Note
 from manyfit.store.events import Event, EventLog
 from manyfit.store.folder import RunFolder
+from manyfit.store.writer import Writer
 
 
 @dataclass
@@ -24,25 +27,73 @@ class Member:
     folder: RunFolder
     log: EventLog
     committed: list[Event] = field(default_factory=list)
-    pending: list[Event] = field(default_factory=list)
+    pending: list[tuple[int, Event]] = field(default_factory=list)
+    ended: Ending | None = None
 
-    def record(self, boundary: Boundary, values: Mapping[str, float]) -> Event:
-        """Write one row to the log."""
-        event = self.log.append(boundary.step, boundary.epoch, values)
-        self.pending.append(event)
-        return event
-
-    def commit(self, state: State, boundary: Boundary) -> Checkpoint:
-        """Write a checkpoint; from now on the rows before it will not be lost."""
+    def __post_init__(self) -> None:
         export = self.config.run.export
-        metrics = self.pending[-1].values if self.pending else {}
-        saved = checkpoint.save(
-            self.folder.checkpoint_folder, state, boundary.step, boundary.epoch, metrics, self.log.sync()
+        self.keep = Keep(export.metric, export.mode, export.keep, export.top)
+        self.writer = Writer(self.folder.checkpoint_folder, self.keep, self.log.sync)
+        self._saved: tuple[int, bool] | None = None
+        self._model = describe_model(self.config)
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that was measured, committed or not."""
+        return [*self.committed, *(event for _, event in self.pending)]
+
+    def record(self, boundary: Boundary, values: Mapping[str, float], steps_per_epoch: int) -> Ending | None:
+        """Write one row to the log, and see whether it ends the run."""
+        event = self.log.append(boundary.step, boundary.epoch, values)
+        self.pending.append((self.log.length, event))
+        return self.judge(steps_per_epoch)
+
+    def judge(self, steps_per_epoch: int) -> Ending | None:
+        """See whether what was measured ends the run."""
+        self.ended = ending(self.config.run.train, self.events, steps_per_epoch)
+        return self.ended
+
+    def is_candidate(self, values: Mapping[str, float]) -> bool:
+        """Whether the newest row is among the best so far; the earlier one of equals is better."""
+        value = values.get(self.keep.metric, math.nan)
+        if not math.isfinite(value):
+            return False
+        sign = 1 if self.keep.mode == "min" else -1
+        before = [event.values.get(self.keep.metric, math.nan) for event in self.events[:-1]]
+        return sum(sign * other <= sign * value for other in before) < self.keep.top
+
+    def hold(self, state: State, boundary: Boundary, steps_per_epoch: int) -> None:
+        """Keep a state in memory, as one of the best, until a checkpoint is written."""
+        self.writer.hold(state, self._note(boundary, steps_per_epoch, measured=True))
+
+    def save(self, state: State, boundary: Boundary, steps_per_epoch: int, measured: bool = True) -> None:
+        """Have a checkpoint written; once it is, the rows before it will not be lost."""
+        if self._saved == (boundary.step, measured):
+            return
+        self._saved = (boundary.step, measured)
+        self.writer.put(state, self._note(boundary, steps_per_epoch, measured))
+
+    def settle(self) -> None:
+        """Learn which rows have been committed since. Raises what went wrong while writing."""
+        length = self.writer.done()
+        while self.pending and self.pending[0][0] <= length:
+            self.committed.append(self.pending.pop(0)[1])
+
+    def _note(self, boundary: Boundary, steps_per_epoch: int, measured: bool) -> Note:
+        newest = self.events[-1] if self.events else None
+        metrics = newest.values if measured and newest and newest.step == boundary.step else {}
+        epoch, batch = divmod(boundary.step, steps_per_epoch)
+        position = {"epoch": epoch, "batch": batch}
+        return Note(
+            boundary.step, boundary.epoch, dict(metrics), self.log.length, measured, position, self._model
         )
-        checkpoint.prune(self.folder.checkpoint_folder, export.metric, export.mode)
-        self.committed += self.pending
-        self.pending.clear()
-        return saved
+
+
+def describe_model(config: Config) -> dict[str, Any]:
+    """What it takes to rebuild the model without the config: import path, arguments, where the code lies."""
+    given = config.explicit.get("model", {})
+    source = config.run.src_code_path
+    return {"component": given, "src_code_path": str(source)}
 
 
 @dataclass
@@ -56,3 +107,12 @@ class Cohort:
     validation: Source | None
     batch_size: int
     step: int = 0
+    measured: bool = True
+    """Whether what was due at this step has been done already."""
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    """Metrics of a whole split, which have no value for a row."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any run goes on."""
+        return any(member.ended is None for member in self.members)

@@ -4,73 +4,169 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import RunFailed
+from manyfit.core.lazy import optional
 from manyfit.data import Source, once
-from manyfit.learn.learner import Learner
+from manyfit.data.randomness import own_randomness
+from manyfit.learn.learner import Learner, Outputs
+from manyfit.run import statistics
+from manyfit.run.evaluator import Evaluator
+from manyfit.run.measure import Whole, watching
+from manyfit.run.signals import Watch
 from manyfit.store import durable
+
+HEAD: Final = ("id", "target", "prediction", "confidence")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A table with one row for each row of the split, and the mean of every number in it."""
+    """A table with one row for each row of the split, the mean of every number in it, and what is measured
+    of the split as a whole."""
 
-    columns: Mapping[str, list[Any]]
+    columns: Mapping[str, Any]
     means: Mapping[str, float]
+    classes: int = 0
+    whole: Mapping[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns["id"])
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Means over rows, and metrics of the whole split."""
+        return {**self.means, **self.whole}
 
     def write(self, path: Path) -> None:
         """Write the table as CSV."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows(zip(*self.columns.values(), strict=True))
+        writer.writerows(zip(*(cells(values) for values in self.columns.values()), strict=True))
         durable.write(path, text.getvalue())
 
-
-def evaluate(learner: Learner, source: Source, batch_size: int, member: int = 0) -> Report:
-    """Evaluate one run of a cohort on every row of a split."""
-    columns: dict[str, list[Any]] = {"id": [], "target": [], "prediction": []}
-    for outputs in learner.evaluate(once(source, batch_size)):
-        output, target = outputs.output[member], outputs.target[member]
-        prediction, confidence = predict(output, target)
-        columns["id"] += source.ids(outputs.index)
-        columns["target"] += _cells(target)
-        columns["prediction"] += _cells(prediction)
-        if confidence is not None:
-            columns.setdefault("confidence", []).extend(_cells(confidence))
-        for name, values in outputs.rows.items():
-            columns.setdefault(name, []).extend(_cells(values[member]))
-    if len(set(columns["id"])) != len(source) or len(columns["id"]) != len(source):
-        raise RunFailed(
-            f"the report would hold {len(columns['id'])} rows with {len(set(columns['id']))} ids, "
-            f"but the split has {len(source)} rows"
+    def write_parquet(self, path: Path) -> None:
+        """Write the table as Parquet; arrays stay lists."""
+        pyarrow = optional("pyarrow", "parquet")
+        parquet = optional("pyarrow.parquet", "parquet")
+        table = pyarrow.table(
+            {name: pyarrow.array(np.asarray(values).tolist()) for name, values in self.columns.items()}
         )
-    measured = [name for name in columns if name not in ("id", "target", "prediction", "confidence")]
-    return Report(columns, {name: float(np.mean(columns[name])) for name in measured})
+        sink = pyarrow.BufferOutputStream()
+        parquet.write_table(table, sink)
+        durable.write(path, sink.getvalue().to_pybytes())
+
+    def summary(self, worst: int) -> dict[str, Any]:
+        """Distributions, worst rows and the usual metrics."""
+        found: dict[str, Any] = {
+            "count": len(self),
+            "columns": statistics.numeric(self.columns, list(self.means)),
+            "worst": statistics.worst(self.columns, worst),
+        }
+        if self.whole:
+            found["whole"] = dict(self.whole)
+        if "target" in self.columns:
+            found |= statistics.usual(self.columns["target"], self.columns["prediction"], self.classes)
+        return found
+
+
+def evaluate(
+    learner: Learner,
+    source: Source,
+    batch_size: int,
+    member: int = 0,
+    functions: Mapping[str, Any] | None = None,
+    whole: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+) -> Report:
+    """Evaluate one run of a cohort on every row of a split."""
+    parts: dict[str, list[Any]] = {}
+    index: list[npt.NDArray[np.int64]] = []
+    evaluator, metrics = Evaluator(functions or {}), Whole(whole or {})
+    classes = 0
+    with own_randomness():
+        for outputs in learner.evaluate(watching(once(source, batch_size), watch)):
+            index.append(outputs.index)
+            classes = max(classes, _add(parts, outputs, member, evaluator))
+            metrics.update(outputs, member)
+        measured = metrics.values()
+    rows = np.concatenate(index) if index else np.zeros(0, dtype=np.int64)
+    columns: dict[str, Any] = {"id": source.ids(rows)}
+    columns |= {name: np.concatenate(found) for name, found in parts.items()}
+    check_rows(rows, columns["id"], len(source))
+    means = {name: float(values.mean()) for name, values in columns.items() if name not in HEAD}
+    return Report(columns, means, classes, measured)
+
+
+def check_rows(rows: npt.NDArray[np.int64], ids: list[str], wanted: int) -> None:
+    """Every row of the split is in the report exactly once, and no id twice."""
+    if len(rows) != wanted or len(set(ids)) != wanted:
+        raise RunFailed(
+            f"the report would hold {len(rows)} rows with {len(set(ids))} ids, "
+            f"but the split has {wanted} rows"
+        )
+
+
+def _add(parts: dict[str, list[Any]], outputs: Outputs, member: int, evaluator: Evaluator) -> int:
+    """Add what one batch gave to the columns; return how many classes there are."""
+    output = outputs.output[member]
+    target = None if outputs.target is None else outputs.target[member]
+    prediction, confidence = predict(output, target)
+    if target is not None:
+        parts.setdefault("target", []).append(squeezed(target))
+    parts.setdefault("prediction", []).append(squeezed(prediction))
+    if confidence is not None:
+        parts.setdefault("confidence", []).append(confidence)
+    for name, values in outputs.rows.items():
+        parts.setdefault(name, []).append(values[member])
+    if evaluator.functions and target is not None:
+        import torch
+
+        for name, values in evaluator(torch.from_numpy(output), torch.from_numpy(target)).items():
+            parts.setdefault(name, []).append(values)
+    return output.shape[1] if confidence is not None else 0
 
 
 def predict(
-    output: npt.NDArray[Any], target: npt.NDArray[Any]
+    output: npt.NDArray[Any], target: npt.NDArray[Any] | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-    """Scores of classes → class and confidence, where the target is a class; else the output itself."""
-    if np.issubdtype(target.dtype, np.integer) and output.ndim == 2 and target.ndim == 1:
-        scores = np.exp(output.astype(np.float64) - output.max(axis=1, keepdims=True))
-        return output.argmax(axis=1), scores.max(axis=1) / scores.sum(axis=1)
-    return output, None
+    """Scores of classes → class and confidence, where the target is a class; else the output itself.
+
+    A row that has a class for each of many places (segmentation) has the mean confidence of its places.
+    Without a target, two or more scores in a row are scores of classes.
+    """
+    if target is None:
+        is_classes = output.ndim == 2 and output.shape[1] > 1
+    else:
+        is_classes = (
+            np.issubdtype(target.dtype, np.integer)
+            and output.ndim == target.ndim + 1
+            and output.shape[2:] == target.shape[1:]
+        )
+    if not is_classes:
+        return output, None
+    top = output.max(axis=1)
+    scores = np.exp(output - top[:, None], dtype=np.float64).sum(axis=1)
+    confidence = 1 / scores
+    return output.argmax(axis=1), confidence.reshape(len(output), -1).mean(
+        axis=1
+    ) if confidence.ndim > 1 else confidence
 
 
-def _cells(values: npt.NDArray[Any]) -> list[Any]:
-    """One cell for each row; what is not a number becomes JSON-like text."""
-    if values.ndim > 1 and values[0].size == 1:
-        values = values.reshape(len(values))
-    return [repr(row) if isinstance(row, list) else row for row in values.tolist()]
+def squeezed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A column of single numbers is one-dimensional."""
+    return values.reshape(len(values)) if values.ndim > 1 and values[0].size == 1 else values
+
+
+def cells(values: Any) -> list[Any]:
+    """One cell for each row; an array becomes JSON."""
+    listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    return [json.dumps(row) if isinstance(row, list) else row for row in listed]

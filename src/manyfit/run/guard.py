@@ -1,42 +1,95 @@
-"""May this config go on in this folder? Budget and neutral differences may; others are another run."""
+"""May this config go on in this folder? Budget and neutral differences may; others are another run.
+
+A difference that changes results is refused unless it is named: by its key in the config, by `data` or
+`data.train`, by `code` or `code.<module>`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from manyfit.config import Config, Kind
-from manyfit.config.identity import diff
+from manyfit.config.identity import NOT_SET, Difference, diff, flat
 from manyfit.core.errors import RunConflict
 from manyfit.store.folder import RunFolder
 
+HORIZON = "train.horizon"
 
-def check_config(config: Config, folder: RunFolder) -> None:
+
+def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = ()) -> None:
     """Refuse a config that would continue another run, or go past the end of its schedule."""
     before = folder.snapshot()
     if before is None:
         return
-    changed = [difference for difference in diff(before, config.snapshot) if difference.kind is Kind.IDENTITY]
+    given = flat(config.explicit)
+    changed = [
+        difference
+        for difference in diff(before, config.snapshot)
+        if difference.kind is Kind.IDENTITY
+        and not _is_new_default(difference, given)
+        and not is_allowed(difference.path, allowed)
+    ]
     if changed:
         lines = "\n".join(f"  {difference}" for difference in changed)
+        names = " ".join(f"--allow-change {difference.path}" for difference in changed)
         raise RunConflict(
             f"{folder.path} was trained with another config:\n{lines}\n"
-            "train the new config in a folder of its own, or put the old values back"
+            "train the new config in a folder of its own, put the old values back, "
+            f"or go on with the change: {names}"
         )
     horizon, epochs = config.run.train.horizon, config.run.train.epochs
-    if horizon is not None and epochs > horizon:
+    if horizon is not None and epochs > horizon and not is_allowed(HORIZON, allowed):
         raise RunConflict(
-            f"the schedule of {folder.path} ends after {horizon} epochs, not {epochs}: "
-            "train a longer schedule in a folder of its own"
+            f"the schedule of {folder.path} ends after {horizon} epochs, not {epochs}: train a longer "
+            f"schedule in a folder of its own, or go on at its last rate: --allow-change {HORIZON}"
         )
 
 
-def check_data(now: Mapping[str, str], folder: RunFolder) -> None:
+def check_data(now: Mapping[str, str], folder: RunFolder, allowed: Collection[str] = ()) -> None:
     """Refuse data that differs from what the run has seen so far."""
     sessions = folder.sessions()
     before = sessions[-1].get("data", {}) if sessions else {}
-    changed = [split for split in now if before.get(split, now[split]) != now[split]]
+    changed = [
+        split
+        for split in now
+        if before.get(split, now[split]) != now[split] and not is_allowed(f"data.{split}", allowed, "data")
+    ]
     if changed:
+        names = " ".join(f"--allow-change data.{split}" for split in changed)
         raise RunConflict(
-            f"the data of {folder.path} has changed since it was trained: {', '.join(changed)}; "
-            "put the old data back, or train in a folder of its own"
+            f"the data of {folder.path} has changed since it was trained: {', '.join(changed)}; put the old "
+            f"data back, train in a folder of its own, or go on with the change: {names}"
         )
+
+
+def check_code(
+    now: Mapping[str, str], folder: RunFolder, source: Path, allowed: Collection[str] = ()
+) -> None:
+    """Refuse code of the user's own that differs from what has trained the run so far."""
+    sessions = folder.sessions()
+    before: Mapping[str, str] = sessions[-1].get("modules", {}) if sessions else {}
+    changed = [
+        name
+        for name in now
+        if before.get(name, now[name]) != now[name] and not is_allowed(f"code.{name}", allowed, "code")
+    ]
+    if changed:
+        names = " ".join(f"--allow-change code.{name}" for name in changed)
+        raise RunConflict(
+            f"the code of {folder.path} has changed since it was trained: {', '.join(changed)} in "
+            f"{source.name}/ (comments do not count); put the old code back, train in a folder of its own, "
+            f"or go on with the change: {names}"
+        )
+
+
+def is_allowed(path: str, allowed: Collection[str], group: str = "") -> bool:
+    """Whether a difference was named: by its key, or by one that it lies under."""
+    parts = path.split(".")
+    prefixes = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
+    return bool(prefixes & set(allowed)) or bool(group and group in allowed)
+
+
+def _is_new_default(difference: Difference, given: Mapping[str, object]) -> bool:
+    """A parameter that a newer version has, and that nobody has set, leaves things as they were."""
+    return difference.before is NOT_SET and difference.path not in given

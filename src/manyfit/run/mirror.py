@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
+from manyfit.config import Config
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
 from manyfit.store.tensorboard import TensorBoardMirror
+
+log = logging.getLogger("manyfit")
+
+
+def mirrors(config: Config) -> list[TensorBoardCallback]:
+    """The mirrors that a config asks for."""
+    return [TensorBoardCallback()] if config.run.track.tensorboard else []
 
 
 class TensorBoardCallback:
@@ -30,6 +39,7 @@ class TensorBoardCallback:
             self._written[i] = len(member.committed)
 
     def on_end(self, cohort: Cohort) -> None:
-        """Close the files."""
-        for mirror in self._mirrors:
+        """Write what was committed last, and close the files."""
+        for i, (member, mirror) in enumerate(zip(cohort.members, self._mirrors, strict=True)):
+            mirror.write(member.committed[self._written[i] :])
             mirror.close()

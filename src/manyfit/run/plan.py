@@ -2,44 +2,88 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from manyfit.config.cadence import Cadence
+from manyfit.config.schema import Every, Train
+
+AUTO = "auto"
+EPOCH = Cadence.parse("1ep")
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A step at which training pauses, and why."""
+    """A step at which training pauses, and what is due there."""
 
     step: int
     epoch: float
     ends_epoch: bool
     last: bool
+    log: bool = False
+    validate: bool = False
+    checkpoint: bool = False
+
+    @property
+    def measures(self) -> bool:
+        """Whether a row is written to the log."""
+        return self.log or self.validate
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many steps there are, and where training pauses on the way."""
+    """How many steps there are, and what is due on the way. What the clock decides is not in it."""
 
     steps_per_epoch: int
     epochs: int
+    log: Cadence = EPOCH
+    validate: Cadence = EPOCH
+    checkpoint: Cadence | None = None
+    """None: once an epoch, at most every 30 seconds, which the clock decides."""
+
+    @staticmethod
+    def of(train: Train, steps_per_epoch: int) -> Plan:
+        """The plan that a config describes."""
+        every: Every = train.every
+        checkpoint = None if every.checkpoint == AUTO else Cadence.parse(every.checkpoint)
+        return Plan(
+            steps_per_epoch, train.epochs, Cadence.parse(every.log), Cadence.parse(every.validate), checkpoint
+        )
 
     @property
     def total(self) -> int:
         """Steps until the end."""
         return self.steps_per_epoch * self.epochs
 
-    @property
-    def pause(self) -> int:
-        """Steps between pauses within a long epoch, so that progress can be seen."""
-        return max(50, math.ceil(self.steps_per_epoch / 20))
+    def at(self, step: int) -> Boundary:
+        """What is due at a step. The last one has everything."""
+        last = step == self.total
+        return Boundary(
+            step,
+            step / self.steps_per_epoch,
+            step % self.steps_per_epoch == 0,
+            last,
+            last or self.log.is_due(step, self.steps_per_epoch),
+            last or self.validate.is_due(step, self.steps_per_epoch),
+            last or (self.checkpoint is not None and self.checkpoint.is_due(step, self.steps_per_epoch)),
+        )
 
-    def boundaries(self, start: int) -> Iterator[Boundary]:
-        """Every boundary after step `start`: within long epochs, and at the end of each."""
-        step = start
-        while step < self.total:
-            done = step % self.steps_per_epoch
-            step += min(self.pause - done % self.pause, self.steps_per_epoch - done)
-            yield Boundary(
-                step, step / self.steps_per_epoch, step % self.steps_per_epoch == 0, step == self.total
-            )
+    def next(self, step: int, most: int) -> Boundary:
+        """The next boundary after a step, at most some steps away."""
+        candidates = [self.total, step + most, (step // self.steps_per_epoch + 1) * self.steps_per_epoch]
+        for cadence in (self.log, self.validate, self.checkpoint):
+            due = cadence.next_after(step, self.steps_per_epoch) if cadence is not None else None
+            candidates += [due] if due is not None else []
+        return self.at(min(candidates))
+
+    def observes(self, boundary: Boundary) -> bool:
+        """Whether a schedule may see what was validated: a run that is extended later must not tell."""
+        by_time = self.validate.by_time
+        return boundary.validate and (by_time or self.validate.is_due(boundary.step, self.steps_per_epoch))
+
+    def boundaries(self, start: int, most: int = 1 << 60) -> Iterator[Boundary]:
+        """Every boundary after step `start`."""
+        while start < self.total:
+            boundary = self.next(start, most)
+            yield boundary
+            start = boundary.step

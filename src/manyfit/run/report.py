@@ -12,7 +12,7 @@ from manyfit.store.folder import RunFolder
 def closing(result: RunResult) -> str:
     """Say what a run has reached and where to look."""
     folder = RunFolder(result.folder)
-    summary = folder.summary()
+    summary = result.summary
     done = (
         "finished" if result.trained_steps else "is finished already; raise train.epochs to train it further"
     )
@@ -21,8 +21,12 @@ def closing(result: RunResult) -> str:
         f"  trained  {summary['epoch']:g} epochs, {result.step} steps",
         f"  best     epoch {summary['best_epoch']:g}: {values(result.metrics)}",
     ]
+    if summary.get("stopped"):
+        lines.insert(2, f"  stopped  {summary['stopped']}")
     if result.test:
         lines.append(f"  test     {values(result.test)}  ({summary['test_rows']} rows)")
         lines.append(f"  rows     {folder.reports / 'test.csv'}")
+    if not folder.path.exists():
+        return "\n".join([*(line for line in lines if not line.startswith("  rows ")), "  nothing was kept"])
     lines.append(f"  curves   tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
     return "\n".join(lines)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from manyfit.config.config import snapshot
 from manyfit.config.load import load_component
-from manyfit.config.read import read_file
 from manyfit.config.roles import MODEL
 from manyfit.core.errors import FolderError
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
+from manyfit.store.weights import weights_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +33,7 @@ class RunResult:
     metrics: Mapping[str, float]
     test: Mapping[str, float]
     trained_steps: int = 0
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def history(self) -> list[Event]:
@@ -45,15 +45,20 @@ class RunResult:
         return load_model(self.folder)
 
 
-def load_model(run: str | Path) -> nn.Module:
-    """Rebuild the model of a run from its folder, with the weights of the best checkpoint."""
-    from manyfit.learn.pack import unpack
+def load_model(place: str | Path) -> nn.Module:
+    """Rebuild a model from a run (its best checkpoint), a checkpoint or an export, ready to predict.
 
-    folder = RunFolder(Path(run))
+    It takes neither the config nor the user's script: a checkpoint knows the model's import path and
+    arguments. No pickle is read.
+    """
+    from manyfit.run.export import rebuild
+
+    path = Path(place)
+    if (path / "model.json").is_file() or (path / "manifest.json").is_file():
+        return rebuild(path)
+    folder = RunFolder(path)
     if not folder.resolved.exists():
         raise FolderError(f"{folder.path} has not been trained: it has no config.resolved.yaml")
     module: nn.Module = load_component(folder.resolved, "model", MODEL).build()
-    values = snapshot(read_file(folder.resolved)).values
-    state = folder.chosen(values["export.metric"], values["export.mode"]).load()
-    module.load_state_dict(unpack(state)["model"])
+    module.load_state_dict(weights_of(folder.checkpoint("best")))
     return module.eval()

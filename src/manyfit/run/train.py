@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,21 +15,25 @@ from manyfit.config import Config, load_config, patch
 from manyfit.config.load import config_file
 from manyfit.config.override import Overrides
 from manyfit.config.project import project_root
-from manyfit.core.errors import Interrupted, ManyfitError, RunConflict, RunFailed, UsageError
-from manyfit.core.numbers import as_json
-from manyfit.core.secrets import redact
-from manyfit.core.trace import user_frame
+from manyfit.core.errors import Interrupted, RunConflict, UsageError
+from manyfit.core.state import State
 from manyfit.data import once
+from manyfit.data.randomness import own_randomness
 from manyfit.run import guard
+from manyfit.run.journal import failures, logged, recorded
 from manyfit.run.result import RunResult
+from manyfit.run.signals import Asked, Watch, watched
+from manyfit.run.stopping import ending
 from manyfit.run.trainer import Callback
 from manyfit.store import durable, provenance
+from manyfit.store.checkpoint import Checkpoint, newest
 from manyfit.store.events import EventLog, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
 
 if TYPE_CHECKING:
     from manyfit.run.build import Built
+    from manyfit.run.cohort import Member
 
 log = logging.getLogger("manyfit")
 
@@ -41,26 +46,37 @@ def train(
     *,
     folder: str | Path | None = None,
     callbacks: Sequence[Callback] | None = None,
+    allow_change: Collection[str] = (),
+    debug: bool = False,
 ) -> RunResult:
     """Train what a config describes, evaluate it, and return the result.
 
     `source` is a run folder, a YAML file, or the config itself as a dict; then `folder` says where it lies.
     A run that was cut short goes on from its last checkpoint; a finished one is not trained again unless its
-    epochs were raised.
+    epochs were raised. With `debug` everything happens in a folder that is removed afterwards.
 
     >>> manyfit.train("runs/digits-mlp", ["train.epochs=30"])    # doctest: +SKIP
     """
+    config, run = located(source, overrides, folder)
+    with temporary(run, debug) as run, owned(run.path), logged(run.path / "run.log"):
+        run.check_links()
+        last = resumable(run)
+        if last is not None:
+            config = patch(config, frozen=run.frozen())
+            guard.check_config(config, run, allow_change)
+        with failures(run), watched() as watch:
+            return _train(config, run, last, callbacks, allow_change, watch)
+
+
+def located(
+    source: str | Path | Mapping[str, Any], overrides: Overrides, folder: str | Path | None
+) -> tuple[Config, RunFolder]:
+    """The config, and the folder in which it is trained."""
     project = project_root(place(source, folder)) if isinstance(source, Mapping) else None
     config = load_config(source, overrides, project=project)
     run = RunFolder(place(source, folder))
     check_place(config, run)
-    with owned(run.path), logged(run.path / "run.log"):
-        resumed = bool(run.checkpoints())
-        if resumed:
-            config = patch(config, frozen=run.frozen())
-            guard.check_config(config, run)
-        with failures(run):
-            return _train(config, run, resumed, callbacks)
+    return config, run
 
 
 def place(source: str | Path | Mapping[str, Any], folder: str | Path | None) -> Path:
@@ -75,86 +91,147 @@ def place(source: str | Path | Mapping[str, Any], folder: str | Path | None) -> 
     return project_root(file) / "runs" / file.stem
 
 
-def _train(config: Config, run: RunFolder, resumed: bool, callbacks: Sequence[Callback] | None) -> RunResult:
-    from manyfit.run.build import build, device_name, own_randomness, threads
+@contextmanager
+def temporary(run: RunFolder, wanted: bool) -> Iterator[RunFolder]:
+    """The run folder, or one that leaves no trace."""
+    if not wanted:
+        yield run
+        return
+    with tempfile.TemporaryDirectory(prefix="manyfit-") as path:
+        yield RunFolder(Path(path) / run.name)
+
+
+def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
+    """The checkpoint to go on from; one that is damaged is passed over, and that is said."""
+    found = newest(run.checkpoint_folder)
+    if found is None:
+        return None
+    checkpoint, state, wrong = found
+    for reason in wrong:
+        log.warning("%s; going on from step %d", reason, checkpoint.step)
+    return checkpoint, state
+
+
+def _train(
+    config: Config,
+    run: RunFolder,
+    last: tuple[Checkpoint, State] | None,
+    callbacks: Sequence[Callback] | None,
+    allowed: Collection[str],
+    watch: Watch,
+) -> RunResult:
+    from manyfit.run.build import build, device_name, threads
+    from manyfit.run.code import imported
+    from manyfit.run.finish import finish
+
+    with own_randomness(), threads(config.run.train.threads) as thread_count:
+        built = build(config, warm=last is None)
+        data, source = built.fingerprints(), config.project / config.run.src_code_path
+        code = imported(source)
+        start, length = 0, 0
+        if last is not None:
+            guard.check_data(data, run, allowed)
+            guard.check_code(code, run, source, allowed)
+            start, length = last[0].step, last[0].log_length
+            if is_over(config, run, built, last[0]) and run.summary().get("step") == start:
+                return result(run)
+            built.learner.load([last[1]])
+        rehearse(built, config)
+        facts = {
+            "data": data,
+            "modules": code,
+            "threads": thread_count,
+            "device": device_name(built.learner.device),
+            "environment": dict(config.environment),
+            "from_step": start,
+            "allowed_changes": sorted(allowed),
+        }
+        write_start(config, run, facts)
+        with recorded(run):
+            with EventLog(run.metrics, length) as events:
+                member = trained(config, run, built, events, last, callbacks, watch)
+            try:
+                finish(config, run, built, watch, member.ended.reason if member.ended else "")
+            except Asked:
+                raise Interrupted(
+                    f"ended while {run.path} was evaluated; the same command does that again", watch.number
+                ) from None
+        return result(run, trained=run.checkpoints()[-1].step - start)
+
+
+def is_over(config: Config, run: RunFolder, built: Built, last: Checkpoint) -> bool:
+    """Whether there is nothing left to train: the last epoch is done, or the run has stopped early."""
+    if last.step >= built.plan.total:
+        return last.note.measured
+    events = read_events(run.metrics, last.log_length)
+    return ending(config.run.train, events, built.plan.steps_per_epoch) is not None
+
+
+def trained(
+    config: Config,
+    run: RunFolder,
+    built: Built,
+    events: EventLog,
+    last: tuple[Checkpoint, State] | None,
+    callbacks: Sequence[Callback] | None,
+    watch: Watch,
+) -> Member:
+    """Train from where the run stands to its end."""
     from manyfit.run.cohort import Cohort, Member
-    from manyfit.run.mirror import TensorBoardCallback
+    from manyfit.run.finish import whole_metrics
+    from manyfit.run.mirror import mirrors
     from manyfit.run.progress import progress_for
     from manyfit.run.trainer import fit
 
-    with own_randomness(), threads(config.run.train.threads) as thread_count:
-        built = build(config)
-        data = built.fingerprints()
-        last = run.checkpoints()[-1] if resumed else None
-        if last is not None:
-            guard.check_data(data, run)
-            if last.step >= built.plan.total and run.summary().get("step") == last.step:
-                return result(run)
-            built.learner.load([last.load()])
-        rehearse(built)
-        start, length = (last.step, last.log_length) if last else (0, 0)
-        write_start(
-            config,
-            run,
-            {
-                "data": data,
-                "threads": thread_count,
-                "device": device_name(built.learner.device),
-                "environment": dict(config.environment),
-                "from_step": start,
-            },
-        )
-        with EventLog(run.metrics, length) as events:
-            member = Member(config, run, events, committed=read_events(run.metrics, length))
-            batches = built.train.batches(built.order, start)
-            cohort = Cohort(
-                [member], built.learner, built.plan, batches, built.validation, built.order.batch_size, start
-            )
-            shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
-            fit(cohort, [TensorBoardCallback(), *shown])
-        return finish(config, run, built, trained=cohort.step - start)
-
-
-def rehearse(built: Built) -> None:
-    """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
-    source = built.train if built.validation is None or not len(built.validation) else built.validation
-    next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
-
-
-def finish(config: Config, run: RunFolder, built: Built, trained: int) -> RunResult:
-    """Evaluate the best checkpoint on the test split, write the report and the closing summary."""
-    from manyfit.run.evaluate import evaluate
-
-    export = config.run.export
-    best = run.chosen(export.metric, export.mode)
-    last = run.checkpoints()[-1]
-    built.learner.load([best.load()])
-    test: Mapping[str, float] = {}
-    if built.test is not None and len(built.test):
-        report = evaluate(built.learner, built.test, built.order.batch_size)
-        report.write(run.reports / "test.csv")
-        test = report.means
-        log.info("evaluated %d rows of the test split", len(report))
-    run.write_summary(
-        {
-            "step": last.step,
-            "epoch": last.epoch,
-            "best_step": best.step,
-            "best_epoch": best.epoch,
-            "fingerprint": config.fingerprint,
-            "metrics": as_json(best.metrics),
-            "test": as_json(test),
-            "test_rows": len(built.test) if built.test is not None else 0,
-        }
+    step, measured = (last[0].step, last[0].note.measured) if last is not None else (0, True)
+    member = Member(config, run, events, committed=read_events(run.metrics, events.length))
+    if last is not None and is_over(config, run, built, last[0]):
+        member.judge(built.plan.steps_per_epoch)
+    cohort = Cohort(
+        [member],
+        built.learner,
+        built.plan,
+        built.train.batches(built.order, step),
+        built.validation,
+        built.order.batch_size,
+        step,
+        measured,
+        whole_metrics(config),
     )
-    return result(run, trained)
+    shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
+    fit(cohort, [*mirrors(config), *shown], watch)
+    if member.ended is not None and member.ended.error is not None:
+        raise member.ended.error
+    return member
+
+
+def rehearse(built: Built, config: Config) -> None:
+    """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
+    from manyfit.run.evaluator import Evaluator
+    from manyfit.run.finish import whole_metrics
+    from manyfit.run.measure import Whole
+
+    source = built.split("validation") or built.train
+    with own_randomness():
+        outputs = next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
+        whole = Whole(whole_metrics(config))
+        whole.update(outputs, 0)
+        whole.values()
+        functions = {name: component.build() for name, component in config.run.evaluate.functions.items()}
+        if functions and outputs.target is not None:
+            import torch
+
+            few = slice(0, 2)
+            Evaluator(functions)(
+                torch.from_numpy(outputs.output[0][few]), torch.from_numpy(outputs.target[0][few])
+            )
 
 
 def result(run: RunFolder, trained: int = 0) -> RunResult:
     """Read a finished run."""
     summary = run.summary()
     return RunResult(
-        run.path, summary["step"], summary["best_step"], summary["metrics"], summary["test"], trained
+        run.path, summary["step"], summary["best_step"], summary["metrics"], summary["test"], trained, summary
     )
 
 
@@ -174,45 +251,3 @@ def write_start(config: Config, run: RunFolder, facts: Mapping[str, Any]) -> Non
         run.resolved, "# Written by manyfit. Edit config.yaml, not this file.\n" + config.resolved()
     )
     provenance.record(run, config.project, {"fingerprint": config.fingerprint, **facts})
-
-
-@contextmanager
-def failures(run: RunFolder) -> Iterator[None]:
-    """Turn what user code raises, and a Ctrl-C, into one clear message; the traceback goes to run.log."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"interrupted; the same command goes on from the last checkpoint in {run.path}", 2
-        ) from None
-    except ManyfitError as error:
-        log.info("%s", error, exc_info=error)
-        raise
-    except Exception as error:
-        log.info("the run failed", exc_info=error)
-        text = f"the run failed with {type(error).__name__}: {error}\n  at {user_frame(error)}\n"
-        raise RunFailed(redact(f"{text}  the whole traceback is in {run.path / 'run.log'}")) from error
-
-
-@contextmanager
-def logged(path: Path) -> Iterator[None]:
-    """Keep manyfit's own log beside the run, without secrets."""
-    handler = logging.FileHandler(path, delay=True)
-    handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    level = log.level
-    log.setLevel(min(level or logging.INFO, logging.INFO))
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        handler.close()
-
-
-class Redacting(logging.Formatter):
-    """A formatter that hides secrets, also in tracebacks."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a record without the secrets that were read."""
-        return redact(super().format(record))

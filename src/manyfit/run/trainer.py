@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
-from manyfit.data import Source, once
-from manyfit.learn.learner import Learner, Metrics, fetch
+from manyfit.core.errors import Interrupted
+from manyfit.learn.learner import Learner, fetch
 from manyfit.run.cohort import Cohort
+from manyfit.run.measure import Row, validate
+from manyfit.run.pace import Pace
 from manyfit.run.plan import Boundary
-
-Row = Mapping[str, float]
+from manyfit.run.signals import Asked, Watch
 
 
 class Callback(Protocol):
@@ -22,58 +22,100 @@ class Callback(Protocol):
         """Before the first step."""
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Row]) -> None:
-        """After each pause; `rows` has the values of each run, and is empty within an epoch."""
+        """After each pause; `rows` has the values of each run, and is empty if nothing was measured."""
 
     def on_end(self, cohort: Cohort) -> None:
         """After the last step, and also when training was cut short."""
 
 
-def fit(cohort: Cohort, callbacks: Sequence[Callback] = ()) -> None:
+def fit(
+    cohort: Cohort, callbacks: Sequence[Callback] = (), watch: Watch | None = None, pace: Pace | None = None
+) -> None:
     """Train every run of a cohort from where it stands to its end."""
-    learner, sums = cohort.learner, []
+    watch, pace = watch or Watch(), pace or Pace(cohort.plan)
     try:
         for callback in callbacks:
             callback.on_start(cohort)
-        for boundary in cohort.plan.boundaries(cohort.step):
-            sums.append(learner.train(cohort.batches, boundary.step - cohort.step))
+        if not cohort.measured:
+            reach(cohort, cohort.plan.at(cohort.step), callbacks, watch)
+        while cohort.step < cohort.plan.total and cohort.active:
+            boundary = cohort.plan.next(cohort.step, pace.most)
+            pace.begin()
+            cohort.learner.train(cohort.batches, boundary.step - cohort.step)
+            boundary = pace.pause(boundary, boundary.step - cohort.step)
             cohort.step = boundary.step
-            rows: list[Row] = []
-            if boundary.ends_epoch:
-                rows = merged(averages(sums), validate(learner, cohort.validation, cohort.batch_size))
-                sums = []
-                learner.observe(rows)
-                for member, row, state in zip(cohort.members, rows, learner.state(), strict=True):
-                    member.record(boundary, row)
-                    member.commit(state, boundary)
-            for callback in callbacks:
-                callback.on_boundary(cohort, boundary, rows)
+            reach(cohort, boundary, callbacks, watch)
+        for member in cohort.members:
+            member.writer.flush()
+            member.settle()
     finally:
         for callback in callbacks:
             callback.on_end(cohort)
+        for member in cohort.members:
+            member.writer.close()
 
 
-def averages(sums: Sequence[Metrics]) -> list[Row]:
-    """Sums since the last row → means for each run."""
-    loss = np.sum([fetch(part["loss"]) for part in sums], axis=0)
-    rows = np.sum([fetch(part["rows"]) for part in sums], axis=0)
-    rates = fetch(sums[-1]["lr"])
-    return [
-        {"train_loss": float(mean), "lr": float(rate)} for mean, rate in zip(loss / rows, rates, strict=True)
-    ]
+def reach(cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], watch: Watch) -> None:
+    """Do what is due at a boundary: measure, record, decide, keep. Leave if somebody has asked for it."""
+    cohort.measured = not boundary.measures
+    try:
+        rows = measured(cohort, boundary, watch)
+    except Asked:
+        leave(cohort, boundary, watch)
+    cohort.measured = True
+    if cohort.plan.observes(boundary):
+        cohort.learner.observe(rows)
+    keep(cohort, boundary, rows)
+    for callback in callbacks:
+        callback.on_boundary(cohort, boundary, rows)
+    if watch.number and not boundary.last:
+        leave(cohort, boundary, watch)
 
 
-def validate(learner: Learner, source: Source | None, batch_size: int) -> list[Row]:
-    """Means over every row of the validation split, for each run."""
-    if source is None:
-        return [{} for _ in range(learner.n)]
-    columns: dict[str, list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]] = {}
-    for outputs in learner.evaluate(once(source, batch_size)):
-        for name, values in outputs.rows.items():
-            columns.setdefault(name, []).append(values)
-    means = {f"val_{name}": np.concatenate(parts, axis=1).mean(axis=1) for name, parts in columns.items()}
-    return [{name: float(values[i]) for name, values in means.items()} for i in range(learner.n)]
+def measured(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
+    """The rows of this boundary. Sums are taken last: until then a restart is exact."""
+    parts: list[list[Row]] = []
+    if boundary.validate:
+        parts.append(validate(cohort.learner, cohort.validation, cohort.batch_size, cohort.whole, watch))
+    if boundary.log:
+        parts.insert(0, taken(cohort.learner))
+    return [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
 
 
-def merged(*parts: Sequence[Row]) -> list[Row]:
-    """Put the values of each run together."""
-    return [{name: value for row in rows for name, value in row.items()} for rows in zip(*parts, strict=True)]
+def taken(learner: Learner) -> list[Row]:
+    """What was trained since the last row, for each run."""
+    means = {name: fetch(values) for name, values in learner.take().items()}
+    order = sorted(means, key=lambda name: name != "train_loss")
+    return [{name: float(means[name][i]) for name in order} for i in range(learner.n)]
+
+
+def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row]) -> None:
+    """Record what was measured, and keep the states that are due or among the best."""
+    per_epoch, states = cohort.plan.steps_per_epoch, None
+    for i, member in enumerate(cohort.members):
+        member.settle()
+        if member.ended is not None:
+            continue
+        ended = member.record(boundary, rows[i], per_epoch) if rows else None
+        if ended is not None and ended.error is not None:
+            member.writer.put_held()
+            continue
+        due = boundary.checkpoint or ended is not None
+        if due or (rows and member.is_candidate(rows[i])):
+            states = states or cohort.learner.state()
+            (member.save if due else member.hold)(states[i], boundary, per_epoch)
+
+
+def leave(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
+    """Write checkpoints of where the runs stand now, and say by which signal they were ended."""
+    for member, state in zip(cohort.members, cohort.learner.state(), strict=True):
+        if member.ended is None:
+            member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured)
+        member.writer.flush()
+        member.settle()
+    where = ", ".join(str(member.folder.path) for member in cohort.members)
+    name = signal.Signals(watch.number).name
+    raise Interrupted(
+        f"ended by {name} at step {boundary.step}; the same command goes on from there in {where}",
+        watch.number,
+    )

@@ -1,6 +1,7 @@
 """Checkpoints: a folder with a manifest and safetensors, committed by one rename.
 
-Which one is the last and which the best follows from the manifests, never from file times.
+Which one is the last and which the best follows from the manifests, never from file times. A manifest that
+cannot be read, or tensors that are not what was written, make a checkpoint damaged: it does not count.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, from_json
@@ -20,7 +21,8 @@ from manyfit.core.state import State
 from manyfit.store import durable
 from manyfit.store.files import read_json
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
 MANIFEST: Final[Mapping[str, type]] = {
     "format": int,
     "step": int,
@@ -33,16 +35,49 @@ MANIFEST: Final[Mapping[str, type]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A committed checkpoint, by its manifest."""
+class Note:
+    """What a manifest says beside the state itself."""
 
-    path: Path
     step: int
     epoch: float
     metrics: Mapping[str, float]
     log_length: int
+    measured: bool = True
+    """Whether what was due at this step (a row of the log, validation) has been done."""
+    position: Mapping[str, int] = field(default_factory=dict)
+    """Where in the data the next batch lies."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """The model's import path and arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint, by its manifest."""
+
+    path: Path
+    note: Note
     values: Mapping[str, Any]
     files: Mapping[str, str]
+
+    @property
+    def step(self) -> int:
+        """Steps that were trained."""
+        return self.note.step
+
+    @property
+    def epoch(self) -> float:
+        """The same in epochs."""
+        return self.note.epoch
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What was measured at this step."""
+        return self.note.metrics
+
+    @property
+    def log_length(self) -> int:
+        """How long the log was."""
+        return self.note.log_length
 
     def load(self) -> State:
         """Read the tensors, after checking that they are what was written."""
@@ -62,70 +97,165 @@ class Checkpoint:
             raise FolderError(f"the checkpoint {self.path} is damaged: {error!r}") from error
 
 
-def save(
-    folder: Path, state: State, step: int, epoch: float, metrics: Mapping[str, float], log_length: int
-) -> Checkpoint:
+class Scored(Protocol):
+    """Anything that has a step and was measured."""
+
+    @property
+    def step(self) -> int:
+        """When it was measured."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What was measured."""
+        ...
+
+
+S = TypeVar("S", bound=Scored)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Which checkpoints are kept: the last few, and the best few by a metric."""
+
+    metric: str
+    mode: Literal["min", "max"]
+    last: int = 2
+    top: int = 1
+
+    def ranked(self, found: Iterable[S]) -> list[S]:
+        """Those that have a finite value of the metric, the best first, the earlier one of equals."""
+        sign = 1 if self.mode == "min" else -1
+        scored = [c for c in found if math.isfinite(c.metrics.get(self.metric, math.nan))]
+        return sorted(scored, key=lambda c: (sign * c.metrics[self.metric], c.step))
+
+    def best(self, found: Iterable[S]) -> S | None:
+        """The best one; None if none was measured."""
+        return next(iter(self.ranked(found)), None)
+
+    def chosen(self, found: Iterable[S]) -> list[S]:
+        """Those to keep."""
+        every = sorted(found, key=lambda c: c.step)
+        steps = {c.step for c in (*every[-self.last :], *self.ranked(every)[: self.top])}
+        return [c for c in every if c.step in steps]
+
+
+def save(folder: Path, state: State, note: Note) -> Checkpoint:
     """Write a checkpoint next to its final place and commit it by one rename."""
     from safetensors.torch import save as serialize
 
-    final = folder / f"step-{step:09d}"
+    final = folder / f"step-{note.step:09d}"
     temporary = folder / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     data = serialize(dict(state.tensors))
-    durable.write(temporary / "state.safetensors", data)
+    durable.write_new(temporary / "state.safetensors", data)
     files = {"state.safetensors": hashlib.sha256(data).hexdigest()}
     manifest = {
         "format": FORMAT,
-        "step": step,
-        "epoch": epoch,
-        "metrics": as_json(metrics),
-        "log_length": log_length,
+        "step": note.step,
+        "epoch": note.epoch,
+        "measured": note.measured,
+        "position": note.position,
+        "metrics": as_json(note.metrics),
+        "log_length": note.log_length,
+        "model": note.model,
         "files": files,
         "values": state.values,
     }
-    durable.write(temporary / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False))
+    text = json.dumps(manifest, indent=1, allow_nan=False, sort_keys=False)
+    signed = {**manifest, "digest": hashlib.sha256(_canonical(json.loads(text))).hexdigest()}
+    durable.write_new(temporary / "manifest.json", json.dumps(signed, indent=1, allow_nan=False))
     durable.commit_folder(temporary, final)
-    return Checkpoint(final, step, epoch, metrics, log_length, state.values, files)
+    return Checkpoint(final, note, state.values, files)
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """All committed checkpoints, the oldest first."""
-    return sorted(
-        (read(path) for path in folder.glob("step-*") if (path / "manifest.json").is_file()),
-        key=lambda c: c.step,
-    )
+    """All committed checkpoints whose manifests can be read, the oldest first."""
+    found = []
+    for path in committed(folder):
+        try:
+            found.append(read(path))
+        except FolderError:  # `damaged` names these
+            continue
+    return sorted(found, key=lambda c: c.step)
+
+
+def damaged(folder: Path) -> dict[Path, str]:
+    """Checkpoints whose manifests cannot be read, and why."""
+    found = {}
+    for path in committed(folder):
+        try:
+            read(path)
+        except FolderError as error:
+            found[path] = str(error)
+    return found
+
+
+def committed(folder: Path) -> Iterator[Path]:
+    """Every folder that was committed as a checkpoint, by its name."""
+    yield from sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
 def read(path: Path) -> Checkpoint:
     """Read one manifest."""
     file = path / "manifest.json"
+    if not file.is_file():
+        raise FolderError(f"the checkpoint {path} is damaged: it has no manifest.json")
     manifest = read_json(file, MANIFEST)
-    if manifest["format"] != FORMAT:
+    if manifest["format"] not in READABLE:
         raise FolderError(
             f"the checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
         )
+    if manifest["format"] > 1:
+        given = manifest.pop("digest", None)
+        if given != hashlib.sha256(_canonical(manifest)).hexdigest():
+            raise FolderError(f"{file} is damaged: it is not what was written")
+    if any(Path(name).name != name for name in manifest["files"]):
+        raise FolderError(f"{file} is damaged: it names files outside of its folder")
     try:
-        metrics = from_json(manifest["metrics"])
+        note = Note(
+            manifest["step"], manifest["epoch"], from_json(manifest["metrics"]), manifest["log_length"],
+            manifest.get("measured", True), manifest.get("position", {}), manifest.get("model", {}),
+        )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise FolderError(f"{file} is damaged: {error}") from error
-    return Checkpoint(
-        path, manifest["step"], manifest["epoch"], metrics, manifest["log_length"], manifest["values"],
-        manifest["files"],
-    )  # fmt: skip
+    return Checkpoint(path, note, manifest["values"], manifest["files"])
 
 
-def best(found: Iterable[Checkpoint], metric: str, mode: Literal["min", "max"]) -> Checkpoint | None:
-    """The checkpoint with the best value of a metric; the earlier one of equals. None if none has it."""
-    sign = 1 if mode == "min" else -1
-    scored = [c for c in found if math.isfinite(c.metrics.get(metric, math.nan))]
-    return min(scored, key=lambda c: (sign * c.metrics[metric], c.step), default=None)
+def newest(folder: Path) -> tuple[Checkpoint, State, Sequence[str]] | None:
+    """The newest checkpoint that is whole, its state, and what was wrong with newer ones.
+
+    If there are checkpoints and none is whole, that is an error: training from the start would lose them.
+    """
+    wrong = damaged(folder)
+    reasons: dict[int, str] = {}
+    for path, reason in wrong.items():
+        digits = path.name.removeprefix("step-")
+        reasons[int(digits) if digits.isdecimal() else 0] = reason
+    for checkpoint in reversed(checkpoints(folder)):
+        try:
+            state = checkpoint.load()
+        except FolderError as error:
+            reasons[checkpoint.step] = str(error)
+            continue
+        return checkpoint, state, [reasons[step] for step in sorted(reasons) if step > checkpoint.step]
+    if reasons:
+        listed = "\n  ".join(reasons.values())
+        raise FolderError(
+            f"no checkpoint in {folder} can be read:\n  {listed}\n"
+            f"bring one back, or move {folder} away to train from the start"
+        )
+    return None
 
 
-def prune(folder: Path, metric: str, mode: Literal["min", "max"]) -> None:
-    """Keep the last and the best checkpoint, and sweep up what a crash left behind."""
-    found = checkpoints(folder)
-    keep = {c.path for c in (*found[-1:], best(found, metric, mode)) if c is not None}
-    for entry in folder.iterdir():
-        if entry not in keep:
-            shutil.rmtree(entry, ignore_errors=True)
+def prune(folder: Path, keep: Keep) -> None:
+    """Keep the last and the best checkpoints, and sweep up what a crash left behind."""
+    kept = {c.path for c in keep.chosen(checkpoints(folder))}
+    for entry in sorted(folder.iterdir()):
+        if entry not in kept:
+            durable.discard(entry)
+
+
+def _canonical(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()

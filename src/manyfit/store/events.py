@@ -60,11 +60,14 @@ class EventLog:
         self._file.flush()
         return event
 
-    def sync(self) -> int:
-        """Flush to disk and return the length, for a checkpoint to remember."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    @property
+    def length(self) -> int:
+        """How long the log is, for a checkpoint to remember."""
         return self._file.tell()
+
+    def sync(self) -> None:
+        """Flush to disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

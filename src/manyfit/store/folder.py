@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from manyfit.config.tree import Map, plain
 from manyfit.core.errors import FolderError, ManyfitError
 from manyfit.core.numbers import from_json
 from manyfit.store import durable
-from manyfit.store.checkpoint import Checkpoint, best, checkpoints
+from manyfit.store.checkpoint import Checkpoint, Keep, checkpoints, damaged
 from manyfit.store.events import Event, read_events
 from manyfit.store.files import check_fields, read_json
 from manyfit.store.lock import is_owned
@@ -30,9 +31,22 @@ SUMMARY: Final[Mapping[str, type]] = {
     "test_rows": int,
 }
 PROVENANCE: Final[Mapping[str, type]] = {"sessions": list}
-SESSION: Final[Mapping[str, type]] = {"started": str, "versions": dict, "code": dict, "data": dict}
+SESSION: Final[Mapping[str, type]] = {
+    "started": str,
+    "versions": dict,
+    "code": dict,
+    "data": dict,
+    "modules": dict,
+}
 
-State: TypeAlias = Literal["new", "running", "unfinished", "finished", "damaged"]
+FAILURE: Final[Mapping[str, type]] = {"kind": str, "message": str, "step": int, "time": str}
+WRITTEN: Final = (
+    ".lock", "config.resolved.yaml", "provenance.json", "metrics.jsonl", "checkpoints", "exported", "reports",
+    "tensorboard", "run.log", "failure.json", "track.json",
+)  # fmt: skip
+"""What manyfit writes into a run folder. None of it may lead out of the folder."""
+
+State: TypeAlias = Literal["new", "running", "unfinished", "finished", "failed", "damaged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +95,56 @@ class RunFolder:
         """The event files that TensorBoard reads."""
         return self.path / "tensorboard"
 
+    @property
+    def exported(self) -> Path:
+        """The model, in forms that others can load."""
+        return self.path / "exported"
+
+    @property
+    def failure_file(self) -> Path:
+        """Why the run failed, as long as it has not been started again."""
+        return self.path / "failure.json"
+
     def checkpoints(self) -> list[Checkpoint]:
-        """All committed checkpoints, the oldest first."""
+        """All committed checkpoints that can be read, the oldest first."""
         return checkpoints(self.checkpoint_folder)
+
+    def damaged(self) -> dict[Path, str]:
+        """Checkpoints that cannot be read, and why."""
+        return damaged(self.checkpoint_folder)
 
     def chosen(self, metric: str, mode: str) -> Checkpoint:
         """The checkpoint that counts: the best by a metric, else the last."""
         found = self.checkpoints()
         if not found:
+            for reason in self.damaged().values():
+                raise FolderError(reason)
             raise FolderError(f"{self.path} has no checkpoint yet")
-        return best(found, metric, "max" if mode == "max" else "min") or found[-1]
+        return Keep(metric, "max" if mode == "max" else "min").best(found) or found[-1]
+
+    def checkpoint(self, which: str) -> Checkpoint:
+        """A checkpoint by a word: `best`, `last`, or the number of a step."""
+        if which == "best":
+            snapshot = self.snapshot()
+            if snapshot is None:
+                raise FolderError(f"{self.path} has not been trained: it has no config.resolved.yaml")
+            return self.chosen(snapshot.values["export.metric"], snapshot.values["export.mode"])
+        found = {str(c.step): c for c in self.checkpoints()}
+        if which == "last" and found:
+            return list(found.values())[-1]
+        if which not in found:
+            steps = f"there are best, last and the steps {', '.join(found)}" if found else "there is none"
+            raise FolderError(f"{self.path} has no checkpoint {which!r}; {steps}")
+        return found[which]
+
+    def check_links(self) -> None:
+        """Refuse a folder in which a link would lead what is written, or read, out of it."""
+        for name in WRITTEN:
+            for entry in (self.path / name, *(self.path / name).glob("*")):
+                if entry.is_symlink():
+                    raise FolderError(
+                        f"{entry} is a link; manyfit writes into the folder itself, so link the whole folder"
+                    )
 
     def events(self) -> list[Event]:
         """The event log, as far as it is whole."""
@@ -114,6 +168,8 @@ class RunFolder:
         """How the run was started, each time."""
         found: list[dict[str, Any]] = read_json(self.provenance, PROVENANCE).get("sessions", [])
         for session in found:
+            if isinstance(session, dict):
+                session.setdefault("modules", {})
             check_fields(session, SESSION, self.provenance)
         return found
 
@@ -130,15 +186,30 @@ class RunFolder:
         """Write the closing summary: from now on the run is finished."""
         durable.write(self.reports / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
+    def failure(self) -> dict[str, Any]:
+        """Why the run failed; empty if it did not, or was started again since."""
+        return read_json(self.failure_file, FAILURE)
+
+    def write_failure(self, kind: str, message: str, step: int) -> None:
+        """Say why the run failed."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        text = json.dumps({"kind": kind, "message": message, "step": step, "time": now}, indent=1)
+        durable.write(self.failure_file, text + "\n")
+
     def state(self) -> State:
         """How far the run is, from its files alone."""
         try:
             found = self.checkpoints()
             summary = self.summary()
+            failure = self.failure()
         except ManyfitError:
             return "damaged"
         if is_owned(self.path):
             return "running"
+        if not found and self.damaged():
+            return "damaged"
+        if failure:
+            return "failed"
         if summary and found and summary.get("step") == found[-1].step:
             return "finished"
         return "unfinished" if self.resolved.exists() else "new"

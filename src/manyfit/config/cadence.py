@@ -1,0 +1,59 @@
+"""How often something happens: `10ep`, `0.5ep`, `500ba` or `90s`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal, cast
+
+PATTERN: Final = r"^\d+(\.\d+)?(ep|ba|s)$"
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """An interval in epochs, batches (steps) or seconds. Exact: 0.1 of an epoch is a tenth, not a float."""
+
+    amount: Fraction
+    unit: Literal["ep", "ba", "s"]
+
+    @staticmethod
+    def parse(text: str) -> Cadence:
+        """Read one.
+
+        >>> Cadence.parse("0.5ep").next_after(0, steps_per_epoch=79)
+        40
+        """
+        found = re.match(PATTERN, text)
+        assert found is not None, text
+        unit = cast(Literal["ep", "ba", "s"], found[2])
+        return Cadence(Fraction(text[: -len(unit)]), unit)
+
+    @property
+    def by_time(self) -> bool:
+        """Whether it depends on the clock."""
+        return self.unit == "s"
+
+    @property
+    def seconds(self) -> float:
+        """The interval in seconds; endless if it is not one of time."""
+        return float(self.amount) if self.by_time else math.inf
+
+    def steps(self, steps_per_epoch: int) -> Fraction:
+        """The interval in steps."""
+        return self.amount * (steps_per_epoch if self.unit == "ep" else 1)
+
+    def is_due(self, step: int, steps_per_epoch: int) -> bool:
+        """Whether it is due at a step: the first one at or after a multiple of the interval."""
+        if self.by_time or step == 0:
+            return False
+        interval = self.steps(steps_per_epoch)
+        return step // interval > (step - 1) // interval
+
+    def next_after(self, step: int, steps_per_epoch: int) -> int | None:
+        """The next step at which it is due; None if only the clock knows."""
+        if self.by_time:
+            return None
+        interval = self.steps(steps_per_epoch)
+        return math.ceil((step // interval + 1) * interval)

@@ -1,0 +1,147 @@
+"""What the fields of a config say about each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from manyfit.config.cadence import Cadence
+from manyfit.config.schema import Freeze, Run
+from manyfit.core.names import listing, nearest
+
+RESERVED: Final = ("id", "target", "prediction", "confidence", "loss", "class", "step", "epoch", "time")
+"""Columns of a report and keys of the log, which no metric can be called."""
+
+
+class Contradiction(NamedTuple):
+    """A field that does not fit the others."""
+
+    path: tuple[str, ...]
+    message: str
+    expected: str = ""
+    received: str = ""
+    suggestion: str = ""
+
+
+def contradictions(run: Run) -> Iterator[Contradiction]:
+    """Find everything in a config that is well typed and still cannot be meant."""
+    yield from _names(run)
+    yield from _times(run)
+    yield from _metrics(run)
+    yield from _optimizers(run)
+    yield from _patterns(run)
+
+
+def _names(run: Run) -> Iterator[Contradiction]:
+    named = [(name, ("train", "metrics", key)) for name, key, _ in run.train.named_metrics()]
+    named += [(name, ("evaluate", "functions", name)) for name in run.evaluate.functions]
+    seen: set[str] = set()
+    for name, where in named:
+        if name in RESERVED or not name:
+            yield Contradiction(where, "a metric cannot have this name", "another name", repr(name))
+        elif name in seen:
+            own = f"names of your own: metrics: {{{name}_1: ..., {name}_2: ...}}"
+            yield Contradiction(where, "two metrics have the same name", own, name)
+        seen.add(name)
+
+
+def _metrics(run: Run) -> Iterator[Contradiction]:
+    known = run.measured()
+    for path, metric in _chosen(run):
+        if metric not in known:
+            yield Contradiction(
+                path,
+                "nothing of this name is measured",
+                f"one of {listing(known)}",
+                repr(metric),
+                nearest(metric, known),
+            )
+    stop = run.train.stop
+    if stop is not None and stop.patience is None and stop.reach is None:
+        yield Contradiction(("train", "stop"), "this never stops", "patience: 5ep, or reach: VALUE, or both")
+    if stop is not None and stop.patience is not None and Cadence.parse(stop.patience).by_time:
+        yield Contradiction(
+            ("train", "stop", "patience"), "patience cannot be a time", "such as 5ep or 500ba", stop.patience
+        )
+
+
+def _chosen(run: Run) -> list[tuple[tuple[str, ...], str]]:
+    stop = [(("train", "stop", "metric"), run.train.stop.metric)] if run.train.stop is not None else []
+    return [(("export", "metric"), run.export.metric), *stop]
+
+
+def _times(run: Run) -> Iterator[Contradiction]:
+    """A measurement that is due by the clock falls on another step each time: it may not decide anything."""
+    every = run.train.every
+    zero = [
+        (("train", "every", key), text)
+        for key, text in vars(every).items()
+        if text != "auto" and not Cadence.parse(text).amount
+    ]
+    for path, text in zero:
+        yield Contradiction(path, "nothing can be due without end", "more than 0", text)
+    if zero:
+        return
+    for path, metric in _chosen(run):
+        key = "validate" if metric.startswith("val_") else "log"
+        if Cadence.parse(getattr(every, key)).by_time and not run.train.time_dependent:
+            yield Contradiction(
+                path,
+                f"{metric!r} is measured by the clock (train.every.{key}: {getattr(every, key)}), so what it "
+                "decides would change from run to run",
+                f"train.every.{key} in epochs or batches, or train.time_dependent: true",
+                repr(metric),
+            )
+
+
+def _optimizers(run: Run) -> Iterator[Contradiction]:
+    train = run.train
+    names = list(train.optimizers())
+    for i, group in enumerate(train.groups):
+        where = ("train", "groups", str(i), "optimizer")
+        if group.optimizer is not None and group.optimizer not in names:
+            expected = f"one of {listing(names)}" if any(names) else "nothing: there is only one optimizer"
+            yield Contradiction(
+                where,
+                "there is no such optimizer",
+                expected,
+                repr(group.optimizer),
+                nearest(group.optimizer, names),
+            )
+    for name in train.schedulers():
+        if name not in names:
+            yield Contradiction(
+                ("train", "scheduler", *([name] if name else [])),
+                "there is no optimizer of this name" if name else "there are several optimizers",
+                f"a mapping with the names {listing(names)}" if any(names) else "a single schedule",
+                repr(name) if name else "one schedule",
+            )
+    if train.precision == "fp16" and any(c.path.endswith(".LBFGS") for c in train.optimizers().values()):
+        yield Contradiction(
+            ("train", "precision"), "LBFGS cannot be trained with fp16", "bf16 or fp32", "fp16"
+        )
+
+
+def _patterns(run: Run) -> Iterator[Contradiction]:
+    train = run.train
+    patterns: list[tuple[tuple[str, ...], str]] = [
+        (("train", "groups", str(i), "match"), group.match) for i, group in enumerate(train.groups)
+    ]
+    for i, entry in enumerate(train.freeze):
+        where = ("train", "freeze", str(i))
+        if isinstance(entry, Freeze):
+            if (entry.match is None) == (entry.up_to is None):
+                yield Contradiction(where, "say what is frozen", "either match or up_to")
+            patterns += [((*where, "match"), entry.match)] if entry.match is not None else []
+        else:
+            patterns.append((where, entry))
+    if train.warm_start is not None:
+        patterns.append((("train", "warm_start", "match"), train.warm_start.match))
+    for place, pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield Contradiction(
+                place, f"this is not a regular expression: {error}", "a pattern of names", repr(pattern)
+            )

@@ -1,0 +1,266 @@
+"""Map-style datasets and iterables as sources, with what they draw at random made reproducible."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from manyfit.core.errors import UsageError
+from manyfit.core.seeds import derive
+from manyfit.data.batch import Batch
+from manyfit.data.order import Order
+from manyfit.data.randomness import own_randomness, seed_for
+
+log = logging.getLogger("manyfit")
+
+SAMPLED = 64
+"""Rows that are read for a fingerprint where there is no cheaper way to know the content."""
+
+
+class DatasetSource:
+    """A map-style dataset: `len(dataset)` rows, each `dataset[i]` an input, `(input, target)`,
+    `(input, target, weight)` or a dict.
+
+    What a row draws at random (augmentation) is a function of the seed, the epoch and the row, so that
+    neither the number of workers nor a restart changes it.
+    """
+
+    def __init__(self, dataset: Any, workers: int = 0, ids: Sequence[object] | None = None) -> None:
+        self.dataset = dataset
+        self.workers = workers
+        self._ids = checked_ids(ids, len(dataset))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
+        """Yield batches from step `start` on, epoch after epoch."""
+        from torch.utils.data import DataLoader
+
+        rows = Rows(self.dataset, order.seed or 0)
+        plan = _walk(order, len(self), start)
+        if not self.workers:
+            for keys in plan:
+                with own_randomness():
+                    items = [rows[key] for key in keys]
+                yield collate(items, [row for _, row in keys])
+        else:
+            loader: Any = DataLoader(
+                cast(Any, rows),
+                batch_sampler=cast(Any, plan),
+                num_workers=self.workers,
+                collate_fn=_with_index,
+                prefetch_factor=4,
+            )
+            with own_randomness():  # starting the workers draws from torch's generator
+                batches = iter(loader)
+            yield from batches
+
+    def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
+        """The ids of some rows; row numbers where none were given."""
+        return [str(row) for row in index] if self._ids is None else [self._ids[row] for row in index]
+
+    def fingerprint(self) -> str:
+        """The dataset's own `fingerprint()`, else a hash of its length and of some rows across it."""
+        own = getattr(self.dataset, "fingerprint", None)
+        if callable(own):
+            return str(own())
+        rows, total = Rows(self.dataset, 0), len(self)
+        digest = hashlib.sha256(f"{total}".encode())
+        with own_randomness():
+            for row in sorted({round(i * (total - 1) / max(1, SAMPLED - 1)) for i in range(SAMPLED)}):
+                update(digest, rows[(0, row)][0] if total else None)
+        digest.update("\x1f".join(self._ids or ()).encode())
+        return digest.hexdigest()
+
+
+class Rows:
+    """A dataset by (epoch, row): the generators are seeded before each row is made."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Any, int]:
+        epoch, row = key
+        seed_for(derive(self.seed, "row", epoch, row))
+        return self.dataset[row], row
+
+
+class IterableSource:
+    """Rows that can only be read from the beginning: an iterable, or a function that returns a generator.
+
+    Each epoch reads it anew. A start in the middle reads, and drops, what comes before it. What the iterable
+    draws at random while it makes a batch is a function of the seed and the step.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Any] | Callable[[], Iterable[Any]],
+        count: int | None = None,
+        ids: Sequence[object] | None = None,
+    ) -> None:
+        self.rows = rows
+        if isinstance(rows, Iterator):
+            raise UsageError(
+                "an iterator can be read only once; give a function that returns one, or an iterable"
+            )
+        self._count = count if count is not None else self._counted()
+        self._ids = checked_ids(ids, self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
+        """Yield batches from step `start` on, epoch after epoch, in the iterable's own order."""
+        per_epoch = order.steps(len(self))
+        epoch, skipped = divmod(start, per_epoch)
+        if skipped:
+            log.warning(
+                "reading and dropping %d batches: the data can only be read from its beginning", skipped
+            )
+        for number in itertools.count(epoch) if order.epochs is None else range(epoch, order.epochs):
+            rows, done = self._pass(order.seed, number), 0
+            for step in range(per_epoch):
+                size = min(order.batch_size, len(self) - done)
+                with own_randomness():
+                    seed_for(derive(order.seed or 0, "iterable", number, step))
+                    items = list(itertools.islice(rows, size))
+                if len(items) < size:
+                    raise UsageError(
+                        f"the iterable was said to have {len(self)} rows, but ended after {done + len(items)}"
+                    )
+                if number > epoch or step >= skipped:
+                    yield collate([(item, 0) for item in items], range(done, done + size))
+                done += size
+
+    def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
+        """The ids of some rows; their places where none were given."""
+        return [str(row) for row in index] if self._ids is None else [self._ids[row] for row in index]
+
+    def fingerprint(self) -> str:
+        """The iterable's own `fingerprint()`, else a hash of its length and its first rows."""
+        own = getattr(self.rows, "fingerprint", None)
+        if callable(own):
+            return str(own())
+        digest = hashlib.sha256(f"{len(self)}".encode())
+        with own_randomness():
+            for item in itertools.islice(self._pass(0, 0), SAMPLED):
+                update(digest, item)
+        digest.update("\x1f".join(self._ids or ()).encode())
+        return digest.hexdigest()
+
+    def _pass(self, seed: int | None, number: int) -> Iterator[Any]:
+        with own_randomness():
+            seed_for(derive(seed or 0, "pass", number))
+            return iter(self.rows() if callable(self.rows) else self.rows)
+
+    def _counted(self) -> int:
+        try:
+            return len(self.rows)  # type: ignore[arg-type]
+        except TypeError:
+            log.warning("reading an iterable once to count its rows, because it has no length")
+            with own_randomness():
+                return sum(1 for _ in self._pass(0, 0))
+
+
+class Limited:
+    """The first rows of another source."""
+
+    def __init__(self, source: Any, rows: int) -> None:
+        self.source = source
+        self.rows = min(rows, len(source))
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
+        """Yield the first rows, in order, epoch after epoch."""
+        plain = Order(order.batch_size)
+        per_epoch = plain.steps(self.rows)
+        epoch, first = divmod(start, per_epoch)
+        while epoch != order.epochs:
+            batches = self.source.batches(plain, first)
+            for step in range(first, per_epoch):
+                batch = next(batches)
+                left = self.rows - step * order.batch_size
+                yield batch if len(batch) <= left else batch.part(0, left)
+            epoch, first = epoch + 1, 0
+
+    def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
+        """The ids of some rows."""
+        found: list[str] = self.source.ids(index)
+        return found
+
+    def fingerprint(self) -> str:
+        """The content of the whole source, and how much of it is used."""
+        return f"{self.source.fingerprint()}:{self.rows}"
+
+
+def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
+    """Rows → a batch: a row is an input, (input, target), (input, target, weight), or a dict."""
+    from torch.utils.data import default_collate
+
+    rows = [item for item, _ in items]
+    where = np.fromiter(index, dtype=np.int64, count=len(rows))
+    if isinstance(rows[0], Mapping):
+        columns = dict(default_collate(rows))
+        weight = columns.pop("weight", None)
+        return Batch(columns, columns.get("target"), where, weight)
+    if isinstance(rows[0], tuple | list):
+        if not 1 <= len(rows[0]) <= 3:
+            raise UsageError(
+                f"a row must be (input, target) or (input, target, weight), but has {len(rows[0])} parts"
+            )
+        inputs, target, weight = (*default_collate(rows), None, None)[:3]
+        return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, target, where, weight)
+    return Batch(default_collate(rows), None, where)
+
+
+def _with_index(items: Sequence[tuple[Any, int]]) -> Batch:
+    return collate(items, [row for _, row in items])
+
+
+def _walk(order: Order, rows: int, start: int) -> Iterator[list[tuple[int, int]]]:
+    """The keys of each step, from `start` on."""
+    per_epoch = order.steps(rows)
+    for step, index in enumerate(order.walk(rows, start), start):
+        yield [(step // per_epoch, int(row)) for row in index]
+
+
+def checked_ids(ids: Sequence[object] | None, rows: int) -> list[str] | None:
+    """Ids as text, one for each row, none twice."""
+    if ids is None:
+        return None
+    found = [id_.decode(errors="replace") if isinstance(id_, bytes) else str(id_) for id_ in ids]
+    if len(found) != rows:
+        raise UsageError(f"the ids of a source must be as many as its rows, but {len(found)} are not {rows}")
+    if len(set(found)) != rows:
+        raise UsageError("the ids of a source must be unique, but some are repeated")
+    return found
+
+
+def update(digest: Any, item: Any) -> None:
+    """Add a row, whatever it is made of, to a hash."""
+    if isinstance(item, Mapping):
+        for key in sorted(item, key=str):
+            digest.update(f"{key}:".encode())
+            update(digest, item[key])
+    elif isinstance(item, tuple | list):
+        for part in item:
+            update(digest, part)
+    elif isinstance(item, bytes):
+        digest.update(item)
+    else:
+        array = np.asarray(item)
+        digest.update(f"{array.dtype.str}:{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data if array.dtype != object else repr(item).encode())

@@ -1,0 +1,28 @@
+"""The user's own code, as far as a run has imported it: a hash of what it says, comments aside."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from pathlib import Path
+
+
+def imported(source: Path) -> dict[str, str]:
+    """Every module that was imported from a folder, with the hash of its syntax tree."""
+    root = source.resolve()
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and file.endswith(".py") and Path(file).resolve().is_relative_to(root):
+            found[name] = digest(Path(file))
+    return found
+
+
+def digest(file: Path) -> str:
+    """The hash of a file's syntax tree: comments and blank lines do not count."""
+    try:
+        tree = ast.dump(ast.parse(file.read_bytes()))
+    except (OSError, SyntaxError, ValueError) as error:
+        tree = f"unreadable: {type(error).__name__}"
+    return hashlib.sha256(tree.encode()).hexdigest()

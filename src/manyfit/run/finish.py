@@ -1,0 +1,92 @@
+"""The end of a run: the best checkpoint is exported and evaluated, and the summary is written."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from manyfit.config import Config
+from manyfit.core.errors import FolderError
+from manyfit.core.numbers import as_json, as_json_tree
+from manyfit.run.build import Built
+from manyfit.run.evaluate import Report, evaluate
+from manyfit.run.export import export_weights
+from manyfit.run.measure import is_whole
+from manyfit.run.signals import Watch
+from manyfit.store.checkpoint import Checkpoint, Keep
+from manyfit.store.folder import RunFolder
+
+log = logging.getLogger("manyfit")
+
+
+def finish(config: Config, run: RunFolder, built: Built, watch: Watch, reason: str = "") -> None:
+    """Export and evaluate the best checkpoint, write the reports and the closing summary."""
+    best, last = load_best(config, run, built), run.checkpoints()[-1]
+    export_weights(config, run, built, best.step)
+    reports: dict[str, Report] = {}
+    for split in ("validation", "test"):
+        report = write_report(config, run, built, split, watch)
+        if report is not None:
+            reports[split] = report
+    test = reports.get("test")
+    run.write_summary(
+        {
+            "step": last.step,
+            "epoch": last.epoch,
+            "best_step": best.step,
+            "best_epoch": best.epoch,
+            "fingerprint": config.fingerprint,
+            "stopped": reason,
+            "metrics": as_json(best.metrics),
+            "test": as_json(test.values if test is not None else {}),
+            "test_rows": len(test) if test is not None else 0,
+            "splits": {
+                name: as_json_tree(r.summary(config.run.evaluate.worst)) for name, r in reports.items()
+            },
+        }
+    )
+
+
+def write_report(
+    config: Config, run: RunFolder, built: Built, split: str, watch: Watch | None = None
+) -> Report | None:
+    """Evaluate one split and write what was found, row by row; None if it has no rows."""
+    source = built.split(split)
+    if source is None:
+        return None
+    given = config.run.evaluate
+    report = evaluate(
+        built.learner,
+        source,
+        built.order.batch_size,
+        functions={name: component.build() for name, component in given.functions.items()},
+        whole=whole_metrics(config),
+        watch=watch,
+    )
+    report.write(run.reports / f"{split}.csv")
+    if given.parquet:
+        report.write_parquet(run.reports / f"{split}.parquet")
+    log.info("evaluated %d rows of the %s split", len(report), split)
+    return report
+
+
+def whole_metrics(config: Config) -> dict[str, Any]:
+    """The metrics that see a whole split."""
+    built = {name: component.build() for name, _, component in config.run.train.named_metrics()}
+    return {name: metric for name, metric in built.items() if is_whole(metric)}
+
+
+def load_best(config: Config, run: RunFolder, built: Built) -> Checkpoint:
+    """Load the best checkpoint that is whole; if a better one is damaged, say so."""
+    export = config.run.export
+    found = run.checkpoints()
+    ranked = Keep(export.metric, export.mode).ranked(found)
+    candidates = [*ranked, *(c for c in reversed(found) if c not in ranked)]
+    for checkpoint in candidates:
+        try:
+            built.learner.load([checkpoint.load()])
+        except FolderError as error:
+            log.warning("%s; the next best one is used", error)
+            continue
+        return checkpoint
+    raise FolderError(f"{run.path} has no checkpoint that can be read")

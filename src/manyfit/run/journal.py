@@ -1,0 +1,100 @@
+"""What a run says about itself: its log file, and one clear message when it ends badly."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from manyfit.core.errors import Interrupted, ManyfitError, RunFailed
+from manyfit.core.secrets import redact
+from manyfit.core.trace import user_frame
+from manyfit.store.folder import RunFolder
+
+log = logging.getLogger("manyfit")
+
+
+@contextmanager
+def failures(run: RunFolder) -> Iterator[None]:
+    """Turn what user code raises, and a Ctrl-C, into one clear message; the traceback goes to run.log."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; the same command goes on from the last checkpoint in {run.path}", 2
+        ) from None
+    except ManyfitError as error:
+        log.info("%s", error, exc_info=error)
+        raise
+    except Exception as error:
+        log.info("the run failed", exc_info=error)
+        text = f"the run failed with {type(error).__name__}: {error}\n  at {user_frame(error)}\n"
+        failed = RunFailed(redact(f"{text}  the whole traceback is in {run.path / 'run.log'}"))
+        failed.kind = kind_of(error)
+        raise failed from error
+
+
+def kind_of(error: BaseException) -> str:
+    """What kind of failure an exception is."""
+    name = type(error).__name__
+    if name == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return "out of memory"
+    return "disk" if isinstance(error, OSError) and error.errno in (27, 28, 122) else "user error"
+
+
+@contextmanager
+def recorded(run: RunFolder) -> Iterator[None]:
+    """Keep in the folder why a run that had started has failed."""
+    run.failure_file.unlink(missing_ok=True)
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        found = run.checkpoints()
+        kind = error.kind if isinstance(error, RunFailed) else kind_of(error)
+        text = str(error) if isinstance(error, ManyfitError) else f"{type(error).__name__}: {error}"
+        try:
+            run.write_failure(kind, redact(text), found[-1].step if found else 0)
+        except OSError as full:
+            log.info("the failure could not be written down: %s", full)
+        raise
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Keep manyfit's own log beside the run, without secrets."""
+    handler = _FileHandler(path, delay=True)
+    handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    level = log.level
+    log.setLevel(min(level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        handler.close()
+
+
+class _FileHandler(logging.FileHandler):
+    """A log file that may be full: then the run has other ways to say so."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Do not print a traceback over the message that matters."""
+
+    def close(self) -> None:
+        """Close the file, also if it cannot be flushed."""
+        try:
+            super().close()
+        except OSError:
+            self.stream = None
+
+
+class Redacting(logging.Formatter):
+    """A formatter that hides secrets, also in tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record without the secrets that were read."""
+        return redact(super().format(record))

@@ -1,0 +1,53 @@
+"""What the clock decides: how long a run trains without a pause, and what is due by seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from manyfit.run.plan import Boundary, Plan
+
+PAUSE = 0.5
+"""Seconds between pauses: for progress, for signals, and for what is due by the clock."""
+AUTO_INTERVAL = 30.0
+"""Seconds between checkpoints that nobody asked for."""
+
+
+class Pace:
+    """Watches how fast steps are, and when something was last done."""
+
+    def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._began = clock()
+        now = self._began
+        self._last = {"log": now, "validate": now, "checkpoint": now}
+        self.most = 8
+
+    def begin(self) -> None:
+        """Training starts, or goes on after a pause."""
+        self._began = self._clock()
+
+    def pause(self, boundary: Boundary, steps: int) -> Boundary:
+        """Add what is due by the clock, and guess how many steps fit until the next pause."""
+        now = self._clock()
+        took = max(now - self._began, 1e-6)
+        wanted = int(steps * PAUSE / took)
+        self.most = max(1, min(wanted, 2 * self.most))
+        due = {
+            name: getattr(boundary, name) or now - self._last[name] >= seconds
+            for name, seconds in self._intervals(boundary).items()
+        }
+        for name in due:
+            if due[name]:
+                self._last[name] = now
+        return replace(boundary, **due)
+
+    def _intervals(self, boundary: Boundary) -> dict[str, float]:
+        plan = self._plan
+        if plan.checkpoint is None:
+            checkpoint = AUTO_INTERVAL if boundary.ends_epoch else float("inf")
+        else:
+            checkpoint = plan.checkpoint.seconds
+        return {"log": plan.log.seconds, "validate": plan.validate.seconds, "checkpoint": checkpoint}

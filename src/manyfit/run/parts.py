@@ -1,0 +1,217 @@
+"""The parts of a torch learner that a config describes: who trains which parameters, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from manyfit.config import Component, Config
+from manyfit.config.schema import Freeze, Train
+from manyfit.config.torch_facts import missing_horizon
+from manyfit.core.errors import UsageError
+from manyfit.core.names import listing
+from manyfit.data import Source, once
+from manyfit.learn.update import Frozen, Update
+from manyfit.store.weights import read_weights
+
+Named = dict[str, nn.Parameter]
+
+
+def build_loss(config: Config, device: torch.device, train: Source) -> Any:
+    """The loss, with class weights where they are asked for; None if the model has its own."""
+    given = config.run.train
+    if given.loss is None:
+        if given.class_weights is not None:
+            raise UsageError(
+                f"{config.origin('train.class_weights')}: train.class_weights: there is no loss to weigh"
+            )
+        return None
+    component = given.loss
+    if given.class_weights is not None:
+        where = config.origin("train.class_weights")
+        name = _weight_parameter(component)
+        if not name:
+            raise UsageError(f"{where}: train.class_weights: {component.path} takes no weight for classes")
+        weights = given.class_weights
+        values = balanced(train) if isinstance(weights, str) else np.asarray(weights, dtype=np.float64)
+        tensor = torch.tensor(values, dtype=torch.float32, device=device)
+        component = dataclasses.replace(component, params={**component.params, name: tensor})
+    loss = component.build()
+    return loss.to(device) if isinstance(loss, nn.Module) else loss
+
+
+def _weight_parameter(loss: Component) -> str:
+    target: Any = loss.target
+    known = inspect.signature(target.__init__ if inspect.isclass(target) else target).parameters
+    return next((name for name in ("pos_weight", "weight") if name in known and name not in loss.params), "")
+
+
+def balanced(source: Source) -> Any:
+    """A weight for each class, so that all classes count the same: rows / (classes · rows of the class)."""
+    target = getattr(source, "target", None)
+    if target is None:
+        target = np.concatenate([np.asarray(batch.target) for batch in once(source, 1024)])
+    values = np.asarray(target)
+    if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
+        raise UsageError("train.class_weights: balanced needs targets that are class numbers")
+    counts = np.bincount(values.ravel())
+    return counts.sum() / (len(counts) * np.maximum(counts, 1))
+
+
+def build_update(config: Config, module: nn.Module, device: torch.device, steps_per_epoch: int) -> Update:
+    """Optimisers with their parameters, schedules, clipping, scaling and freezing."""
+    train = config.run.train
+    named = dict(module.named_parameters())
+    frozen = build_frozen(config, module, named, steps_per_epoch)
+    never = {id(p) for entry in frozen if entry.until is None for p in entry.parameters}
+    trained = {name: p for name, p in named.items() if p.requires_grad and id(p) not in never}
+    optimizers = {
+        name: component.build(params=groups)
+        for (name, component), groups in zip(
+            train.optimizers().items(), assigned(config, trained), strict=True
+        )
+    }
+    schedulers = {
+        name: build_scheduler(component, train, optimizers[name], steps_per_epoch)
+        for name, component in train.schedulers().items()
+    }
+    scale = steps_per_epoch if train.scheduler_every == "step" else 1
+    scaler: Any = torch.amp.GradScaler(device.type) if train.precision == "fp16" else None
+    return Update(
+        optimizers,
+        schedulers,
+        train.scheduler_every,
+        None if train.horizon is None else train.horizon * scale,
+        steps_per_epoch,
+        train.clip_norm,
+        train.clip_value,
+        scaler,
+        frozen,
+    )
+
+
+def assigned(config: Config, trained: Named) -> list[Any]:
+    """For each optimiser, what it is given: parameters, or groups of them with options of their own."""
+    train = config.run.train
+    names = list(train.optimizers())
+    chosen: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    left = dict(trained)
+    for i, group in enumerate(train.groups):
+        where = config.origin(f"train.groups.{i}") or config.origin("train.groups")
+        matched = {name: p for name, p in left.items() if re.search(group.match, name)}
+        if not matched:
+            raise UsageError(
+                f"{where}: train.groups.{i}.match: no parameter that is trained, and in no group before, "
+                f"matches {group.match!r}; there are {listing(list(left))}"
+            )
+        by_owner: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in matched.items():
+            owner = group.optimizer if group.optimizer is not None else _owner(name, names)
+            by_owner.setdefault(owner, []).append(parameter)
+            del left[name]
+        for owner, parameters in by_owner.items():
+            chosen.setdefault(owner, []).append({"params": parameters, **group.options})
+    for name, parameter in left.items():
+        owner = _owner(name, names)
+        rest = next((g for g in chosen.get(owner, []) if g.get("rest")), None)
+        if rest is None:
+            rest = {"params": [], "rest": True}
+            chosen.setdefault(owner, []).insert(0, rest)
+        rest["params"].append(parameter)
+    where = config.origin("train.optimizer")
+    if names and (lost := chosen.pop(_NOBODY, None)):
+        count = sum(len(group["params"]) for group in lost)
+        raise UsageError(
+            f"{where}: train.optimizer: {count} parameters belong to no optimizer; name the optimizers after "
+            f"the parts of the model that they train, or say it in train.groups ({listing(list(trained))})"
+        )
+    for name, groups in chosen.items():
+        if not groups and name in names:
+            raise UsageError(
+                f"{where}: train.optimizer: {name or 'the optimizer'} has no parameters to train"
+            )
+        for each in groups:
+            each.pop("rest", None)
+    return [
+        groups[0]["params"] if len(groups) == 1 and set(groups[0]) == {"params"} else groups
+        for groups in (chosen[name] for name in names)
+    ]
+
+
+_NOBODY = "\0"
+
+
+def _owner(parameter: str, names: Sequence[str]) -> str:
+    """The optimiser of a parameter: the only one, or that which is called like the part that it lies in."""
+    if list(names) == [""]:
+        return ""
+    return next((n for n in names if parameter == n or parameter.startswith(f"{n}.")), _NOBODY)
+
+
+def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoch: int) -> list[Frozen]:
+    """What is not trained, and until when."""
+    found = []
+    for i, entry in enumerate(config.run.train.freeze):
+        where = f"{config.origin(f'train.freeze.{i}') or config.origin('train.freeze')}: train.freeze.{i}"
+        freeze = Freeze(match=entry) if isinstance(entry, str) else entry
+        if freeze.up_to is not None:
+            modules = [name for name, _ in module.named_modules() if name]
+            if freeze.up_to not in modules:
+                raise UsageError(
+                    f"{where}: there is no module {freeze.up_to!r}; there are {listing(modules)}"
+                )
+            order = list(named)
+            inside = [k for k, name in enumerate(order) if name.startswith(f"{freeze.up_to}.")]
+            before = modules[: modules.index(freeze.up_to) + 1]
+            last = (
+                inside[-1]
+                if inside
+                else max((k for k, name in enumerate(order) if name.rpartition(".")[0] in before), default=-1)
+            )
+            chosen = [named[name] for name in order[: last + 1]]
+        else:
+            chosen = [p for name, p in named.items() if re.search(freeze.match or "", name)]
+        if not chosen:
+            raise UsageError(f"{where}: no parameter is frozen by this; there are {listing(list(named))}")
+        found.append(Frozen(chosen, None if freeze.epochs is None else freeze.epochs * steps_per_epoch))
+    return found
+
+
+def build_scheduler(
+    component: Component, train: Train, optimizer: torch.optim.Optimizer, steps_per_epoch: int
+) -> Any:
+    """Build a schedule; if its length was left out, it follows from the horizon."""
+    params = dict(component.params)
+    if missing := missing_horizon(component.path, params):
+        scale = steps_per_epoch if train.scheduler_every == "step" else 1
+        params[missing] = (train.horizon or train.epochs) * scale
+    return dataclasses.replace(component, params=params).build(optimizer=optimizer)
+
+
+def warm_start(config: Config, module: nn.Module) -> int:
+    """Begin with weights from elsewhere, those whose names match and whose shapes fit; say how many."""
+    wanted = config.run.train.warm_start
+    if wanted is None:
+        return 0
+    where = f"{config.origin('train.warm_start')}: train.warm_start"
+    found: Mapping[str, Any] = read_weights(wanted.path)
+    own = module.state_dict()
+    matched = [name for name in found if name in own and re.search(wanted.match, name)]
+    if not matched:
+        raise UsageError(
+            f"{where}: no weight of {wanted.path} has a name that the model knows and that matches "
+            f"{wanted.match!r}; it has {listing(list(found))}"
+        )
+    wrong = [n for n in matched if own[n].shape != found[n].shape]
+    if wrong:
+        shapes = ", ".join(f"{n} is {tuple(found[n].shape)}, not {tuple(own[n].shape)}" for n in wrong[:5])
+        raise UsageError(f"{where}: shapes do not fit: {shapes}; leave them out with match")
+    module.load_state_dict({name: found[name] for name in matched}, strict=False)
+    return len(matched)

@@ -1,0 +1,103 @@
+"""A report in a few numbers: how a column is distributed, which rows are worst, and the usual metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_CLASSES = 50
+"""A confusion matrix of more classes than this is not written down."""
+
+
+def distribution(values: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Count, mean, deviation and quartiles; what is not a number is counted apart."""
+    finite = values[np.isfinite(values)]
+    found: dict[str, float] = {"count": len(values)}
+    if len(finite) < len(values):
+        found["not_finite"] = len(values) - len(finite)
+    found["mean"] = float(values.mean()) if len(values) else float("nan")
+    if len(finite):
+        low, first, middle, third, high = np.quantile(finite, [0, 0.25, 0.5, 0.75, 1])
+        found |= {
+            "std": float(finite.std(ddof=1)) if len(finite) > 1 else 0.0,
+            "min": float(low),
+            "q25": float(first),
+            "median": float(middle),
+            "q75": float(third),
+            "max": float(high),
+        }
+    return found
+
+
+def worst(columns: Mapping[str, Any], count: int, by: str = "loss") -> list[dict[str, Any]]:
+    """The rows with the highest losses, the worst first; a loss that is not a number is worst of all."""
+    if by not in columns or not count:
+        return []
+    losses = np.asarray(columns[by], dtype=np.float64)
+    order = np.argsort(-np.nan_to_num(losses, nan=np.inf), kind="stable")[:count]
+    shown = [name for name, values in columns.items() if np.ndim(values[0]) == 0]
+    return [{name: _plain(columns[name][row]) for name in shown} for row in order]
+
+
+def usual(target: Any, prediction: Any, classes: int) -> dict[str, Any]:
+    """Metrics of classification, or of segmentation where a row has many classes."""
+    true, said = np.asarray(target), np.asarray(prediction)
+    if not (np.issubdtype(true.dtype, np.integer) and np.issubdtype(said.dtype, np.integer)):
+        return {}
+    if true.shape != said.shape or not true.size or true.min() < 0:
+        return {}
+    classes = max(classes, int(true.max()) + 1, int(said.max()) + 1)
+    matrix = np.bincount(true.ravel() * classes + said.ravel(), minlength=classes**2).reshape(
+        classes, classes
+    )
+    return segmentation(matrix) if true.ndim > 1 else classification(matrix)
+
+
+def classification(matrix: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """From a confusion matrix (rows are true classes); means are over the classes that occur."""
+    hits = np.diag(matrix).astype(np.float64)
+    true, said = matrix.sum(axis=1), matrix.sum(axis=0)
+    occurs = true > 0
+    recall = _ratio(hits, true)
+    precision = _ratio(hits, said)
+    f1 = _ratio(2 * hits, true + said)
+    found: dict[str, Any] = {
+        "accuracy": float(hits.sum() / matrix.sum()),
+        "balanced_accuracy": float(recall[occurs].mean()),
+        "macro_precision": float(precision[occurs].mean()),
+        "macro_recall": float(recall[occurs].mean()),
+        "macro_f1": float(f1[occurs].mean()),
+    }
+    if len(matrix) <= MAX_CLASSES:
+        found["confusion"] = matrix.tolist()
+    return found
+
+
+def segmentation(matrix: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """From a confusion matrix of pixels; means are over the classes that occur in truth or prediction."""
+    hits = np.diag(matrix).astype(np.float64)
+    true, said = matrix.sum(axis=1), matrix.sum(axis=0)
+    occurs = (true + said) > 0
+    return {
+        "pixel_accuracy": float(hits.sum() / matrix.sum()),
+        "mean_iou": float(_ratio(hits, true + said - hits)[occurs].mean()),
+        "mean_dice": float(_ratio(2 * hits, true + said)[occurs].mean()),
+    }
+
+
+def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    found = np.zeros(len(above), dtype=np.float64)
+    np.divide(above, below, out=found, where=below > 0)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def numeric(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The distribution of each of some columns."""
+    return {name: distribution(np.asarray(columns[name], dtype=np.float64)) for name in names}

@@ -1,0 +1,136 @@
+"""Checkpoints are written behind the training, one at a time. What blocks is a copy in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from manyfit.core.errors import RunFailed
+from manyfit.core.state import State
+from manyfit.store import checkpoint
+from manyfit.store.buffers import Buffers
+from manyfit.store.checkpoint import Keep, Note
+
+
+class Writer:
+    """Takes states and writes them from a thread of its own.
+
+    A state is either written as soon as possible, or held because it is one of the best so far, until the
+    next one that has to be written. States that wait and that nobody would keep any more are dropped.
+    """
+
+    def __init__(self, folder: Path, keep: Keep, sync: Callable[[], object]) -> None:
+        """`sync` flushes the log: it is called before a checkpoint that counts on it is committed."""
+        self._folder = folder
+        self._keep = keep
+        self._sync = sync
+        self._buffers = Buffers()
+        self._waiting: list[_Waiting] = []
+        self._until = -1
+        self._busy = False
+        self._done = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, state: State, note: Note) -> None:
+        """Keep a state in memory, because it may be one of the best."""
+        with self._changed:
+            self._waiting.append(_Waiting(self._buffers.copy(state), note))
+            self._drop()
+
+    def put(self, state: State, note: Note) -> None:
+        """Write a state, and what is held, as soon as possible."""
+        self.check()
+        if not any(waiting.note.step == note.step and waiting.note == note for waiting in self._waiting):
+            self.hold(state, note)
+        with self._changed:
+            self._until = note.step
+            self._drop()
+            self._start()
+
+    def put_held(self) -> None:
+        """Write what is held: nothing will follow."""
+        with self._changed:
+            self._until = max((waiting.note.step for waiting in self._waiting), default=self._until)
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="manyfit-writer", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def done(self) -> int:
+        """The length of the log that is committed. Raises what went wrong."""
+        self.check()
+        return self._done
+
+    def flush(self) -> None:
+        """Wait until everything that was put is on disk."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not (self._busy or self._next()))
+        self.check()
+
+    def close(self) -> None:
+        """End the thread, after what it is writing now."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def check(self) -> None:
+        """Raise what went wrong in the thread."""
+        if self._error is not None:
+            reason = getattr(self._error, "strerror", None) or f"{type(self._error).__name__}: {self._error}"
+            raise RunFailed(
+                f"a checkpoint could not be written to {self._folder}: {reason}; "
+                "what was committed before is whole, and the same command goes on from there"
+            ) from self._error
+
+    def _next(self) -> _Waiting | None:
+        return next((waiting for waiting in self._waiting if waiting.note.step <= self._until), None)
+
+    def _drop(self) -> None:
+        """Forget what waits and would be removed at once; the newest that was put is always kept."""
+        notes = [waiting.note for waiting in self._waiting]
+        kept = {note.step for note in self._keep.ranked(notes)[: self._keep.top]} | {self._until}
+        if notes:
+            kept.add(notes[-1].step)
+        for waiting in [waiting for waiting in self._waiting if waiting.note.step not in kept]:
+            self._waiting.remove(waiting)
+            self._buffers.give_back(waiting.state)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._next() is not None)
+                found = self._next()
+                if found is None or self._closed:
+                    return
+                self._waiting.remove(found)
+                self._busy = True
+            try:
+                self._sync()
+                checkpoint.save(self._folder, found.state, found.note)
+                checkpoint.prune(self._folder, self._keep)
+            except BaseException as error:
+                with self._changed:
+                    self._error, self._busy = error, False
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._buffers.give_back(found.state)
+                self._done, self._busy = max(self._done, found.note.log_length), False
+                self._changed.notify_all()
+
+
+class _Waiting:
+    """A state that waits to be written."""
+
+    def __init__(self, state: State, note: Note) -> None:
+        self.state = state
+        self.note = note
