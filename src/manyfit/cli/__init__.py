@@ -17,9 +17,15 @@ from manyfit.core.version import __version__
 VERBS = {
     "init": "Write a small project that trains at once.",
     "train": "Train a run, or go on with it.",
+    "check": "Try a run out, or prove that it resumes exactly.",
+    "evaluate": "Evaluate a run again, row by row.",
+    "predict": "Predict rows, also of new data.",
+    "export": "Write the model in a form that others can load.",
+    "compare": "Compare two runs on the same rows.",
     "list": "List the runs of a project.",
     "show": "Show one run.",
     "config": "Show, check and compare configs.",
+    "track": "Bring trackers up to date with the log.",
     "doctor": "Report versions, devices and extras, and what is wrong with them.",
     "completion": "Print the completion script for a shell.",
 }

@@ -79,8 +79,8 @@ def _times(run: Run) -> Iterator[Contradiction]:
         for key, text in vars(every).items()
         if text != "auto" and not Cadence.parse(text).amount
     ]
-    for path, text in zero:
-        yield Contradiction(path, "nothing can be due without end", "more than 0", text)
+    for where, text in zero:
+        yield Contradiction(where, "nothing can be due without end", "more than 0", text)
     if zero:
         return
     for path, metric in _chosen(run):

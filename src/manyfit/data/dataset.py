@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +18,7 @@ from manyfit.core.seeds import derive
 from manyfit.data.batch import Batch
 from manyfit.data.order import Order
 from manyfit.data.randomness import own_randomness, seed_for
+from manyfit.data.workers import die_with_parent
 
 log = logging.getLogger("manyfit")
 
@@ -56,6 +59,8 @@ class DatasetSource:
                 batch_sampler=cast(Any, plan),
                 num_workers=self.workers,
                 collate_fn=_with_index,
+                worker_init_fn=die_with_parent,
+                multiprocessing_context="fork" if sys.platform == "linux" else None,
                 prefetch_factor=4,
             )
             with own_randomness():  # starting the workers draws from torch's generator
@@ -131,7 +136,7 @@ class IterableSource:
         for number in itertools.count(epoch) if order.epochs is None else range(epoch, order.epochs):
             rows, done = self._pass(order.seed, number), 0
             for step in range(per_epoch):
-                size = min(order.batch_size, len(self) - done)
+                size = min(order.batch_size, order.count(len(self)) - done)
                 with own_randomness():
                     seed_for(derive(order.seed or 0, "iterable", number, step))
                     items = list(itertools.islice(rows, size))
@@ -184,17 +189,8 @@ class Limited:
         return self.rows
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield the first rows, in order, epoch after epoch."""
-        plain = Order(order.batch_size)
-        per_epoch = plain.steps(self.rows)
-        epoch, first = divmod(start, per_epoch)
-        while epoch != order.epochs:
-            batches = self.source.batches(plain, first)
-            for step in range(first, per_epoch):
-                batch = next(batches)
-                left = self.rows - step * order.batch_size
-                yield batch if len(batch) <= left else batch.part(0, left)
-            epoch, first = epoch + 1, 0
+        """Yield the first rows, epoch after epoch."""
+        return iter(self.source.batches(replace(order, limit=self.rows), start))
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows."""

@@ -19,13 +19,20 @@ class Order:
     seed: int | None = None
     epochs: int | None = None
     """How often all rows are walked; without end if nobody says."""
+    limit: int | None = None
+    """Walk only this many rows, the first ones."""
+
+    def count(self, rows: int) -> int:
+        """How many of some rows are walked in an epoch."""
+        return rows if self.limit is None else min(rows, self.limit)
 
     def steps(self, rows: int) -> int:
         """Batches in an epoch; the last one may be short."""
-        return -(-rows // self.batch_size)
+        return -(-self.count(rows) // self.batch_size)
 
     def epoch(self, rows: int, epoch: int) -> npt.NDArray[np.int64]:
         """The rows of one epoch, in order."""
+        rows = self.count(rows)
         if self.seed is None:
             return np.arange(rows, dtype=np.int64)
         # RandomState's streams are frozen by NumPy's compatibility policy; Generator's methods are not.
@@ -37,6 +44,6 @@ class Order:
         epoch, step = divmod(start, self.steps(rows))
         while epoch != self.epochs:
             order = self.epoch(rows, epoch)
-            for begin in range(step * self.batch_size, rows, self.batch_size):
+            for begin in range(step * self.batch_size, len(order), self.batch_size):
                 yield order[begin : begin + self.batch_size]
             epoch, step = epoch + 1, 0

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sys
 from pathlib import Path
 
 
 def imported(source: Path) -> dict[str, str]:
     """Every module that was imported from a folder, with the hash of its syntax tree."""
-    root = source.resolve()
+    root = f"{source.resolve()}{os.sep}"
     found = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and Path(file).resolve().is_relative_to(root):
+        if file and file.endswith(".py") and file.startswith(root):
             found[name] = digest(Path(file))
     return found
 

@@ -92,8 +92,12 @@ class Member:
 def describe_model(config: Config) -> dict[str, Any]:
     """What it takes to rebuild the model without the config: import path, arguments, where the code lies."""
     given = config.explicit.get("model", {})
-    source = config.run.src_code_path
-    return {"component": given, "src_code_path": str(source)}
+    source = config.project / config.run.src_code_path
+    relative = source.is_relative_to(config.project)
+    return {
+        "component": given,
+        "src_code_path": str(source.relative_to(config.project) if relative else source),
+    }
 
 
 @dataclass

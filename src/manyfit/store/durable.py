@@ -5,7 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+
+before: Callable[[str, Path], None] | None = None
+"""Called before every operation on the disk: `manyfit check --resume` ends the process at one of them."""
+
+
+def _about_to(operation: str, path: Path) -> None:
+    if before is not None:
+        before(operation, path)
 
 
 def write(path: Path, data: bytes | str) -> None:
@@ -14,6 +23,7 @@ def write(path: Path, data: bytes | str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_new(temporary, data)
+        _about_to("replace", path)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -24,9 +34,12 @@ def write(path: Path, data: bytes | str) -> None:
 
 def write_new(path: Path, data: bytes | str) -> None:
     """Write a file that nobody looks at yet, and flush it to disk."""
+    _about_to("open", path)
     with path.open("wb") as file:
+        _about_to("write", path)
         file.write(data.encode() if isinstance(data, str) else data)
         file.flush()
+        _about_to("sync", path)
         os.fsync(file.fileno())
 
 
@@ -35,6 +48,7 @@ def commit_folder(temporary: Path, final: Path) -> None:
     sync_folder(temporary)
     if final.exists() or final.is_symlink():
         discard(final)
+    _about_to("rename", final)
     temporary.rename(final)
     sync_folder(final.parent)
 
@@ -47,13 +61,16 @@ def discard(path: Path) -> None:
     if not path.name.startswith("."):
         hidden = path.with_name(f".{path.name}.old")
         shutil.rmtree(hidden, ignore_errors=True)
+        _about_to("hide", path)
         path.rename(hidden)
         path = hidden
+    _about_to("remove", path)
     shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_folder(path: Path) -> None:
     """Flush the names in a folder to disk."""
+    _about_to("sync", path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -12,6 +12,17 @@ from typing import TextIO
 
 from manyfit.core.errors import RunConflict
 
+_held: list[TextIO] = []
+
+
+def _let_go() -> None:
+    """A child that was forked must not hold on to a lock: it may outlive its parent for a moment."""
+    while _held:
+        _held.pop().close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
@@ -26,7 +37,11 @@ def owned(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        _held.append(file)
+        try:
+            yield
+        finally:
+            _held.remove(file)
 
 
 def _acquired(file: TextIO) -> bool:

@@ -1,0 +1,32 @@
+"""`manyfit check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides, run_argument
+
+
+@click.command(cls=OverrideVerb)
+@run_argument
+@click.option("--resume", is_flag=True, help="Kill a few steps of the run at several points, and compare.")
+@json_option
+def command(run: Path, resume: bool, json_: bool) -> None:
+    """Try RUN out: its classes, data, model, one batch, evaluation. Nothing is written into its folder.
+
+    With --resume, prove that it resumes exactly: a few steps are trained, killed at several points, resumed,
+    and compared bit for bit. Exits with 1 if something is wrong.
+    """
+    from manyfit.run.check import check, check_resume
+
+    found = []
+    for finding in check_resume(run, overrides()) if resume else check(run, overrides()):
+        found.append(finding)
+        if not json_:
+            click.echo(f"{'ok   ' if finding.ok else 'WRONG'}  {finding.name}: {finding.detail}")
+    if json_:
+        as_json([{"name": f.name, "ok": f.ok, "detail": f.detail} for f in found])
+    if not all(finding.ok for finding in found):
+        click.get_current_context().exit(1)

@@ -1,0 +1,138 @@
+"""Will this run work? Its classes, its data, its model, one batch, its evaluation: each tried, and said."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyfit.config import Config, load_config
+from manyfit.config.override import Overrides
+from manyfit.core.errors import ManyfitError, RunFailed
+from manyfit.core.trace import user_frame
+from manyfit.data import Batch, once
+from manyfit.data.randomness import own_randomness
+from manyfit.learn.learner import fetch
+from manyfit.run.build import SPLITS, Built, build
+from manyfit.run.proof import POINTS, SMALL, difference, killed_and_resumed
+from manyfit.run.train import rehearse
+from manyfit.store.folder import RunFolder
+
+FIT_STEPS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was tried."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def check(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
+    """Try a run out without writing anything, and say what was found as it is found."""
+    config = load_config(source, overrides)
+    yield Finding("classes", True, ", ".join(dict.fromkeys(config.classes.values())))
+    with own_randomness():
+        found = list(_tried("build", lambda: build(config, warm=True), lambda built: _model(built)))
+        yield from (finding for finding, _ in found)
+        built = found[-1][1]
+        if built is None:
+            return
+        for split in SPLITS:
+            if built.split(split) is not None:
+                yield from (f for f, _ in _tried(f"{split} data", lambda s=split: _rows(built, s), str))  # type: ignore[misc]
+        yield from (f for f, _ in _tried("one batch fits", lambda: _fits(config), str))
+        yield from (f for f, _ in _tried("evaluation", lambda: _evaluated(built, config), str))
+
+
+def _tried(
+    name: str, act: Callable[[], Any], describe: Callable[[Any], str]
+) -> Iterator[tuple[Finding, Any]]:
+    try:
+        value = act()
+        yield Finding(name, True, describe(value)), value
+    except ManyfitError as error:
+        yield Finding(name, False, str(error)), None
+    except Exception as error:
+        yield Finding(name, False, f"{type(error).__name__}: {error}\n  at {user_frame(error)}"), None
+
+
+def _model(built: Built) -> str:
+    module = built.learner.module
+    count = sum(p.numel() for p in module.parameters())
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return (
+        f"{type(module).__name__} with {count:,} parameters, {trained:,} trained, on {built.learner.device}"
+    )
+
+
+def _rows(built: Built, split: str) -> str:
+    source = built.split(split)
+    assert source is not None
+    batch = next(once(source, built.order.batch_size))
+    ids = source.ids(np.arange(len(source), dtype=np.int64))
+    if len(set(ids)) != len(source):
+        raise RunFailed(f"{len(source)} rows have only {len(set(ids))} ids")
+    return f"{len(source):,} rows; {_shapes(batch)}; first id {ids[0]!r}"
+
+
+def _shapes(batch: Batch) -> str:
+    def shape(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{name}: {shape(item)}" for name, item in value.items()) + "}"
+        if isinstance(value, tuple):
+            return "(" + ", ".join(map(shape, value)) + ")"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+    parts = [f"inputs {shape(batch.inputs)}"]
+    parts += [f"target {shape(batch.target)}"] if batch.target is not None else []
+    parts += [f"weight {shape(batch.weight)}"] if batch.weight is not None else []
+    return ", ".join(parts)
+
+
+def _fits(config: Config) -> str:
+    """Train on one batch, over and over: its loss has to fall."""
+    built = build(config, warm=True)
+    batch = next(built.train.batches(built.order))
+    losses = []
+    for _ in range(FIT_STEPS):
+        built.learner.train(itertools.repeat(batch), 1)
+        losses.append(float(fetch(built.learner.take().get("train_loss", [np.nan]))[0]))
+    if np.isnan(losses).all():
+        return "the model updates itself and gives no loss"
+    text = f"loss {losses[0]:.4g} → {min(losses):.4g} in {FIT_STEPS} steps on one batch"
+    if not min(losses[1:]) < losses[0]:
+        raise RunFailed(f"the loss does not fall: {text}")
+    return text
+
+
+def _evaluated(built: Built, config: Config) -> str:
+    rehearse(built, config)
+    names = [name for name, _, _ in config.run.train.named_metrics()] + list(config.run.evaluate.functions)
+    return f"loss{''.join(f', {name}' for name in names)}"
+
+
+def check_resume(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
+    """Train a few steps, kill the run at several points, resume it, and compare everything bit for bit."""
+    load_config(source, overrides)
+    changes = [*overrides, *SMALL]
+    with tempfile.TemporaryDirectory(prefix="manyfit-check-") as folder:
+        place = Path(folder) / "runs"
+        killed_and_resumed(source, changes, place / "whole", [])
+        whole = RunFolder(place / "whole")
+        for i, kills in enumerate(POINTS):
+            name = ", then ".join(map(str, kills))
+            hits = killed_and_resumed(source, changes, place / f"killed-{i}", kills)
+            if not hits:
+                yield Finding(name, True, "the run was over before this point")
+                continue
+            found = difference(whole, RunFolder(place / f"killed-{i}"))
+            same = "the same weights, optimiser, schedule, random states, log and rows"
+            yield Finding(name, not found, found or same)

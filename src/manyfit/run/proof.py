@@ -1,0 +1,227 @@
+"""Does a run end the same when it is killed and resumed? Train it, kill it at several points, compare.
+
+Every training happens in a process of its own, which ends itself by SIGKILL at a given point.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from manyfit.config.override import Overrides
+from manyfit.core.errors import RunFailed
+from manyfit.data import Batch, Order, Source
+from manyfit.run.cohort import Cohort
+from manyfit.run.plan import Boundary
+from manyfit.store import durable
+from manyfit.store.folder import RunFolder
+
+Where = Literal["step", "validation", "write", "epoch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A point at which a process ends itself: the count-th time that something happens."""
+
+    where: Where
+    count: int
+
+    def __str__(self) -> str:
+        words = {
+            "step": "in training step",
+            "validation": "in validation batch",
+            "write": "at disk operation",
+            "epoch": "after epoch",
+        }
+        return f"killed {words[self.where]} {self.count}"
+
+
+POINTS: Final[Sequence[Sequence[Kill]]] = (
+    [Kill("step", 1)],
+    [Kill("step", 4)],
+    [Kill("validation", 2)],
+    [Kill("write", 4)],
+    [Kill("write", 9)],
+    [Kill("write", 14)],
+    [Kill("epoch", 1)],
+    [Kill("step", 5), Kill("step", 2)],
+)
+"""What `manyfit check --resume` tries: one kill, or several one after another, then a start to the end."""
+
+PRELOADED: Final = (
+    "manyfit.run.train",
+    "manyfit.run.build",
+    "manyfit.run.finish",
+    "tensorboard.summary.writer.event_file_writer",
+    "torch._dynamo",
+)
+"""What takes long to import, and is therefore imported once for all processes."""
+
+SMALL: Final = (
+    "train.epochs=2",
+    "train.limit.train=6",
+    "train.limit.validation=2",
+    "train.limit.test=1",
+    "train.every.checkpoint=2ba",
+    "train.every.validate=3ba",
+    "train.every.log=2ba",
+    "train.stop=null",
+    "train.guard.nan=false",
+    "track.mlflow=null",
+)
+"""A few steps of a run, with everything happening within each epoch."""
+
+
+class Probe:
+    """Writes down which rows each step has seen, and ends the process at a point."""
+
+    def __init__(self, trace: Path, kill: Kill | None) -> None:
+        self._trace = trace
+        self._kill = kill
+        self._counts: dict[str, int] = {}
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Come between the cohort and its data."""
+        cohort.batches = self._traced(cohort.batches, cohort.step)
+        if cohort.validation is not None:
+            cohort.validation = Watched(cohort.validation, self)
+        if self._kill is not None and self._kill.where == "write":
+            durable.before = lambda operation, path: self.passes("write")
+
+    def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Any]) -> None:
+        """An epoch may be a point."""
+        if boundary.ends_epoch:
+            self.passes("epoch")
+
+    def on_end(self, cohort: Cohort) -> None:
+        """Operations after training are not counted."""
+        durable.before = None
+
+    def passes(self, where: Where) -> None:
+        """Count, and end the process if this is the point."""
+        self._counts[where] = self._counts.get(where, 0) + 1
+        if self._kill is not None and self._kill == Kill(where, self._counts[where]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _traced(self, batches: Iterator[Batch], step: int) -> Iterator[Batch]:
+        with self._trace.open("a") as file:
+            for batch in batches:
+                file.write(json.dumps([step, batch.index.tolist()]) + "\n")
+                file.flush()
+                self.passes("step")
+                yield batch
+                step += 1
+
+
+class Watched:
+    """A source whose batches are counted."""
+
+    def __init__(self, source: Source, probe: Probe) -> None:
+        self._source = source
+        self._probe = probe
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
+        """The same batches."""
+        for batch in self._source.batches(order, start):
+            self._probe.passes("validation")
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def train_once(config: str, overrides: Overrides, folder: str, trace: str, kill: Kill | None) -> None:
+    """Train in this process, which may end itself."""
+    from manyfit.run.train import train
+
+    train(config, overrides, folder=folder, callbacks=[Probe(Path(trace), kill)])
+
+
+def attempt(config: Path, overrides: Overrides, folder: Path, kill: Kill | None) -> int:
+    """Train in a process of its own; return how it ended, negative by a signal."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    process = context.Process(
+        target=train_once,
+        args=(str(config), list(overrides), str(folder), f"{folder}.trace", kill),
+    )
+    process.start()
+    process.join()
+    return int(process.exitcode or 0)
+
+
+def killed_and_resumed(config: Path, overrides: Overrides, folder: Path, kills: Sequence[Kill]) -> int:
+    """Kill a run at some points, one after another, then let it end; return how many kills have hit."""
+    hits = 0
+    for kill in kills:
+        code = attempt(config, overrides, folder, kill)
+        hits += code == -signal.SIGKILL
+        if code not in (0, -signal.SIGKILL):
+            raise RunFailed(f"the run failed, with exit code {code}")
+    code = attempt(config, overrides, folder, None)
+    if code:
+        raise RunFailed(f"the run could not be resumed: exit code {code}")
+    return hits
+
+
+def difference(left: RunFolder, right: RunFolder) -> str:
+    """The first thing in which two finished runs differ, to the last bit; empty if they are the same."""
+    a, b = left.checkpoints()[-1], right.checkpoints()[-1]
+    if a.step != b.step:
+        return f"one ended at step {a.step}, the other at step {b.step}"
+    first, second = a.load(), b.load()
+    for name in first.tensors.keys() | second.tensors.keys():
+        if name not in first.tensors or name not in second.tensors:
+            return f"{name} is only in one of them"
+    for name, tensor in first.tensors.items():
+        if not _same(tensor, second.tensors[name]):
+            return f"{name} differs (of {', '.join(sorted({n.partition('/')[0] for n in first.tensors}))})"
+    for name in first.values:
+        if first.values[name] != second.values.get(name):
+            return f"the {name} differs"
+    rows = [[(e.step, dict(e.values)) for e in run.events()] for run in (left, right)]
+    for one, other in zip(*rows, strict=False):
+        if repr(one) != repr(other):
+            return f"the log differs at step {one[0]}: {one[1]} and {other[1]}"
+    if len(rows[0]) != len(rows[1]):
+        return f"one log has {len(rows[0])} rows, the other {len(rows[1])}"
+    for report in ("validation.csv", "test.csv"):
+        files = [run.reports / report for run in (left, right)]
+        if [f.read_bytes() if f.exists() else b"" for f in files[:1]] != [
+            f.read_bytes() if f.exists() else b"" for f in files[1:]
+        ]:
+            return f"{report} differs"
+    return _traces(Path(f"{left.path}.trace"), Path(f"{right.path}.trace"))
+
+
+def _same(left: Any, right: Any) -> bool:
+    import torch
+
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    flat = left.contiguous().view(-1), right.contiguous().view(-1)
+    return bool(torch.equal(flat[0].view(torch.uint8), flat[1].view(torch.uint8))) if left.numel() else True
+
+
+def _traces(left: Path, right: Path) -> str:
+    """Each step has seen the same rows, however often it was trained."""
+    seen: dict[int, list[int]] = {}
+    for path in (left, right):
+        steps = set()
+        for line in path.read_text().splitlines():
+            step, rows = json.loads(line)
+            steps.add(step)
+            if seen.setdefault(step, rows) != rows:
+                return f"step {step} has seen other rows"
+        if steps != set(range(max(steps) + 1)):
+            return "some steps were never trained"
+    return ""
