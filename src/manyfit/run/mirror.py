@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from manyfit.config import Config
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
+from manyfit.run.tracking import MlflowCallback
+from manyfit.store.folder import RunFolder
 from manyfit.store.tensorboard import TensorBoardMirror
 
 log = logging.getLogger("manyfit")
 
 
-def mirrors(config: Config) -> list[TensorBoardCallback]:
+def mirrors(config: Config, run: RunFolder) -> list[TensorBoardCallback | MlflowCallback]:
     """The mirrors that a config asks for."""
-    return [TensorBoardCallback()] if config.run.track.tensorboard else []
+    track = config.run.track
+    found: list[TensorBoardCallback | MlflowCallback] = []
+    if track.tensorboard:
+        found.append(TensorBoardCallback())
+    if track.mlflow is not None:
+        found.append(MlflowCallback(config, run))
+    return found
+
+
+@contextmanager
+def finished(trackers: Sequence[TensorBoardCallback | MlflowCallback], run: RunFolder) -> Iterator[None]:
+    """Let trackers end with the run; one that was evaluated has a summary for them."""
+    evaluated = False
+    try:
+        yield
+        evaluated = True
+    finally:
+        for tracker in trackers:
+            if isinstance(tracker, MlflowCallback):
+                tracker.finish(run.summary() if evaluated else None)
 
 
 class TensorBoardCallback:

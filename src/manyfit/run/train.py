@@ -123,6 +123,8 @@ def _train(
     from manyfit.run.build import build, device_name, threads
     from manyfit.run.code import imported
     from manyfit.run.finish import finish
+    from manyfit.run.mirror import finished, mirrors
+    from manyfit.run.progress import progress_for
 
     with own_randomness(), threads(config.run.train.threads) as thread_count:
         built = build(config, warm=last is None)
@@ -147,9 +149,11 @@ def _train(
             "allowed_changes": sorted(allowed),
         }
         write_start(config, run, facts)
-        with recorded(run):
+        trackers = mirrors(config, run)
+        with recorded(run), finished(trackers, run):
             with EventLog(run.metrics, length) as events:
-                member = trained(config, run, built, events, last, callbacks, watch)
+                shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
+                member = trained(config, run, built, events, last, [*trackers, *shown], watch)
             try:
                 finish(config, run, built, watch, member.ended.reason if member.ended else "")
             except Asked:
@@ -173,14 +177,12 @@ def trained(
     built: Built,
     events: EventLog,
     last: tuple[Checkpoint, State] | None,
-    callbacks: Sequence[Callback] | None,
+    callbacks: Sequence[Callback],
     watch: Watch,
 ) -> Member:
     """Train from where the run stands to its end."""
     from manyfit.run.cohort import Cohort, Member
     from manyfit.run.finish import whole_metrics
-    from manyfit.run.mirror import mirrors
-    from manyfit.run.progress import progress_for
     from manyfit.run.trainer import fit
 
     step, measured = (last[0].step, last[0].note.measured) if last is not None else (0, True)
@@ -198,8 +200,7 @@ def trained(
         measured,
         whole_metrics(config),
     )
-    shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
-    fit(cohort, [*mirrors(config), *shown], watch)
+    fit(cohort, callbacks, watch)
     if member.ended is not None and member.ended.error is not None:
         raise member.ended.error
     return member

@@ -1,0 +1,34 @@
+"""`manyfit export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from manyfit.cli.common import Verb, as_json, json_option, run_argument
+
+
+@click.command(cls=Verb)
+@run_argument
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    default=("safetensors",),
+    type=click.Choice(["safetensors", "torch", "onnx"]),
+    show_default=True,
+    help="May be given several times. torch is a torch.export program (.pt2).",
+)
+@click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
+@json_option
+def command(run: Path, formats: tuple[str, ...], which: str, json_: bool) -> None:
+    """Write the model of RUN into its folder exported/. Each form is checked against the original first."""
+    from manyfit.run.again import export
+
+    written = export(run, formats, which)
+    if json_:
+        as_json([str(path) for path in written])
+    else:
+        for path in written:
+            click.echo(f"wrote {path}")

@@ -1,0 +1,33 @@
+"""`manyfit predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from manyfit.cli.common import OverrideVerb, overrides, run_argument
+
+
+@click.command(cls=OverrideVerb)
+@run_argument
+@click.option("--split", default="test", show_default=True, help="train, validation or test.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="New rows: .npy, .npz with inputs and ids, .csv."
+)
+@click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
+def command(run: Path, split: str, data: Path | None, which: str, output: Path | None) -> None:
+    """Predict with RUN: CSV with the id, the prediction and, for classes, the confidence of every row.
+
+    \\b
+    manyfit predict runs/digits-mlp --data new.npz -o new.csv
+    manyfit predict runs/digits-mlp --split validation
+    """
+    from manyfit.run.again import predict_rows, write_columns
+
+    columns = predict_rows(run, split, data, which, overrides())
+    text = write_columns(columns, output)
+    click.echo(
+        text if output is None else f"wrote {len(columns['id'])} rows to {output}", nl=output is not None
+    )

@@ -1,0 +1,32 @@
+"""`manyfit track`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from manyfit.cli.common import Verb, as_json, json_option, table
+
+
+@click.group()
+def command() -> None:
+    """Bring trackers up to date with the log."""
+
+
+@command.command(cls=Verb)
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--mlflow", "uri", help="The address of MLflow, if it is not the one in the config.")
+@json_option
+def sync(runs: tuple[Path, ...], uri: str | None, json_: bool) -> None:
+    """Send what TensorBoard and MLflow have missed of each RUN. Nothing is sent twice."""
+    from manyfit.run.tracking import sync as bring_up_to_date
+
+    found = {str(run): bring_up_to_date(run, uri) for run in runs}
+    if json_:
+        as_json(found)
+        return
+    table(
+        [(run, name, count) for run, sent in found.items() for name, count in sent.items()],
+        ("run", "tracker", "rows"),
+    )

@@ -1,0 +1,217 @@
+"""What can be done with a run later: load it as it was trained, evaluate it, predict with it, export it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyfit.config import Config, load_config
+from manyfit.config.override import Overrides
+from manyfit.core.errors import FolderError, UsageError
+from manyfit.core.numbers import as_json, as_json_tree
+from manyfit.data import ArraySource, Source, once
+from manyfit.data.randomness import own_randomness
+from manyfit.run.build import SPLITS, Built, build, threads
+from manyfit.run.evaluate import Report, cells, check_rows, predict
+from manyfit.run.evaluate import evaluate as evaluate_source
+from manyfit.run.export import FORMATS, export_weights
+from manyfit.run.finish import whole_metrics, write_report
+from manyfit.run.journal import failures
+from manyfit.store import durable
+from manyfit.store.checkpoint import Checkpoint
+from manyfit.store.folder import RunFolder
+from manyfit.store.lock import owned
+
+log = logging.getLogger("manyfit")
+
+
+def trained_folder(place: Path) -> RunFolder:
+    """A run folder that can be reopened."""
+    run = RunFolder(place)
+    if not run.resolved.is_file():
+        raise FolderError(f"{place} has not been trained: it has no config.resolved.yaml")
+    return run
+
+
+@contextmanager
+def reopened(
+    place: Path, which: str = "best", overrides: Overrides = ()
+) -> Iterator[tuple[Config, RunFolder, Built, Checkpoint]]:
+    """A run as it was trained, with the weights of one of its checkpoints. Overrides may change its data."""
+    run = trained_folder(place)
+    config = load_config(run.resolved, overrides)
+    found = run.checkpoint(which)
+    with failures(run), own_randomness(), threads(config.run.train.threads):
+        built = build(config)
+        built.learner.load([found.load()])
+        yield config, run, built, found
+
+
+def evaluate(place: Path, split: str = "test", which: str = "best", overrides: Overrides = ()) -> Report:
+    """Evaluate a run again, and write the report of the split anew."""
+    check_split(split)
+    trained_folder(Path(place))
+    with owned(Path(place)), reopened(Path(place), which, overrides) as (config, run, built, found):
+        run.check_links()
+        if not overrides and which == "best":
+            report = write_report(config, run, built, split)
+            if report is not None:
+                _amend(config, run, split, report)
+        else:
+            report = _report_of(config, built, split)
+            if report is not None:
+                name = f"{split}-step-{found.step}" if not overrides else f"{split}-changed"
+                report.write(run.reports / f"{name}.csv")
+    if report is None:
+        raise UsageError(f"{place} has no rows in the split {split!r}")
+    return report
+
+
+def _report_of(config: Config, built: Built, split: str) -> Report | None:
+    source = built.split(split)
+    if source is None:
+        return None
+    functions = {name: component.build() for name, component in config.run.evaluate.functions.items()}
+    return evaluate_source(
+        built.learner, source, built.order.batch_size, functions=functions, whole=whole_metrics(config)
+    )
+
+
+def _amend(config: Config, run: RunFolder, split: str, report: Report) -> None:
+    """Put what was found into the closing summary, if the run has one."""
+    summary = run.summary()
+    if not summary:
+        return
+    splits = {**summary.get("splits", {}), split: report.summary(config.run.evaluate.worst)}
+    summary |= {"splits": as_json_tree(splits), "metrics": as_json(summary["metrics"])}
+    test = report.values if split == "test" else summary["test"]
+    summary |= {"test": as_json(test)}
+    run.write_summary(summary | ({"test_rows": len(report)} if split == "test" else {}))
+
+
+def predict_rows(
+    place: Path, split: str = "test", data: Path | None = None, which: str = "best", overrides: Overrides = ()
+) -> dict[str, Any]:
+    """Predict every row of a split, or of a file with new data: columns by name, the first is the id."""
+    check_split(split)
+    with reopened(Path(place), which, overrides) as (_, run, built, _found):
+        source = read_rows(data) if data is not None else built.split(split)
+        if source is None:
+            raise UsageError(f"{run.path} has no rows in the split {split!r}")
+        reference = built.split("validation") or built.train
+        kind = next(once(reference, 1)).target
+        parts: dict[str, list[Any]] = {}
+        index = []
+        learner = replace(built.learner, metrics={})
+        for outputs in learner.evaluate(_without_targets(source, built.order.batch_size)):
+            prediction, confidence = _predicted(outputs.output[0], kind)
+            index.append(outputs.index)
+            parts.setdefault("prediction", []).append(prediction)
+            if confidence is not None:
+                parts.setdefault("confidence", []).append(confidence)
+        rows = np.concatenate(index)
+        columns: dict[str, Any] = {"id": source.ids(rows)}
+        check_rows(rows, columns["id"], len(source))
+        return columns | {name: np.concatenate(found) for name, found in parts.items()}
+
+
+def _without_targets(source: Source, batch_size: int) -> Iterator[Any]:
+    for batch in once(source, batch_size):
+        yield replace(batch, target=None)
+
+
+def _predicted(output: Any, kind: Any) -> tuple[Any, Any]:
+    """Read outputs as the run's own targets say: as classes, or as they are."""
+    if kind is None:
+        return predict(output, None)
+    target = np.zeros((len(output), *np.shape(kind)[1:]), dtype=np.asarray(kind).dtype)
+    return predict(output, target)
+
+
+def write_columns(columns: dict[str, Any], path: Path | None) -> str:
+    """Columns as CSV, into a file if there is a name for it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*(cells(values) for values in columns.values()), strict=True))
+    if path is not None:
+        durable.write(path, text.getvalue())
+    return text.getvalue()
+
+
+def read_rows(file: Path) -> ArraySource:
+    """New data: an .npy array, an .npz with `inputs` (and `ids`), or a .csv with `id` and numbers."""
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}")
+    try:
+        if file.suffix == ".npy":
+            return ArraySource(np.load(file, allow_pickle=False))
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as archive:
+                if "inputs" not in archive:
+                    raise UsageError(f"{file} has no array 'inputs'; it has {', '.join(archive.files)}")
+                ids = archive["ids"].tolist() if "ids" in archive else None
+                return ArraySource(archive["inputs"], ids=ids)
+        if file.suffix == ".csv":
+            return _csv_rows(file)
+    except (ValueError, OSError, EOFError) as error:
+        raise UsageError(f"{file} cannot be read as data: {error}") from error
+    raise UsageError(f"{file} is none of .npy, .npz and .csv")
+
+
+def _csv_rows(file: Path) -> ArraySource:
+    with file.open(newline="") as stream:
+        reader = csv.reader(stream)
+        header = next(reader, [])
+        rows = list(reader)
+    if not rows:
+        raise UsageError(f"{file} has no rows")
+    place = header.index("id") if "id" in header else None
+    numbers = []
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise UsageError(f"{file}:{number}: {len(row)} cells, but the header has {len(header)}")
+        try:
+            numbers.append([float(cell) for i, cell in enumerate(row) if i != place])
+        except ValueError as error:
+            raise UsageError(f"{file}:{number}: {error}") from None
+    ids = [row[place] for row in rows] if place is not None else None
+    return ArraySource(np.asarray(numbers, dtype=np.float32), ids=ids)
+
+
+def export(place: Path, formats: Sequence[str] = ("safetensors",), which: str = "best") -> list[Path]:
+    """Write the model of a run into its folder `exported/`, each form checked before it is kept."""
+    unknown = [name for name in formats if name not in ("safetensors", *FORMATS)]
+    if unknown:
+        raise UsageError(f"there is no format {unknown[0]!r}; there are safetensors, {', '.join(FORMATS)}")
+    written = []
+    trained_folder(Path(place))
+    with owned(Path(place)), reopened(Path(place), which) as (config, run, built, found):
+        run.check_links()
+        for name in formats:
+            if name == "safetensors":
+                kept = {
+                    p.name: p.read_bytes()
+                    for p in run.exported.glob("model.*")
+                    if p.suffix in (".pt2", ".onnx")
+                }
+                written.append(export_weights(config, run, built, found.step))
+                for other, data in kept.items():
+                    durable.write(run.exported / other, data)
+            else:
+                written.append(FORMATS[name](built, run))
+    return written
+
+
+def check_split(split: str) -> None:
+    """Refuse a split that no run has."""
+    if split not in SPLITS:
+        raise UsageError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")

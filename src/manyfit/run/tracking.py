@@ -1,0 +1,163 @@
+"""Trackers that may be slow or down: they are fed from a thread of their own, and never delay a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from manyfit.config import Config
+from manyfit.config.config import snapshot
+from manyfit.config.read import read_file
+from manyfit.core.errors import FolderError, UsageError
+from manyfit.core.secrets import Secret, redact
+from manyfit.run.cohort import Cohort
+from manyfit.run.plan import Boundary
+from manyfit.store.events import Event, read_events
+from manyfit.store.folder import RunFolder
+from manyfit.store.lock import owned
+from manyfit.store.mlflow import MlflowMirror
+from manyfit.store.tensorboard import TensorBoardMirror
+
+log = logging.getLogger("manyfit")
+
+PATIENCE = 15.0
+"""Seconds that the end of a run waits for a tracker."""
+RETRY = 20.0
+"""Seconds before a tracker that was down is tried again."""
+
+
+class Feeder:
+    """Brings a mirror up to date whenever more was committed. What it cannot send now, it sends later."""
+
+    def __init__(self, mirror: MlflowMirror) -> None:
+        self._mirror = mirror
+        self._events: Sequence[Event] = []
+        self._summary: Mapping[str, Any] | None = None
+        self._wanted = threading.Event()
+        self._closing = threading.Event()
+        self._told = False
+        self.behind = False
+        self._thread = threading.Thread(target=self._work, name="manyfit-mlflow", daemon=True)
+        self._thread.start()
+
+    def feed(self, events: Sequence[Event], summary: Mapping[str, Any] | None = None) -> None:
+        """Say what has been committed so far."""
+        self._events, self._summary = list(events), summary
+        self._wanted.set()
+
+    def close(self) -> bool:
+        """Wait a little for what is left; return whether everything was sent."""
+        self._closing.set()
+        self._wanted.set()
+        self._thread.join(PATIENCE)
+        return not (self._thread.is_alive() or self.behind)
+
+    def _work(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            last = self._closing.is_set()
+            try:
+                self._mirror.sync(self._events, self._summary)
+                self.behind = False
+            except Exception as error:  # a tracker may fail in any way; the run is told once and goes on
+                self.behind = True
+                if not self._told:
+                    text = redact(str(error)).strip().partition("\n")[0][:200]
+                    log.warning("MLflow cannot be reached, and is caught up later: %s", text)
+                    self._told = True
+                self._closing.wait(RETRY)
+                self._wanted.set()
+            if last:
+                return
+
+
+class MlflowCallback:
+    """Mirrors a run into MLflow while it trains."""
+
+    def __init__(self, config: Config, run: RunFolder) -> None:
+        self._config = config
+        self._run = run
+        self._feeder: Feeder | None = None
+        self._sent = -1
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Begin to feed."""
+        self._feeder = Feeder(mlflow_mirror(self._run, address_of(self._config.run.track.mlflow)))
+        self._feed(cohort)
+
+    def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
+        """Send what was committed since."""
+        self._feed(cohort)
+
+    def on_end(self, cohort: Cohort) -> None:
+        """The rest follows when the run is evaluated."""
+        self._feed(cohort)
+
+    def _feed(self, cohort: Cohort) -> None:
+        committed = cohort.members[0].committed
+        if self._feeder is not None and len(committed) != self._sent:
+            self._sent = len(committed)
+            self._feeder.feed(committed)
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        """Send the evaluation, and end; a run that failed has none."""
+        if self._feeder is None:
+            return
+        if summary:
+            self._feeder.feed(committed_events(self._run), summary)
+        if not self._feeder.close():
+            log.warning("MLflow is behind; when it is back: manyfit track sync %s", self._run.path)
+        self._feeder = None
+
+
+def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
+    """The mirror of a run folder, from what lies in it."""
+    if not run.resolved.is_file():
+        raise FolderError(f"{run.path} has not been trained: it has no config.resolved.yaml")
+    values = snapshot(read_file(run.resolved)).values
+    sessions = run.sessions()
+    tags = {"manyfit.fingerprint": str(sessions[-1].get("fingerprint", "")), "manyfit.folder": run.name}
+    commit = sessions[-1]["code"].get("commit") if sessions else None
+    tags |= {"mlflow.source.git.commit": commit} if commit else {}
+    return MlflowMirror(uri, run, redact(str(values.get("project_name", "manyfit"))), values, tags)
+
+
+def address_of(given: Any) -> str:
+    """The address of MLflow, with its secrets filled in."""
+    template = Secret(str(given))
+    missing = [name for name in template.names if name not in os.environ]
+    if missing:
+        raise UsageError(f"the address of MLflow needs the environment variable {missing[0]}")
+    return template.reveal()
+
+
+def committed_events(run: RunFolder) -> list[Event]:
+    """The rows of the log that a checkpoint has committed."""
+    found = run.checkpoints()
+    return read_events(run.metrics, found[-1].log_length) if found else []
+
+
+def sync(place: Path, uri: str | None = None) -> dict[str, int]:
+    """Bring the trackers of a run up to date: how many rows each was missing."""
+    run = RunFolder(place)
+    if not run.resolved.is_file():
+        raise FolderError(f"{place} has not been trained: it has no config.resolved.yaml")
+    values = snapshot(read_file(run.resolved)).values
+    address = uri or values.get("track.mlflow")
+    sent: dict[str, int] = {}
+    with owned(run.path):
+        run.check_links()
+        events = committed_events(run)
+        if values.get("track.tensorboard", True):
+            TensorBoardMirror(run.tensorboard, events).close()
+            sent["tensorboard"] = len(events)
+        if address:
+            summary, found = run.summary(), run.checkpoints()
+            over = bool(found) and summary.get("step") == found[-1].step
+            sent["mlflow"] = mlflow_mirror(run, address_of(address)).sync(events, summary if over else None)
+    return sent

@@ -1,0 +1,159 @@
+"""Trackers hold every row of the log once, with the log's own times, whatever happened on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import manyfit
+from manyfit.run.tracking import sync
+from manyfit.store.folder import RunFolder
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A real MLflow server on loopback, with a SQLite store."""
+    pytest.importorskip("mlflow")
+    folder = tmp_path_factory.mktemp("mlflow")
+    port = free_port()
+    words = [
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/store.db",
+        "--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+    ]  # fmt: skip
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    process = subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                with urllib.request.urlopen(f"{address}/health", timeout=1):
+                    break
+            except OSError:
+                assert process.poll() is None, "the server has ended"
+                time.sleep(0.2)
+        else:
+            pytest.fail("the server does not answer")
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(20)
+
+
+def history(client, run_id, name):
+    return [(m.step, m.timestamp, m.value) for m in client.get_metric_history(run_id, name)]
+
+
+def found_runs(address, experiment="test"):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=address)
+    number = client.get_experiment_by_name(experiment).experiment_id
+    return client, {run.info.run_name: run for run in client.search_runs([number])}
+
+
+def expected(run, name):
+    return [(e.step, int(e.time * 1000), e.values[name]) for e in RunFolder(Path(run)).events()]
+
+
+def test_a_run_in_mlflow(project, server):
+    words = [f"track.mlflow={server}", "train.every.checkpoint=1ep"]
+    manyfit.train("runs/a", words, callbacks=[])
+    manyfit.train("runs/a", [*words, "train.epochs=5"], callbacks=[])
+    client, runs = found_runs(server)
+    assert set(runs) == {"a", "a-evaluation"}
+    run = runs["a"]
+    assert sorted(history(client, run.info.run_id, "val_loss")) == expected(project.run, "val_loss")
+    assert run.data.params["model.hidden"] == "8"
+    assert run.data.params["train.optimizer.lr"] == "0.01"
+    assert run.data.params["train.epochs"] == "2", "as it was first started"
+    assert run.info.status == "FINISHED"
+    evaluation = runs["a-evaluation"]
+    assert evaluation.data.tags["manyfit.evaluates"] == run.info.run_id
+    summary = RunFolder(project.run).summary()
+    assert evaluation.data.metrics["test_accuracy"] == pytest.approx(summary["test"]["accuracy"])
+    assert {"validation_loss", "test_loss"} <= set(evaluation.data.metrics)
+
+
+def test_killed_and_resumed_each_row_is_there_once(project, server):
+    tree = project.changed(train__epochs=300, train__every={"checkpoint": "3ep"})
+    tree |= {"project_name": "killed", "track": {"mlflow": server}}
+    project.config(tree, run="k")
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "manyfit", "train", "runs/k"], stderr=subprocess.PIPE, text=True
+        )
+        for line in process.stderr:
+            if line.startswith("epoch"):
+                time.sleep(1.0)
+                break
+        process.kill()
+        process.wait()
+    manyfit.train("runs/k", callbacks=[])
+    client, runs = found_runs(server, "killed")
+    assert sorted(history(client, runs["k"].info.run_id, "train_loss")) == expected("runs/k", "train_loss")
+
+
+def test_a_tracker_that_is_down_delays_nothing_and_is_caught_up(project, server, caplog, monkeypatch):
+    from manyfit.run import tracking
+
+    monkeypatch.setattr(tracking, "PATIENCE", 3.0)
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    project.config({**project.changed(train__epochs=3), "project_name": "late"}, run="late")
+    result = manyfit.train("runs/late", [f"track.mlflow={nowhere}"], callbacks=[])
+    assert result.step == 12
+    assert "manyfit track sync runs/late" in caplog.text
+    assert sync(project.root / "runs/late", server)["mlflow"] == 3
+    assert sync(project.root / "runs/late", server)["mlflow"] == 0
+    client, runs = found_runs(server, "late")
+    assert sorted(history(client, runs["late"].info.run_id, "val_loss")) == expected("runs/late", "val_loss")
+    assert "late-evaluation" in runs
+
+
+def test_a_secret_in_the_address_is_not_written(project, server, monkeypatch):
+    monkeypatch.setenv("MANYFIT_TEST_SERVER", server.removeprefix("http://"))
+    project.config(
+        {
+            **project.changed(),
+            "project_name": "secret",
+            "track": {"mlflow": "http://${secret:MANYFIT_TEST_SERVER}"},
+        },
+        run="s",
+    )
+    manyfit.train("runs/s", callbacks=[])
+    _, runs = found_runs(server, "secret")
+    hidden = server.removeprefix("http://")
+    assert hidden not in str(runs["s"].data.params)
+    for path in (project.root / "runs/s").rglob("*"):
+        assert not path.is_file() or hidden.encode() not in path.read_bytes(), path
+
+
+def test_track_sync_rewrites_tensorboard(project, cli):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    manyfit.train("runs/a", callbacks=[])
+    for file in (project.run / "tensorboard").iterdir():
+        file.unlink()
+    answer = cli("track", "sync", "runs/a")
+    assert answer.code == 0
+    assert "tensorboard  2" in answer.out
+    reader = EventAccumulator(str(project.run / "tensorboard"))
+    reader.Reload()
+    assert [e.step for e in reader.Scalars("val_loss")] == [4, 8]
+    assert cli("track", "sync", "runs/nothere").code == 2
+    assert not (project.root / "runs/nothere").exists()
