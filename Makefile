@@ -42,7 +42,7 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile -m "not soak"
 
 soak: $(VENV)/.dev
-	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 tests/config/test_properties.py tests/store
+	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 tests/config/test_properties.py tests/store tests/run/test_properties.py
 	$(BIN)/pytest -n 2 -m soak
 
 lint: $(VENV)/.dev
@@ -54,7 +54,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) install -q -c constraints.txt -e '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 docs: $(VENV)/.dev

@@ -1,33 +1,66 @@
-"""Two things measured in the same run, in turns, many times: a ratio of their best times, and its spread."""
+"""Things measured in the same run, in turns, many times: ratios of their best times, and the spread."""
 
 from __future__ import annotations
 
+import inspect
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+Side = Callable[[], object]
+
+
+def seconds(side: Side) -> float:
+    """How long a side takes. A generator prepares itself up to its first `yield`, and is timed to the second."""
+    if inspect.isgeneratorfunction(getattr(side, "__func__", side)):
+        steps = side()
+        next(steps)
+        began = time.perf_counter()
+        next(steps)
+        took = time.perf_counter() - began
+        for _ in steps:
+            pass
+        return took
+    began = time.perf_counter()
+    side()
+    return time.perf_counter() - began
 
 
 def compare(
-    name: str, ours: Callable[[], object], limit: Callable[[], object], rounds: int, at_most: float
+    name: str,
+    above: Side,
+    below: Side,
+    rounds: int,
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    beside: Mapping[str, Side] | None = None,
 ) -> bool:
-    """Print ours/limit and say whether it is within `at_most`."""
-    times: dict[str, list[float]] = {"ours": [], "limit": []}
-    ours(), limit()
+    """Print time(above) / time(below) and say whether it is within its limit.
+
+    What stands `beside` is measured in the same rounds and shown as time(above) / its own time.
+    """
+    sides = {"above": above, "below": below, **(beside or {})}
+    for side in sides.values():
+        seconds(side)
+    times: dict[str, list[float]] = {key: [] for key in sides}
     for _ in range(rounds):
-        for key, function in (("ours", ours), ("limit", limit)):
-            began = time.perf_counter()
-            function()
-            times[key].append(time.perf_counter() - began)
-    best = min(times["ours"]) / min(times["limit"])
-    each = sorted(a / b for a, b in zip(times["ours"], times["limit"], strict=True))
-    verdict = "ok" if best <= at_most else "TOO SLOW"
+        for key, side in sides.items():
+            times[key].append(seconds(side))
+    best = min(times["above"]) / min(times["below"])
+    each = sorted(a / b for a, b in zip(times["above"], times["below"], strict=True))
+    good = (at_most is None or best <= at_most) and (at_least is None or best >= at_least)
+    limit = f"at most {at_most}" if at_most is not None else f"at least {at_least}"
     print(
-        f"{name}: ratio of best {best:.2f} (at most {at_most}), median {statistics.median(each):.2f}, "
+        f"{name}: ratio of best {best:.2f} ({limit}), median {statistics.median(each):.2f}, "
         f"spread {each[0]:.2f}–{each[-1]:.2f} over {rounds} rounds; "
-        f"best {min(times['ours']) * 1e3:.0f} ms against {min(times['limit']) * 1e3:.0f} ms: {verdict}"
+        f"best {min(times['above']) * 1e3:.4g} ms against {min(times['below']) * 1e3:.4g} ms: "
+        f"{'ok' if good else 'TOO SLOW'}"
     )
-    return best <= at_most
+    for key in beside or {}:
+        print(f"    {key}: {min(times['above']) / min(times[key]):.2f}")
+    return good
 
 
 def where() -> str:

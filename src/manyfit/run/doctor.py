@@ -80,7 +80,7 @@ def _requirements() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, st
     provided = [
         name
         for name in metadata.metadata("manyfit").get_all("Provides-Extra") or []
-        if name not in ("all", "dev", "docs")
+        if name not in ("all", "bench", "dev", "docs")
     ]
     for line in metadata.requires("manyfit") or []:
         requirement = Requirement(line)

@@ -24,6 +24,8 @@ from manyfit.run.measure import Whole, watching
 from manyfit.run.signals import Watch
 from manyfit.store import durable
 
+AT_ONCE: Final = 1 << 24
+"""Bytes of outputs and targets that functions of one data point see together."""
 HEAD: Final = ("id", "target", "prediction", "confidence")
 
 
@@ -88,22 +90,19 @@ def evaluate(
     watch: Watch | None = None,
 ) -> Report:
     """Evaluate one run of a cohort on every row of a split."""
-    parts: dict[str, list[Any]] = {}
-    index: list[npt.NDArray[np.int64]] = []
-    evaluator, metrics = Evaluator(functions or {}), Whole(whole or {})
-    classes = 0
+    table, metrics = Table(Evaluator(functions or {})), Whole(whole or {})
     with own_randomness():
         for outputs in learner.evaluate(watching(once(source, batch_size), watch)):
-            index.append(outputs.index)
-            classes = max(classes, _add(parts, outputs, member, evaluator))
+            table.add(outputs, member)
             metrics.update(outputs, member)
+        table.flush()
         measured = metrics.values()
-    rows = np.concatenate(index) if index else np.zeros(0, dtype=np.int64)
+    rows = np.concatenate(table.index) if table.index else np.zeros(0, dtype=np.int64)
     columns: dict[str, Any] = {"id": source.ids(rows)}
-    columns |= {name: np.concatenate(found) for name, found in parts.items()}
+    columns |= {name: np.concatenate(found) for name, found in table.parts.items() if found}
     check_rows(rows, columns["id"], len(source))
     means = {name: float(values.mean()) for name, values in columns.items() if name not in HEAD}
-    return Report(columns, means, classes, measured)
+    return Report(columns, means, table.classes, measured)
 
 
 def check_rows(rows: npt.NDArray[np.int64], ids: list[str], wanted: int) -> None:
@@ -115,24 +114,50 @@ def check_rows(rows: npt.NDArray[np.int64], ids: list[str], wanted: int) -> None
         )
 
 
-def _add(parts: dict[str, list[Any]], outputs: Outputs, member: int, evaluator: Evaluator) -> int:
-    """Add what one batch gave to the columns; return how many classes there are."""
-    output = outputs.output[member]
-    target = None if outputs.target is None else outputs.target[member]
-    prediction, confidence = predict(output, target)
-    if target is not None:
-        parts.setdefault("target", []).append(squeezed(target))
-    parts.setdefault("prediction", []).append(squeezed(prediction))
-    if confidence is not None:
-        parts.setdefault("confidence", []).append(confidence)
-    for name, values in outputs.rows.items():
-        parts.setdefault(name, []).append(values[member])
-    if evaluator.functions and target is not None:
-        import torch
+class Table:
+    """The columns of a report, as they grow. Outputs are read for as many rows at once as fit in memory."""
 
-        for name, values in evaluator(torch.from_numpy(output), torch.from_numpy(target)).items():
-            parts.setdefault(name, []).append(values)
-    return output.shape[1] if confidence is not None else 0
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.parts: dict[str, list[Any]] = {"target": [], "prediction": [], "confidence": []}
+        self.index: list[npt.NDArray[np.int64]] = []
+        self.classes = 0
+        self._evaluator = evaluator
+        self._waiting: list[tuple[npt.NDArray[Any], npt.NDArray[Any] | None]] = []
+        self._bytes = 0
+
+    def add(self, outputs: Outputs, member: int) -> None:
+        """Add the rows of a batch."""
+        self.index.append(outputs.index)
+        for name, values in outputs.rows.items():
+            self.parts.setdefault(name, []).append(values[member])
+        output = outputs.output[member]
+        self._waiting.append((output, None if outputs.target is None else outputs.target[member]))
+        self._bytes += output.nbytes
+        if self._bytes > AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Read what has come together: predictions, confidences, functions of one data point."""
+        if self._waiting:
+            output = np.concatenate([output for output, _ in self._waiting])
+            targets = [target for _, target in self._waiting if target is not None]
+            self._waiting, self._bytes = [], 0
+            self._read(output, np.concatenate(targets) if targets else None)
+
+    def _read(self, output: npt.NDArray[Any], target: npt.NDArray[Any] | None) -> None:
+        prediction, confidence = predict(output, target)
+        self.parts["prediction"].append(squeezed(prediction))
+        if confidence is not None:
+            self.parts["confidence"].append(confidence)
+            self.classes = max(self.classes, output.shape[1])
+        if target is None:
+            return
+        self.parts["target"].append(squeezed(target))
+        if self._evaluator.functions:
+            import torch
+
+            for name, values in self._evaluator(torch.from_numpy(output), torch.from_numpy(target)).items():
+                self.parts.setdefault(name, []).append(values)
 
 
 def predict(

@@ -1,0 +1,55 @@
+"""The models and data of the benchmarks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.nn.functional as F
+from torch import nn
+
+from manyfit.data import ArraySource
+from manyfit.datasets import Digits as AllDigits
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+class LeNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 6, 5), nn.Conv2d(6, 16, 5)
+        self.dense = nn.Sequential(
+            nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
+        )
+
+    def forward(self, images):
+        x = F.max_pool2d(F.relu(self.first(images)), 2)
+        x = F.max_pool2d(F.relu(self.second(x)), 2)
+        return self.dense(x.flatten(1))
+
+
+class Digits(AllDigits):
+    """Real digits, of which nothing is held out that a benchmark could use."""
+
+    def __init__(self, batch_size: int = 32) -> None:
+        super().__init__(batch_size, validation=0.01, test=0.01)
+
+
+class Images:
+    """Random images of 28 by 28 pixels."""
+
+    def __init__(self, batch_size: int = 128, rows: int = 4096) -> None:
+        self.batch_size = batch_size
+        self.rows = rows
+
+    def source(self, split: str) -> ArraySource | None:
+        if split != "train":
+            return None
+        state = np.random.RandomState(0)
+        images = state.rand(self.rows, 1, 28, 28).astype(np.float32)
+        return ArraySource(images, state.randint(0, 10, self.rows).astype(np.int64))
