@@ -26,15 +26,17 @@ def train(seed: int, epochs: int, batch_size: int) -> list[float]:
     loss_of = nn.CrossEntropyLoss()
     losses, step = [], 0
     for epoch in range(epochs):
-        total = torch.zeros((), dtype=torch.float64)
+        seen, counts = [], []
         for rows in torch.from_numpy(Order(batch_size, seed).epoch(len(images), epoch)).split(batch_size):
             torch.manual_seed(derive(seed, "model") + step)
             optimizer.zero_grad()
             loss = loss_of(model(images[rows]), labels[rows])
             loss.backward()
             optimizer.step()
-            total += loss.detach() * len(rows)
+            seen.append(loss.detach())
+            counts.append(len(rows))
             step += 1
+        total = (torch.stack(seen).double() * torch.tensor(counts, dtype=torch.float64)).sum()
         losses.append(float(total) / len(images))
     return losses
 

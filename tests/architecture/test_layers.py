@@ -16,8 +16,9 @@ DOORS = {"datasets": "data", "testing": "cli"}
 THIRD_PARTY_FORBIDDEN = {
     "core": ["torch", "numpy", "yaml", "pydantic", "click", "rich"],
     "config": ["torch", "numpy", "pandas"],
-    "data": ["torch"],
 }
+LAZY_ONLY = {"store": ["torch", "mlflow", "tensorboard"], "data": ["torch"], "report": ["torch"]}
+"""What a layer may use, but only once it is needed."""
 
 
 def modules():
@@ -66,6 +67,14 @@ def test_imports_point_downwards(module):
             pytest.fail(f"{module} imports the door {imported}")
         if other in LAYERS:
             assert LAYERS.index(other) <= height, f"{module} imports {imported}, which lies above it"
+
+
+@pytest.mark.parametrize("layer", LAZY_ONLY)
+def test_what_is_heavy_is_imported_late(layer):
+    for module, path in modules().items():
+        if layer_of(module) == layer:
+            tops = {name.partition(".")[0] for name in imports(path, top_level_only=True)}
+            assert not tops & set(LAZY_ONLY[layer]), module
 
 
 def test_there_are_no_cycles():

@@ -42,7 +42,8 @@ def test_what_no_checkpoint_committed_is_dropped(tmp_path):
     path = tmp_path / "m.jsonl"
     with EventLog(path) as log:
         log.append(1, 1.0, {"a": 1.0})
-        length = log.sync()
+        log.sync()
+        length = log.length
         log.append(2, 2.0, {"a": 2.0})
     with EventLog(path, length) as log:
         log.append(2, 2.0, {"a": 3.0})

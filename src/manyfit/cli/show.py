@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,6 +30,7 @@ def command(run: Path, json_: bool) -> None:
         [
             ("run", facts["name"]),
             ("state", facts["state"]),
+            *_troubles(facts),
             ("progress", f"epoch {facts['epoch']:g}, step {facts['step']}"),
             *((f"best {name}", f"{value:.6g}") for name, value in facts["metrics"].items()),
             *((f"test {name}", f"{value:.6g}") for name, value in facts["test"].items()),
@@ -44,3 +46,12 @@ def command(run: Path, json_: bool) -> None:
             f"\nstarted {start['started']} from step {start['from_step']} on {start['device']}, "
             f"{start['threads']} threads, torch {start['versions'].get('torch', '?')}{code}"
         )
+
+
+def _troubles(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is wrong with a run."""
+    found = [("damaged", text) for text in facts.get("damaged", ())]
+    failure = facts.get("failure")
+    if failure:
+        found.append((failure["kind"], failure["message"].replace("\n", "\n" + " " * 14)))
+    return found

@@ -24,6 +24,10 @@ def describe(run: RunFolder) -> dict[str, Any]:
         if found and snapshot is not None:
             best = run.chosen(snapshot.values["export.metric"], snapshot.values["export.mode"])
             facts |= {"step": found[-1].step, "epoch": found[-1].epoch, "metrics": dict(best.metrics)}
+        if facts["state"] == "failed":
+            facts["failure"] = run.failure()
+        if damaged := run.damaged():
+            facts["damaged"] = list(damaged.values())
         if facts["state"] == "finished":
             summary = run.summary()
             facts |= {
