@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from manyfit.core.errors import RunConflict
+from manyfit.core.errors import FolderError, RunConflict
 
 _held: list[TextIO] = []
 
@@ -28,7 +29,7 @@ os.register_at_fork(after_in_child=_let_go)
 def owned(folder: Path) -> Iterator[None]:
     """Hold a folder, or say who holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
+    with _opened(folder / ".lock") as file:
         if not _acquired(file):
             file.seek(0)
             raise RunConflict(
@@ -42,6 +43,16 @@ def owned(folder: Path) -> Iterator[None]:
             yield
         finally:
             _held.remove(file)
+
+
+def _opened(path: Path) -> TextIO:
+    """Open the lock file; a link there would lead out of the folder."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FolderError(f"{path} is a link; remove it") from None
+        raise
 
 
 def _acquired(file: TextIO) -> bool:
