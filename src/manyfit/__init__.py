@@ -10,6 +10,8 @@ from manyfit.core.version import __version__
 if TYPE_CHECKING:
     from manyfit.config import Component, Config, Derived, Kind, load_config
     from manyfit.core.errors import ConfigError, ManyfitError
+    from manyfit.report.compare import compare
+    from manyfit.run.again import evaluate, export, predict
     from manyfit.run.result import RunResult, load_model
     from manyfit.run.train import train
 
@@ -21,8 +23,12 @@ _PUBLIC = {
     "Kind": "manyfit.config",
     "ManyfitError": "manyfit.core.errors",
     "RunResult": "manyfit.run.result",
+    "compare": "manyfit.report.compare",
+    "evaluate": "manyfit.run.again",
+    "export": "manyfit.run.again",
     "load_config": "manyfit.config",
     "load_model": "manyfit.run.result",
+    "predict": "manyfit.run.again",
     "train": "manyfit.run.train",
 }
 
@@ -35,8 +41,12 @@ __all__ = [
     "ManyfitError",
     "RunResult",
     "__version__",
+    "compare",
+    "evaluate",
+    "export",
     "load_config",
     "load_model",
+    "predict",
     "train",
 ]
 

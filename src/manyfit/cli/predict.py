@@ -24,9 +24,9 @@ def command(run: Path, split: str, data: Path | None, which: str, output: Path |
     manyfit predict runs/digits-mlp --data new.npz -o new.csv
     manyfit predict runs/digits-mlp --split validation
     """
-    from manyfit.run.again import predict_rows, write_columns
+    from manyfit.run.again import predict, write_columns
 
-    columns = predict_rows(run, split, data, which, overrides())
+    columns = predict(run, split, data, which, overrides())
     text = write_columns(columns, output)
     click.echo(
         text if output is None else f"wrote {len(columns['id'])} rows to {output}", nl=output is not None

@@ -65,8 +65,8 @@ class Comparison:
 
 
 def compare(
-    first: Path,
-    second: Path,
+    first: str | Path,
+    second: str | Path,
     metric: str = "loss",
     split: str = "test",
     worst: int = 10,
@@ -74,7 +74,7 @@ def compare(
     seed: int = 0,
 ) -> Comparison:
     """Compare two runs row by row, by their reports of a split."""
-    left, right = read_report(first, split), read_report(second, split)
+    left, right = read_report(Path(first), split), read_report(Path(second), split)
     for place, report in ((first, left), (second, right)):
         known = [name for name in report.columns if name not in LABELS]
         if metric not in known:

@@ -20,7 +20,7 @@ from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.data import ArraySource, Source, once
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
-from manyfit.run.evaluate import Report, cells, check_rows, predict
+from manyfit.run.evaluate import Report, cells, check_rows, interpret
 from manyfit.run.evaluate import evaluate as evaluate_source
 from manyfit.run.export import FORMATS, export_weights
 from manyfit.run.finish import whole_metrics, write_report
@@ -55,8 +55,10 @@ def reopened(
         yield config, run, built, found
 
 
-def evaluate(place: Path, split: str = "test", which: str = "best", overrides: Overrides = ()) -> Report:
-    """Evaluate a run again, and write the report of the split anew."""
+def evaluate(
+    place: str | Path, split: str = "test", which: str = "best", overrides: Overrides = ()
+) -> Report:
+    """Evaluate a run again, row by row, and write the report of the split anew."""
     check_split(split)
     trained_folder(Path(place))
     with owned(Path(place)), reopened(Path(place), which, overrides) as (config, run, built, found):
@@ -97,13 +99,20 @@ def _amend(config: Config, run: RunFolder, split: str, report: Report) -> None:
     run.write_summary(summary | ({"test_rows": len(report)} if split == "test" else {}))
 
 
-def predict_rows(
-    place: Path, split: str = "test", data: Path | None = None, which: str = "best", overrides: Overrides = ()
+def predict(
+    place: str | Path,
+    split: str = "test",
+    data: str | Path | None = None,
+    which: str = "best",
+    overrides: Overrides = (),
 ) -> dict[str, Any]:
-    """Predict every row of a split, or of a file with new data: columns by name, the first is the id."""
+    """Predict every row of a split, or of a file with new data: columns by name, the first is the id.
+
+    >>> manyfit.predict("runs/digits-mlp", data="new.npz")["prediction"]    # doctest: +SKIP
+    """
     check_split(split)
     with reopened(Path(place), which, overrides) as (_, run, built, _found):
-        source = read_rows(data) if data is not None else built.split(split)
+        source = read_rows(Path(data)) if data is not None else built.split(split)
         if source is None:
             raise UsageError(f"{run.path} has no rows in the split {split!r}")
         reference = built.split("validation") or built.train
@@ -131,9 +140,9 @@ def _without_targets(source: Source, batch_size: int) -> Iterator[Any]:
 def _predicted(output: Any, kind: Any) -> tuple[Any, Any]:
     """Read outputs as the run's own targets say: as classes, or as they are."""
     if kind is None:
-        return predict(output, None)
+        return interpret(output, None)
     target = np.zeros((len(output), *np.shape(kind)[1:]), dtype=np.asarray(kind).dtype)
-    return predict(output, target)
+    return interpret(output, target)
 
 
 def write_columns(columns: dict[str, Any], path: Path | None) -> str:
@@ -187,7 +196,7 @@ def _csv_rows(file: Path) -> ArraySource:
     return ArraySource(np.asarray(numbers, dtype=np.float32), ids=ids)
 
 
-def export(place: Path, formats: Sequence[str] = ("safetensors",), which: str = "best") -> list[Path]:
+def export(place: str | Path, formats: Sequence[str] = ("safetensors",), which: str = "best") -> list[Path]:
     """Write the model of a run into its folder `exported/`, each form checked before it is kept."""
     unknown = [name for name in formats if name not in ("safetensors", *FORMATS)]
     if unknown:

@@ -145,7 +145,7 @@ class Table:
             self._read(output, np.concatenate(targets) if targets else None)
 
     def _read(self, output: npt.NDArray[Any], target: npt.NDArray[Any] | None) -> None:
-        prediction, confidence = predict(output, target)
+        prediction, confidence = interpret(output, target)
         self.parts["prediction"].append(squeezed(prediction))
         if confidence is not None:
             self.parts["confidence"].append(confidence)
@@ -160,7 +160,7 @@ class Table:
                 self.parts.setdefault(name, []).append(values)
 
 
-def predict(
+def interpret(
     output: npt.NDArray[Any], target: npt.NDArray[Any] | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
     """Scores of classes → class and confidence, where the target is a class; else the output itself.
