@@ -112,6 +112,7 @@ def test_a_file_of_pickles_is_refused(finished, cli):
 
 
 def test_every_form_of_export_says_the_same(finished, cli):
+    onnxruntime = pytest.importorskip("onnxruntime")
     inputs = torch.randn(3, 64)
     expected = manyfit.load_model("runs/a")(inputs).detach()
     assert len(export(finished.run, ["torch", "onnx", "safetensors"])) == 3
@@ -125,8 +126,6 @@ def test_every_form_of_export_says_the_same(finished, cli):
     assert torch.equal(manyfit.load_model(exported)(inputs), expected)
     program = torch.export.load(exported / "model.pt2").module()
     assert torch.allclose(program(inputs), expected, atol=1e-6), "also for another number of rows"
-    import onnxruntime
-
     session = onnxruntime.InferenceSession(str(exported / "model.onnx"), providers=["CPUExecutionProvider"])
     found = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0]
     assert np.allclose(found, expected.numpy(), atol=1e-4)

@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.run.cut import resumes
 
 import manyfit
-from manyfit.core.errors import ConfigError, Interrupted, RunConflict, RunFailed, UsageError
+from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.data import ArraySource, DatasetSource, IterableSource, Limited, Order, Splits, once
 from manyfit.run.proof import difference
 from manyfit.store.folder import RunFolder
@@ -181,45 +182,6 @@ def forms(project):
     return project
 
 
-def resumes(project, tree, **options):
-    """Train a config at once, and cut short in the middle of its second epoch: the same."""
-    whole = manyfit.train(tree, folder="runs/whole", callbacks=[], **options)
-    with pytest.raises(Interrupted):
-        manyfit.train(tree, folder="runs/parts", callbacks=[Ask(step=6)], **options)
-    assert RunFolder(project.root / "runs/parts").checkpoints()[-1].step == 6
-    parts = manyfit.train(tree, folder="runs/parts", callbacks=[], **options)
-    for name in ("whole", "parts"):
-        (project.root / f"runs/{name}.trace").write_text("[0, []]\n")
-    assert difference(RunFolder(whole.folder), RunFolder(parts.folder)) == ""
-    return whole
-
-
-class Ask:
-    """Asks to stop at a step, as a signal would."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_start(self, cohort):
-        plan, asked = cohort.plan, self.step
-
-        class Pauses(type(plan)):
-            def next(self, step, most):
-                return super().next(step, min(most, asked - step) if step < asked else most)
-
-        cohort.plan = Pauses(*(getattr(plan, name) for name in plan.__slots__))
-
-    def on_boundary(self, cohort, boundary, rows):
-        if boundary.step == self.step:
-            import os
-            import signal
-
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    def on_end(self, cohort):
-        pass
-
-
 def falls(result):
     losses = [e.values["train_loss"] for e in result.history if "train_loss" in e.values]
     return losses[-1] < losses[0]
@@ -253,6 +215,8 @@ OWN = {"train__loss": None}
          "bf16", "fp16", "class weights", "torchmetrics", "cadence", "plateau"],
 )  # fmt: skip
 def test_a_form_trains_and_resumes(forms, changes):
+    if "torchmetrics" in str(changes):
+        pytest.importorskip("torchmetrics")
     assert falls(resumes(forms, forms.changed(**{"train__epochs": 4, **changes})))
 
 
@@ -369,6 +333,7 @@ def test_class_weights_need_a_loss_that_takes_them(project):
 
 
 def test_functions_of_one_row(forms, caplog):
+    parquet = pytest.importorskip("pyarrow.parquet")
     tree = forms.changed(train__metrics=["accuracy"])
     tree["evaluate"] = {
         "functions": {"wrong": "forms.worst_class", "right": "forms.by_hand"},
@@ -385,9 +350,7 @@ def test_functions_of_one_row(forms, caplog):
     )
     assert "'right' is called row by row" in caplog.text
     assert "'wrong' is called row by row" not in caplog.text
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(result.folder / "reports/test.parquet")
+    table = parquet.read_table(result.folder / "reports/test.parquet")
     assert table.column_names == [
         "id",
         "target",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.run.cut import resumes
 
 import manyfit
 
@@ -29,6 +30,31 @@ def test_without_dropout_it_agrees_with_the_cpu(project, device):
     there = manyfit.train(tree, [f"train.device={device}"], folder="runs/c", callbacks=[])
     for left, right in zip(here.history, there.history, strict=True):
         assert left.values == pytest.approx(right.values, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train__precision": "fp16", "train__clip_norm": 0.5, "train__accumulate": 2},
+        {"train__precision": "bf16", "train__ema": 0.9},
+        {"model__dropout": 0.3, "train__scheduler": {"class": "one_cycle", "max_lr": 0.05}},
+        {"train__optimizer": {"class": "adamw", "lr": 0.01, "fused": True}, "train__every": {"checkpoint": "3ba", "log": "2ba"}},
+    ],
+    ids=["fp16", "bf16", "dropout", "fused"],
+)  # fmt: skip
+def test_cut_short_and_resumed(project, device, changes):
+    resumes(project, project.changed(train__device=device, train__epochs=4, **changes))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_was_trained_anywhere_is_evaluated_and_exported(project, device):
+    result = manyfit.train("runs/a", [f"train.device={device}", "train.ema=0.9"], callbacks=[])
+    before = (result.folder / "reports/test.csv").read_bytes()
+    assert len(manyfit.evaluate("runs/a")) == 64
+    assert (result.folder / "reports/test.csv").read_bytes() == before
+    assert len(manyfit.predict("runs/a")["id"]) == 64
+    assert [path.name for path in manyfit.export("runs/a", ["torch"])] == ["model.pt2"]
 
 
 def test_a_gpu_that_is_not_there(project, cli):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn import metrics as sk
 
 from manyfit.config.cadence import Cadence
 from manyfit.config.schema import Guard, Stop
@@ -134,6 +133,7 @@ def test_guards(series, kind):
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=60))
 def test_the_usual_metrics_are_those_of_scikit_learn(pairs):
+    sk = pytest.importorskip("sklearn.metrics")
     true, said = (np.array(column) for column in zip(*pairs, strict=True))
     found = statistics.usual(true, said, 6)
     present = np.unique(true)
