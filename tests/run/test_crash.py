@@ -131,7 +131,7 @@ def settled(folder: Path, metric: str = "val_loss") -> tuple[int, int]:
     best = Keep(metric, "min").best(found)
     if best is not None:
         best.load()
-    return last[0].step, best.step if best is not None else -1
+    return last.checkpoint.step, best.step if best is not None else -1
 
 
 def every_operation(place, counts) -> None:
@@ -187,9 +187,9 @@ def damage(run: RunFolder, file: str, at: int | None) -> int:
 
 def passed_over(run: RunFolder, file: str, at: int | None, caplog) -> None:
     before = damage(run, file, at)
-    found, _, wrong = newest(run.checkpoint_folder)
-    assert found.step == before
-    assert wrong
+    found = newest(run.checkpoint_folder)
+    assert found.checkpoint.step == before
+    assert found.wrong
     manyfit.train(run.path, callbacks=[])
     assert f"going on from step {before}" in caplog.text
     assert run.checkpoints()[-1].step == 15
@@ -209,8 +209,7 @@ def test_any_byte_flipped_is_found(trained, file):
     data = path.read_bytes()
     for at in range(0, len(data), 1 if file == "manifest.json" else 17):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
-        found, _, _ = newest(trained.checkpoint_folder)
-        assert found.step == previous.step, f"byte {at} of {file}"
+        assert newest(trained.checkpoint_folder).checkpoint.step == previous.step, f"byte {at} of {file}"
 
 
 def test_when_all_are_damaged_nothing_is_trained_over(trained):

@@ -107,9 +107,9 @@ def test_damage_is_found(tmp_path, file):
     with pytest.raises(FolderError, match="damaged"):
         newest(tmp_path)
     checkpoint(tmp_path, 0, val_loss=1.0)
-    found, _, wrong = newest(tmp_path)
-    assert found.step == 0
-    assert "damaged" in wrong[0]
+    found = newest(tmp_path)
+    assert found.checkpoint.step == 0
+    assert "damaged" in next(iter(found.wrong.values()))
 
 
 def test_a_checkpoint_that_was_not_committed_does_not_count(tmp_path):

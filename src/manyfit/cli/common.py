@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from manyfit.cli import LOG_LEVELS
+from manyfit.core.numbers import as_json_tree
 from manyfit.core.secrets import redact, redacted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,7 +118,7 @@ class _StderrHandler(logging.Handler):
 
 def as_json(value: Any) -> None:
     """Print a result for programs."""
-    click.echo(json.dumps(redacted(value), indent=2, default=str))
+    click.echo(json.dumps(as_json_tree(redacted(value)), indent=2, default=str))
 
 
 def table(rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> None:

@@ -35,7 +35,7 @@ def command(
             ("first", f"{found.means[0]:.6g}  {first}"),
             ("second", f"{found.means[1]:.6g}  {second}"),
             ("difference", f"{found.difference:+.6g}  [{low:+.6g}, {high:+.6g}] at {level:.0%}"),
-            ("rows", f"{found.improved} lower, {found.worsened} higher in the second"),
+            ("rows", f"{found.lower} lower, {found.higher} higher in the second"),
         ]
     )
     if found.only_first or found.only_second:

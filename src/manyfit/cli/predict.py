@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from manyfit.cli.common import OverrideVerb, overrides, run_argument
+from manyfit.core.errors import UsageError
 
 
 @click.command(cls=OverrideVerb)
@@ -24,10 +25,16 @@ def command(run: Path, split: str, data: Path | None, which: str, output: Path |
     manyfit predict runs/digits-mlp --data new.npz -o new.csv
     manyfit predict runs/digits-mlp --split validation
     """
-    from manyfit.run.again import predict, write_columns
+    from manyfit.run.again import predict
+    from manyfit.run.evaluate import as_csv
+    from manyfit.store import durable
 
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent}")
     columns = predict(run, split, data, which, overrides())
-    text = write_columns(columns, output)
+    text = as_csv(columns)
+    if output is not None:
+        durable.write(output, text)
     click.echo(
         text if output is None else f"wrote {len(columns['id'])} rows to {output}", nl=output is not None
     )

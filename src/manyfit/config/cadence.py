@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal, cast
 
-PATTERN: Final = r"^\d+(\.\d+)?(ep|ba|s)$"
+PATTERN: Final = r"^\d{1,12}(\.\d{1,12})?(ep|ba|s)$"
 
 
 @dataclass(frozen=True, slots=True)

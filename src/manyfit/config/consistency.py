@@ -64,6 +64,8 @@ def _metrics(run: Run) -> Iterator[Contradiction]:
         yield Contradiction(
             ("train", "stop", "patience"), "patience cannot be a time", "such as 5ep or 500ba", stop.patience
         )
+    if stop is not None and stop.patience is not None and not Cadence.parse(stop.patience).amount:
+        yield Contradiction(("train", "stop", "patience"), "no patience at all", "more than 0", stop.patience)
 
 
 def _chosen(run: Run) -> list[tuple[tuple[str, ...], str]]:
@@ -117,10 +119,15 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
                 f"a mapping with the names {listing(names)}" if any(names) else "a single schedule",
                 repr(name) if name else "one schedule",
             )
-    if train.precision == "fp16" and any(c.path.endswith(".LBFGS") for c in train.optimizers().values()):
-        yield Contradiction(
-            ("train", "precision"), "LBFGS cannot be trained with fp16", "bf16 or fp32", "fp16"
-        )
+    if any(c.path.endswith(".LBFGS") for c in train.optimizers().values()):
+        asked = {
+            "precision": train.precision == "fp16",
+            "clip_norm": train.clip_norm is not None,
+            "clip_value": train.clip_value is not None,
+            "optimizer": len(names) > 1,
+        }
+        for key in (key for key, is_asked in asked.items() if is_asked):
+            yield Contradiction(("train", key), "this cannot be used with LBFGS, which takes its own steps")
 
 
 def _patterns(run: Run) -> Iterator[Contradiction]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import StringConstraints
 
 from manyfit.config.cadence import PATTERN
@@ -148,7 +148,7 @@ class Train:
     limit: Limit = field(default_factory=Limit)
     time_dependent: bool = False
     device: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=DEVICES)] = "auto"
-    threads: Annotated[int | None, Kind.NEUTRAL, Gt(0)] = None
+    threads: Annotated[int | None, Kind.NEUTRAL, Gt(0), Le(4096)] = None
 
     def named_metrics(self) -> list[tuple[str, str, Component]]:
         """Each metric with its name and its key in the config; a list names them as they are written."""

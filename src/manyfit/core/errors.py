@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -123,3 +124,13 @@ class Interrupted(ManyfitError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+def kind_of(error: BaseException) -> str:
+    """What kind of failure an exception is."""
+    if isinstance(error, RunFailed):
+        return error.kind
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return "out of memory"
+    full = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+    return "disk" if isinstance(error, OSError) and error.errno in full else "user error"

@@ -3,7 +3,7 @@
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import DatasetSource, IterableSource, Limited
 from manyfit.data.order import Order
-from manyfit.data.source import ArraySource, Data, Source, Split, Splits, as_source, once
+from manyfit.data.source import ArraySource, Data, NotASource, Source, Split, Splits, as_source, once
 
 __all__ = [
     "ArraySource",
@@ -12,6 +12,7 @@ __all__ = [
     "DatasetSource",
     "IterableSource",
     "Limited",
+    "NotASource",
     "Order",
     "Source",
     "Split",

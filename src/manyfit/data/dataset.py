@@ -7,18 +7,20 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import ComponentFailed, UsageError
+from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
+from manyfit.core.trace import user_frame
 from manyfit.data.batch import Batch
 from manyfit.data.order import Order
 from manyfit.data.randomness import own_randomness, seed_for
-from manyfit.data.workers import die_with_parent
+from manyfit.data.workers import follow_parent
 
 log = logging.getLogger("manyfit")
 
@@ -51,21 +53,22 @@ class DatasetSource:
         if not self.workers:
             for keys in plan:
                 with own_randomness():
-                    items = [rows[key] for key in keys]
-                yield collate(items, [row for _, row in keys])
+                    batch = _with_index([rows[key] for key in keys])
+                yield made(batch)
         else:
             loader: Any = DataLoader(
                 cast(Any, rows),
                 batch_sampler=cast(Any, plan),
                 num_workers=self.workers,
                 collate_fn=_with_index,
-                worker_init_fn=die_with_parent,
+                worker_init_fn=follow_parent,
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 prefetch_factor=4,
             )
             with own_randomness():  # starting the workers draws from torch's generator
                 batches = iter(loader)
-            yield from batches
+            for batch in batches:
+                yield made(batch)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows; row numbers where none were given."""
@@ -98,7 +101,10 @@ class Rows:
     def __getitem__(self, key: tuple[int, int]) -> tuple[Any, int]:
         epoch, row = key
         seed_for(derive(self.seed, "row", epoch, row))
-        return self.dataset[row], row
+        try:
+            return self.dataset[row], row
+        except Exception as error:  # said in the process that trains, and not by a traceback of a worker
+            return Failure.of(row, error), row
 
 
 class IterableSource:
@@ -190,7 +196,7 @@ class Limited:
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
         """Yield the first rows, epoch after epoch."""
-        return iter(self.source.batches(replace(order, limit=self.rows), start))
+        return iter(self.source.batches(replace(order, limit=order.count(self.rows)), start))
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows."""
@@ -222,8 +228,38 @@ def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
     return Batch(default_collate(rows), None, where)
 
 
-def _with_index(items: Sequence[tuple[Any, int]]) -> Batch:
-    return collate(items, [row for _, row in items])
+def _with_index(items: Sequence[tuple[Any, int]]) -> Batch | Failure:
+    failed = next((item for item, _ in items if isinstance(item, Failure)), None)
+    if failed is not None:
+        return failed
+    try:
+        return collate(items, [row for _, row in items])
+    except Exception as error:
+        return Failure.of(items[0][1], error)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A row that could not be made, in a form that travels from a worker."""
+
+    row: int
+    message: str
+    usage: bool
+
+    @staticmethod
+    def of(row: int, error: Exception) -> Failure:
+        """Describe an exception."""
+        if isinstance(error, UsageError):
+            return Failure(row, str(error), usage=True)
+        return Failure(row, f"{type(error).__name__}: {error}\n  at {user_frame(error)}", usage=False)
+
+
+def made(batch: Batch | Failure) -> Batch:
+    """The batch, or what went wrong with it."""
+    if isinstance(batch, Failure):
+        text = redact(f"row {batch.row} of the data could not be made into a batch: {batch.message}")
+        raise UsageError(text) if batch.usage else ComponentFailed(text)
+    return batch
 
 
 def _walk(order: Order, rows: int, start: int) -> Iterator[list[tuple[int, int]]]:

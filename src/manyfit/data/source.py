@@ -151,15 +151,21 @@ def _arrays(inputs: Any) -> Inputs:
     return tuple(np.asarray(column) for column in inputs) if isinstance(inputs, tuple) else np.asarray(inputs)
 
 
+class NotASource(UsageError):
+    """Something that rows cannot be read from."""
+
+
 def as_source(found: Any, workers: int = 0) -> Source | None:
     """A source from what a data set gives: a source, a map-style dataset, an iterable, or nothing."""
     if found is None or isinstance(found, Source):
         return found
-    if hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, dict | str):
+    streams = any(base.__name__ == "IterableDataset" for base in type(found).__mro__)
+    rows = hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, dict | str)
+    if rows and not streams:
         return DatasetSource(found, workers)
     if isinstance(found, Iterable) and not isinstance(found, dict | str):
         return IterableSource(found)
-    raise TypeError(f"a {type(found).__name__} is not a source")
+    raise NotASource(f"{type(found).__name__!r} is neither a source, nor a dataset, nor an iterable")
 
 
 class Splits:
@@ -184,7 +190,7 @@ class Splits:
         """The rows of one split."""
         try:
             return as_source(self._splits[split], self.workers)
-        except TypeError as error:
+        except NotASource as error:
             raise UsageError(f"{split}: {error}") from error
 
 

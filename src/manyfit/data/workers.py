@@ -10,11 +10,15 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(worker: int = 0) -> None:
-    """Ask Linux to end this process when its parent ends, however that happens.
+def follow_parent(worker: int = 0) -> None:
+    """Leave signals to the parent, and end when it ends, however that happens.
 
-    Elsewhere torch's own workers notice it after some seconds.
+    Linux sees to that; elsewhere torch's own workers notice it after some seconds.
     """
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        # A scheduler signals the whole group. The parent decides what follows; its workers end with it.
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     if sys.platform != "linux":
         return
     parent = os.getppid()

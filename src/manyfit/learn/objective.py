@@ -54,12 +54,16 @@ class Objective:
         if isinstance(result, Tensor):
             return result, self._own_loss(result, batch)
         output, loss = self._split(module, result)
+        self.sums = False
         if loss is None:
             return output, None
-        if loss.ndim:
-            weight = self._weight(batch)
-            return output, (loss * weight).mean() if weight is not None else loss.mean()
-        return output, loss
+        weight = self._weight(batch)
+        if weight is not None and not loss.ndim:
+            raise RunFailed(
+                f"the data has weights, but {type(module).__name__} returns one loss for a batch; "
+                "return one for each row"
+            )
+        return output, loss if not loss.ndim else loss.mean() if weight is None else (loss * weight).mean()
 
     def rows(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The output and one loss for each row; None where there is no loss."""
@@ -99,7 +103,13 @@ class Objective:
                 "set train.loss, or return (outputs, loss)"
             )
         if batch.weight is None:
-            return self.loss(output, self.target(batch))
+            loss = self.loss(output, self.target(batch))
+            if not isinstance(loss, Tensor) or loss.ndim:
+                shape = (
+                    f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+                )
+                raise RunFailed(f"the loss must return a tensor with one number, but returned {shape}")
+            return loss
         assert self.row_loss is not None
         losses: Tensor = self.row_loss(output, self.target(batch)) * self._weight(batch)
         return losses.sum() if self.sums else losses.mean()

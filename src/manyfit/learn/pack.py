@@ -29,6 +29,8 @@ def unpack(state: State) -> dict[str, Any]:
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise RunFailed(f"the state at {path!r} is a sparse tensor, which a checkpoint cannot hold")
         tensors[path] = value.detach()
         return {"tensor": path}
     if isinstance(value, Mapping):

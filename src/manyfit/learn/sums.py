@@ -17,7 +17,8 @@ class Sums:
     """Losses, weighted by rows. They stay on the device; every 256 of them become one number."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        # float64 is what keeps a sum of many losses exact enough, and MPS does not have it.
+        self._device = torch.device("cpu") if device.type == "mps" else device
         self.rate = 0.0
         self._clear()
 
@@ -47,7 +48,8 @@ class Sums:
     def _fold(self) -> None:
         if not self._losses:
             return
-        losses = torch.stack([loss.reshape(()) for loss in self._losses]).to(torch.float64)
+        losses = torch.stack([loss.reshape(()) for loss in self._losses])
+        losses = losses.to(self._device).to(torch.float64)
         rows = torch.tensor(self._rows, dtype=torch.float64, device=self._device)
         self._by_row += (losses * rows).sum()
         self._by_batch += losses.sum()

@@ -64,7 +64,9 @@ class TorchLearner:
         if update.frozen:
             update.thaw(self.step)
         for _ in range(steps):
-            batch = next(batches)
+            batch = next(batches, None)
+            if batch is None:
+                raise RunFailed(f"the data ended at step {self.step}; a source goes on, epoch after epoch")
             self._reseed()
             loss = one(batch)
             if loss is not None:
@@ -88,8 +90,9 @@ class TorchLearner:
         _, loss = self.objective(self.module, batch)
         if loss is None:
             return None
-        torch.autograd.backward(loss)
-        self.update.step()
+        if loss.requires_grad:  # nothing does while everything is frozen
+            torch.autograd.backward(loss)
+            self.update.step()
         return loss.detach()
 
     def _one(self, batch: Batch) -> Tensor | None:
@@ -107,7 +110,8 @@ class TorchLearner:
                     _, loss = self.objective(self.module, part)
                 if loss is not None:
                     scaled = loss if share == 1 or self.objective.sums else loss * share
-                    self.update.backward(scaled)
+                    if scaled.requires_grad:
+                        self.update.backward(scaled)
                     total = scaled.detach() if total is None else total + scaled.detach()
             first.append(total)
             return total if total is not None else torch.zeros((), device=self.device)
@@ -211,16 +215,14 @@ class TorchLearner:
 
     def _reseed(self) -> None:
         seed = self._stream + self.step
-        # torch's CPU generator keeps 32 bits of its seed; consecutive numbers stay distinct in them.
-        torch.default_generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
-        if self._cuda is not None:
-            self._cuda.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+        self._seed(seed)
         if self.step % self.update.steps_per_epoch == 0:
             # Generators that are slow to seed; within an epoch a checkpoint holds their states.
             random.seed(seed)
             np.random.seed(seed & 0xFFFF_FFFF)
 
     def _seed(self, seed: int) -> None:
+        # torch's CPU generator keeps 32 bits of its seed; consecutive numbers stay distinct in them.
         torch.default_generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         if self._cuda is not None:
             self._cuda.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
@@ -256,11 +258,22 @@ def numpy_of(tensor: Tensor) -> Any:
 
 def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
     """The optimisers that a module holds itself, because it updates itself."""
-    found = {}
+    found: dict[str, torch.optim.Optimizer] = {}
+
+    def search(value: Any, name: str) -> None:
+        if isinstance(value, torch.optim.Optimizer):
+            found[name] = value
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                search(item, f"{name}.{key}")
+        elif isinstance(value, list | tuple):
+            for i, item in enumerate(value):
+                search(item, f"{name}.{i}")
+
     for name, part in module.named_modules():
         for key, value in vars(part).items():
-            if isinstance(value, torch.optim.Optimizer):
-                found[f"{name}.{key}".lstrip(".")] = value
+            if not key.startswith("_") or isinstance(value, torch.optim.Optimizer):
+                search(value, f"{name}.{key}".lstrip("."))
     return found
 
 

@@ -70,21 +70,24 @@ class Update:
 
     def apply(self, closure: Callable[[], Tensor]) -> None:
         """Change the weights by the gradients that were added up."""
+        moving = [
+            o for o in self._all if any(p.grad is not None for g in o.param_groups for p in g["params"])
+        ]
         if self.scaler is not None and (self.clip_norm is not None or self.clip_value is not None):
-            for optimizer in self._all:
+            for optimizer in moving:
                 self.scaler.unscale_(optimizer)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(self._parameters, self.clip_value)
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
-        for optimizer in self._all:
+        for optimizer in moving if self.scaler is not None else self._all:
             if self.scaler is not None:
                 self.scaler.step(optimizer)
             elif isinstance(optimizer, torch.optim.LBFGS):
                 optimizer.step(closure)  # type: ignore[no-untyped-call]
             else:
                 optimizer.step()
-        if self.scaler is not None:
+        if self.scaler is not None and moving:
             self.scaler.update()
 
     def advance(self, step: int) -> None:
@@ -101,16 +104,31 @@ class Update:
 
     def thaw(self, step: int) -> None:
         """Freeze and unfreeze what is due at a step."""
+        held = [entry for entry in self.frozen if entry.until is None or step < entry.until]
+        still = {id(parameter) for entry in held for parameter in entry.parameters}
         for entry in self.frozen:
-            wanted = entry.until is not None and step >= entry.until
             for parameter in entry.parameters:
-                parameter.requires_grad_(wanted)
+                parameter.requires_grad_(id(parameter) not in still)
 
     def observe(self, row: Mapping[str, float]) -> None:
         """Tell schedules that wait for the validation loss what it was."""
         if "val_loss" in row:
             for scheduler in self.waiting:
                 scheduler.step(row["val_loss"])
+
+    def options(self) -> list[list[dict[str, Any]]]:
+        """What each group of each optimiser is trained with."""
+        return [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._all]
+
+    def set_options(self, options: list[list[dict[str, Any]]]) -> None:
+        """Train with other options from now on; schedules go on from the new rates."""
+        for optimizer, groups in zip(self._all, options, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(values)
+        for name, scheduler in self.schedulers.items():
+            if hasattr(scheduler, "base_lrs"):
+                groups = self.optimizers[name].param_groups
+                scheduler.base_lrs = [group.get("initial_lr", group["lr"]) for group in groups]
 
     def state(self) -> dict[str, Any]:
         """Optimisers, schedules and scaler; a single optimiser has no name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +50,8 @@ class Comparison:
     difference: float
     interval: tuple[float, float]
     level: float
-    improved: int
-    worsened: int
+    lower: int
+    higher: int
     changes: Sequence[Change]
 
     @property
@@ -153,6 +154,7 @@ def read_report(run: Path, split: str) -> ReportFile:
     if not file.is_file():
         raise FolderError(f"{run} has no report of the {split} split; write it: manyfit evaluate {run}")
     try:
+        csv.field_size_limit(sys.maxsize)
         with file.open(newline="") as stream:
             header, *rows = list(csv.reader(stream))
     except (OSError, ValueError, csv.Error) as error:

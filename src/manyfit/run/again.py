@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import logging
+import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,10 +21,9 @@ from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.data import ArraySource, Source, once
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
-from manyfit.run.evaluate import Report, cells, check_rows, interpret
-from manyfit.run.evaluate import evaluate as evaluate_source
-from manyfit.run.export import FORMATS, export_weights
-from manyfit.run.finish import whole_metrics, write_report
+from manyfit.run.evaluate import Report, check_rows, interpret
+from manyfit.run.export import FORMATS, export_weights, exported_step
+from manyfit.run.finish import report_of, write_report
 from manyfit.run.journal import failures
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint
@@ -49,7 +49,7 @@ def reopened(
     run = trained_folder(place)
     config = load_config(run.resolved, overrides)
     found = run.checkpoint(which)
-    with failures(run), own_randomness(), threads(config.run.train.threads):
+    with failures(run, "this"), own_randomness(), threads(config.run.train.threads):
         built = build(config)
         built.learner.load([found.load()])
         yield config, run, built, found
@@ -64,11 +64,12 @@ def evaluate(
     with owned(Path(place)), reopened(Path(place), which, overrides) as (config, run, built, found):
         run.check_links()
         if not overrides and which == "best":
+            _note_changes(built, run, split)
             report = write_report(config, run, built, split)
             if report is not None:
                 _amend(config, run, split, report)
         else:
-            report = _report_of(config, built, split)
+            report = report_of(built, split)
             if report is not None:
                 name = f"{split}-step-{found.step}" if not overrides else f"{split}-changed"
                 report.write(run.reports / f"{name}.csv")
@@ -77,14 +78,12 @@ def evaluate(
     return report
 
 
-def _report_of(config: Config, built: Built, split: str) -> Report | None:
-    source = built.split(split)
-    if source is None:
-        return None
-    functions = {name: component.build() for name, component in config.run.evaluate.functions.items()}
-    return evaluate_source(
-        built.learner, source, built.order.batch_size, functions=functions, whole=whole_metrics(config)
-    )
+def _note_changes(built: Built, run: RunFolder, split: str) -> None:
+    """Say if the rows are not those that the run was evaluated on before."""
+    source, sessions = built.split(split), run.sessions()
+    before = sessions[-1]["data"].get(split) if sessions else None
+    if source is not None and before is not None and source.fingerprint() != before:
+        log.warning("the %s data has changed since %s was trained", split, run.path)
 
 
 def _amend(config: Config, run: RunFolder, split: str, report: Report) -> None:
@@ -113,10 +112,12 @@ def predict(
     check_split(split)
     with reopened(Path(place), which, overrides) as (_, run, built, _found):
         source = read_rows(Path(data)) if data is not None else built.split(split)
-        if source is None:
-            raise UsageError(f"{run.path} has no rows in the split {split!r}")
-        reference = built.split("validation") or built.train
-        kind = next(once(reference, 1)).target
+        if source is None or not len(source):
+            raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
+        example = next(once(built.split("validation") or built.train, 1))
+        kind = example.target
+        if data is not None:
+            source = _as_trained(source, example.inputs)
         parts: dict[str, list[Any]] = {}
         index = []
         learner = replace(built.learner, metrics={})
@@ -132,6 +133,14 @@ def predict(
         return columns | {name: np.concatenate(found) for name, found in parts.items()}
 
 
+def _as_trained(source: Any, example: Any) -> Any:
+    """New data in the precision of the data that the model was trained on."""
+    wanted = getattr(example, "dtype", None)
+    if isinstance(source.inputs, np.ndarray) and wanted is not None:
+        source.inputs = source.inputs.astype(str(wanted).removeprefix("torch."), copy=False)
+    return source
+
+
 def _without_targets(source: Source, batch_size: int) -> Iterator[Any]:
     for batch in once(source, batch_size):
         yield replace(batch, target=None)
@@ -145,24 +154,16 @@ def _predicted(output: Any, kind: Any) -> tuple[Any, Any]:
     return interpret(output, target)
 
 
-def write_columns(columns: dict[str, Any], path: Path | None) -> str:
-    """Columns as CSV, into a file if there is a name for it."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*(cells(values) for values in columns.values()), strict=True))
-    if path is not None:
-        durable.write(path, text.getvalue())
-    return text.getvalue()
-
-
 def read_rows(file: Path) -> ArraySource:
     """New data: an .npy array, an .npz with `inputs` (and `ids`), or a .csv with `id` and numbers."""
     if not file.is_file():
         raise UsageError(f"there is no file {file}")
     try:
         if file.suffix == ".npy":
-            return ArraySource(np.load(file, allow_pickle=False))
+            array = np.load(file, allow_pickle=False)
+            if not array.ndim:
+                raise UsageError(f"{file} holds a single number, and no rows")
+            return ArraySource(array)
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as archive:
                 if "inputs" not in archive:
@@ -171,13 +172,14 @@ def read_rows(file: Path) -> ArraySource:
                 return ArraySource(archive["inputs"], ids=ids)
         if file.suffix == ".csv":
             return _csv_rows(file)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, csv.Error) as error:
         raise UsageError(f"{file} cannot be read as data: {error}") from error
     raise UsageError(f"{file} is none of .npy, .npz and .csv")
 
 
 def _csv_rows(file: Path) -> ArraySource:
-    with file.open(newline="") as stream:
+    csv.field_size_limit(sys.maxsize)
+    with file.open(newline="", encoding="utf-8-sig") as stream:
         reader = csv.reader(stream)
         header = next(reader, [])
         rows = list(reader)
@@ -210,7 +212,7 @@ def export(place: str | Path, formats: Sequence[str] = ("safetensors",), which: 
                 kept = {
                     p.name: p.read_bytes()
                     for p in run.exported.glob("model.*")
-                    if p.suffix in (".pt2", ".onnx")
+                    if p.suffix in (".pt2", ".onnx") and exported_step(run.exported) == found.step
                 }
                 written.append(export_weights(config, run, built, found.step))
                 for other, data in kept.items():

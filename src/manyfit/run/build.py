@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageErro
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
-from manyfit.data import Data, Limited, Order, Source, Split, as_source
+from manyfit.data import Data, Limited, NotASource, Order, Source, Split, as_source
 from manyfit.learn.objective import Objective
 from manyfit.learn.torch import TorchLearner
 from manyfit.run.measure import is_whole
@@ -40,6 +40,10 @@ class Built:
     train: Source
     validation: Source | None
     test: Source | None
+    whole: Mapping[str, Any]
+    """Metrics that see a whole split."""
+    functions: Mapping[str, Any]
+    """Functions of one row."""
 
     def fingerprints(self) -> dict[str, str]:
         """The content of each split."""
@@ -73,6 +77,7 @@ def build(config: Config, *, warm: bool = False) -> Built:
     seed_everything(derive(run.seed, "loss"))
     loss = build_loss(config, device, train)
     steps = order.steps(len(train))
+    check_own_step(config, module)
     update = build_update(config, module, device, steps)
     averaged = None
     if run.train.ema is not None:
@@ -88,7 +93,25 @@ def build(config: Config, *, warm: bool = False) -> Built:
         averaged,
         run.seed,
     )
-    return Built(learner, Plan.of(run.train, steps), order, train, validation, test)
+    whole = {name: metric for name, metric in metrics.items() if is_whole(metric)}
+    functions = {name: component.build() for name, component in run.evaluate.functions.items()}
+    return Built(learner, Plan.of(run.train, steps), order, train, validation, test, whole, functions)
+
+
+def check_own_step(config: Config, module: torch.nn.Module) -> None:
+    """A model that does its own step does all of it."""
+    train = config.run.train
+    asked = {
+        "accumulate": train.accumulate > 1,
+        "clip_norm": train.clip_norm is not None,
+        "clip_value": train.clip_value is not None,
+        "precision": train.precision == "fp16",
+    }
+    for key in (key for key, is_asked in asked.items() if is_asked and hasattr(module, "train_step")):
+        raise UsageError(
+            f"{config.origin(f'train.{key}')}: train.{key}: {type(module).__name__} has a train_step of "
+            "its own, so this has to be done there"
+        )
 
 
 def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
@@ -98,6 +121,11 @@ def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
     if not isinstance(data, Data):
         raise UsageError(
             f"{run.data.origin}: data: {run.data.path} needs the attribute batch_size and source()"
+        )
+    if type(data.batch_size) is not int or data.batch_size < 1:
+        raise UsageError(
+            f"{run.data.origin}: data: the batch_size of {run.data.path} must be a whole number above 0, "
+            f"but is {data.batch_size!r}"
         )
     limit = run.train.limit
     sources: dict[str, Source | None] = {split: split_of(run.data, data, split) for split in SPLITS}
@@ -133,20 +161,16 @@ def check_measured(config: Config, validation: Source | None) -> None:
 def split_of(component: Component, data: Data, split: Split) -> Source | None:
     """Ask the user's data for one split."""
     try:
-        found = data.source(split)
-        source = as_source(found, getattr(data, "workers", 0))
-    except ManyfitError:
-        raise
-    except TypeError as error:
-        if not str(error).endswith("is not a source"):
-            raise _split_failed(component, split, error) from error
+        return as_source(data.source(split), getattr(data, "workers", 0))
+    except NotASource as error:
         raise UsageError(
             f"{component.origin}: data: {component.path}.source({split!r}) must return a source, such as "
-            f"manyfit.data.ArraySource, a dataset or an iterable, but returned a {type(found).__name__}"
+            f"manyfit.data.ArraySource, a dataset or an iterable: {error}"
         ) from None
+    except ManyfitError:
+        raise
     except Exception as error:
         raise _split_failed(component, split, error) from error
-    return source
 
 
 def _split_failed(component: Component, split: str, error: Exception) -> ComponentFailed:
@@ -167,6 +191,11 @@ def device_of(name: str, asked: Origin | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         here = f"there are {count} GPUs here" if count else "there is no GPU here"
         raise UsageError(f"{asked}: train.device: {name!r} was asked for, but {here}; write auto or cpu")
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(f"{asked}: train.device: {name!r} cannot be used here: {reason}") from None
     return device
 
 

@@ -114,7 +114,7 @@ def _fits(config: Config) -> str:
 
 
 def _evaluated(built: Built, config: Config) -> str:
-    rehearse(built, config)
+    rehearse(built)
     names = [name for name, _, _ in config.run.train.named_metrics()] + list(config.run.evaluate.functions)
     return f"loss{''.join(f', {name}' for name in names)}"
 

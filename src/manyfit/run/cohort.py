@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ from manyfit.core.state import State
 from manyfit.data import Batch, Source
 from manyfit.learn.learner import Learner
 from manyfit.run.plan import Boundary, Plan
-from manyfit.run.stopping import Ending, ending
+from manyfit.run.stopping import Ending, Judge
 from manyfit.store.checkpoint import Keep, Note
 from manyfit.store.events import Event, EventLog
 from manyfit.store.folder import RunFolder
@@ -35,6 +34,10 @@ class Member:
         self.keep = Keep(export.metric, export.mode, export.keep, export.top)
         self.writer = Writer(self.folder.checkpoint_folder, self.keep, self.log.sync)
         self._saved: tuple[int, bool] | None = None
+        self._kept = [found.note for found in self.folder.checkpoints()]
+        self._judge = Judge(self.config.run.train)
+        for event in self.committed:
+            self._judge.see(event)
         self._model = describe_model(self.config)
 
     @property
@@ -46,32 +49,28 @@ class Member:
         """Write one row to the log, and see whether it ends the run."""
         event = self.log.append(boundary.step, boundary.epoch, values)
         self.pending.append((self.log.length, event))
-        return self.judge(steps_per_epoch)
-
-    def judge(self, steps_per_epoch: int) -> Ending | None:
-        """See whether what was measured ends the run."""
-        self.ended = ending(self.config.run.train, self.events, steps_per_epoch)
+        self.ended = self._judge.see(event, steps_per_epoch)
         return self.ended
 
-    def is_candidate(self, values: Mapping[str, float]) -> bool:
-        """Whether the newest row is among the best so far; the earlier one of equals is better."""
-        value = values.get(self.keep.metric, math.nan)
-        if not math.isfinite(value):
-            return False
-        sign = 1 if self.keep.mode == "min" else -1
-        before = [event.values.get(self.keep.metric, math.nan) for event in self.events[:-1]]
-        return sum(sign * other <= sign * value for other in before) < self.keep.top
+    def is_candidate(self, boundary: Boundary, values: Mapping[str, float]) -> bool:
+        """Whether this step is among the best of those whose states were kept."""
+        now = Note(boundary.step, boundary.epoch, values, 0)
+        return now in self.keep.ranked([*self._kept, now])[: self.keep.top]
 
     def hold(self, state: State, boundary: Boundary, steps_per_epoch: int) -> None:
         """Keep a state in memory, as one of the best, until a checkpoint is written."""
-        self.writer.hold(state, self._note(boundary, steps_per_epoch, measured=True))
+        note = self._note(boundary, steps_per_epoch, measured=True)
+        self._kept.append(note)
+        self.writer.hold(state, note)
 
     def save(self, state: State, boundary: Boundary, steps_per_epoch: int, measured: bool = True) -> None:
         """Have a checkpoint written; once it is, the rows before it will not be lost."""
         if self._saved == (boundary.step, measured):
             return
         self._saved = (boundary.step, measured)
-        self.writer.put(state, self._note(boundary, steps_per_epoch, measured))
+        note = self._note(boundary, steps_per_epoch, measured)
+        self._kept = [*self.keep.ranked(self._kept)[: self.keep.top], note]
+        self.writer.put(state, note)
 
     def settle(self) -> None:
         """Learn which rows have been committed since. Raises what went wrong while writing."""
@@ -80,7 +79,7 @@ class Member:
             self.committed.append(self.pending.pop(0)[1])
 
     def _note(self, boundary: Boundary, steps_per_epoch: int, measured: bool) -> Note:
-        newest = self.events[-1] if self.events else None
+        newest = self.pending[-1][1] if self.pending else next(reversed(self.committed), None)
         metrics = newest.values if measured and newest and newest.step == boundary.step else {}
         epoch, batch = divmod(boundary.step, steps_per_epoch)
         position = {"epoch": epoch, "batch": batch}

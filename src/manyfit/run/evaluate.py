@@ -49,11 +49,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write the table as CSV."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(zip(*(cells(values) for values in self.columns.values()), strict=True))
-        durable.write(path, text.getvalue())
+        durable.write(path, as_csv(self.columns))
 
     def write_parquet(self, path: Path) -> None:
         """Write the table as Parquet; arrays stay lists."""
@@ -174,6 +170,7 @@ def interpret(
         is_classes = (
             np.issubdtype(target.dtype, np.integer)
             and output.ndim == target.ndim + 1
+            and output.shape[1] > 1
             and output.shape[2:] == target.shape[1:]
         )
     if not is_classes:
@@ -189,6 +186,15 @@ def interpret(
 def squeezed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A column of single numbers is one-dimensional."""
     return values.reshape(len(values)) if values.ndim > 1 and values[0].size == 1 else values
+
+
+def as_csv(columns: Mapping[str, Any]) -> str:
+    """Columns as the text of a CSV file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*(cells(values) for values in columns.values()), strict=True))
+    return text.getvalue()
 
 
 def cells(values: Any) -> list[Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,15 +19,17 @@ from manyfit.config.project import project_root
 from manyfit.config.roles import MODEL
 from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.lazy import optional
+from manyfit.core.state import State
 from manyfit.core.version import __version__
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
+from manyfit.learn.pack import pack, unpack
 from manyfit.run.build import Built
 from manyfit.run.cohort import describe_model
 from manyfit.store import checkpoint, durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder
-from manyfit.store.weights import read_tensors, weights_of
+from manyfit.store.weights import read_tensors
 
 FORMAT: Final = 1
 CARD: Final[Mapping[str, type]] = {"format": int, "model": dict, "digest": str}
@@ -39,16 +41,18 @@ def export_weights(config: Config, run: RunFolder, built: Built, step: int) -> P
 
     module = built.learner.evaluated.eval()
     temporary = run.path / ".exported.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
+    if temporary.exists() or temporary.is_symlink():
+        durable.discard(temporary)
     temporary.mkdir(parents=True)
-    data = save(
-        {name: tensor.detach().cpu().clone().contiguous() for name, tensor in module.state_dict().items()}
-    )
+    state = module.state_dict()
+    data = save({n: t.detach().cpu().clone().contiguous() for n, t in state.items() if isinstance(t, Tensor)})
+    rest = pack({name: value for name, value in state.items() if not isinstance(value, Tensor)})
     durable.write_new(temporary / "model.safetensors", data)
     card = {
         "format": FORMAT,
         "manyfit": __version__,
         "model": describe_model(config),
+        "extra": rest.values,
         "step": step,
         "digest": hashlib.sha256(data).hexdigest(),
     }
@@ -62,9 +66,9 @@ def export_weights(config: Config, run: RunFolder, built: Built, step: int) -> P
 
 def export_program(built: Built, run: RunFolder) -> Path:
     """Write a `torch.export` program. manyfit never reads one: its loader unpickles."""
-    module = built.learner.evaluated.eval().cpu()
+    module = copy.deepcopy(built.learner.evaluated).eval().cpu()
     args = arguments(sample(built))
-    program = torch.export.export(module, args, dynamic_shapes=None if not args else _dynamic(args))
+    program = torch.export.export(module, args, dynamic_shapes=_dynamic(args))
     compare(module(*args), program.module()(*args), "the exported program")
     return _kept(run.exported / "model.pt2", lambda file: torch.export.save(program, file))
 
@@ -74,7 +78,7 @@ def export_onnx(built: Built, run: RunFolder) -> Path:
     optional("onnx", "onnx")
     optional("onnxscript", "onnx")
     runtime = optional("onnxruntime", "onnx")
-    module = built.learner.evaluated.eval().cpu()
+    module = copy.deepcopy(built.learner.evaluated).eval().cpu()
     args = arguments(sample(built))
 
     def write(file: Path) -> None:
@@ -96,8 +100,14 @@ FORMATS: Final[Mapping[str, Callable[[Built, RunFolder], Path]]] = {
 }
 
 
+def exported_step(folder: Path) -> int:
+    """The step whose weights an export holds; -1 if there is none."""
+    card = read_json(folder / "model.json", CARD)
+    return int(card.get("step", -1))
+
+
 def rebuild(folder: Path, project: Path | None = None) -> nn.Module:
-    """A model from an export or a checkpoint alone."""
+    """A model from an export or a checkpoint alone. The code that it names is not looked for inside of it."""
     if (folder / "model.json").is_file():
         card = read_json(folder / "model.json", CARD)
         weights = folder / "model.safetensors"
@@ -105,18 +115,32 @@ def rebuild(folder: Path, project: Path | None = None) -> nn.Module:
             raise FolderError(f"{folder} is damaged: it has no model.safetensors")
         if hashlib.sha256(weights.read_bytes()).hexdigest() != card["digest"]:
             raise FolderError(f"{weights} is damaged: it is not what was written")
-        tensors = read_tensors(weights)
+        state = {**read_tensors(weights), **unpack(State({}, card.get("extra", {})))}
     else:
         found = checkpoint.read(folder)
-        card, tensors = {"model": found.note.model}, weights_of(found)
+        card, state = {"model": found.note.model}, evaluated_state(found)
     model = card["model"]
     if not isinstance(model.get("component"), dict):
         raise FolderError(f"{folder} does not say which model it holds")
-    root = project or project_root(folder)
+    root = (project or project_root(folder)).resolve()
     source = root / str(model.get("src_code_path", "src"))
+    outside = project is None and (".." in source.parts or not source.is_relative_to(root))
+    if outside or source.resolve().is_relative_to(folder.resolve()):
+        source = root / "src"
+        if source.resolve().is_relative_to(folder.resolve()):
+            source = folder / "there is no code in an artifact"
     module: nn.Module = make_component(model["component"], "model", MODEL, root, source).build()
-    module.load_state_dict(tensors)
+    module.load_state_dict(state)
     return module.eval()
+
+
+def evaluated_state(found: checkpoint.Checkpoint) -> dict[str, Any]:
+    """The state of the model in a checkpoint: of the average, if there is one."""
+    parts = unpack(found.load())
+    if "average" not in parts:
+        return dict(parts["model"])
+    prefix = "module."
+    return {n.removeprefix(prefix): v for n, v in parts["average"].items() if n.startswith(prefix)}
 
 
 def sample(built: Built) -> Batch:

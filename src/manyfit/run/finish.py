@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from manyfit.config import Config
 from manyfit.core.errors import FolderError
@@ -11,7 +10,6 @@ from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.run.build import Built
 from manyfit.run.evaluate import Report, evaluate
 from manyfit.run.export import export_weights
-from manyfit.run.measure import is_whole
 from manyfit.run.signals import Watch
 from manyfit.store.checkpoint import Checkpoint, Keep
 from manyfit.store.folder import RunFolder
@@ -28,6 +26,9 @@ def finish(config: Config, run: RunFolder, built: Built, watch: Watch, reason: s
         report = write_report(config, run, built, split, watch)
         if report is not None:
             reports[split] = report
+        else:
+            for old in run.reports.glob(f"{split}.*"):  # of a split that is gone
+                old.unlink()
     test = reports.get("test")
     run.write_summary(
         {
@@ -51,29 +52,29 @@ def write_report(
     config: Config, run: RunFolder, built: Built, split: str, watch: Watch | None = None
 ) -> Report | None:
     """Evaluate one split and write what was found, row by row; None if it has no rows."""
-    source = built.split(split)
-    if source is None:
+    report = report_of(built, split, watch)
+    if report is None:
         return None
-    given = config.run.evaluate
-    report = evaluate(
-        built.learner,
-        source,
-        built.order.batch_size,
-        functions={name: component.build() for name, component in given.functions.items()},
-        whole=whole_metrics(config),
-        watch=watch,
-    )
     report.write(run.reports / f"{split}.csv")
-    if given.parquet:
+    if config.run.evaluate.parquet:
         report.write_parquet(run.reports / f"{split}.parquet")
     log.info("evaluated %d rows of the %s split", len(report), split)
     return report
 
 
-def whole_metrics(config: Config) -> dict[str, Any]:
-    """The metrics that see a whole split."""
-    built = {name: component.build() for name, _, component in config.run.train.named_metrics()}
-    return {name: metric for name, metric in built.items() if is_whole(metric)}
+def report_of(built: Built, split: str, watch: Watch | None = None) -> Report | None:
+    """Evaluate one split; None if it has no rows."""
+    source = built.split(split)
+    if source is None:
+        return None
+    return evaluate(
+        built.learner,
+        source,
+        built.order.batch_size,
+        functions=built.functions,
+        whole=built.whole,
+        watch=watch,
+    )
 
 
 def load_best(config: Config, run: RunFolder, built: Built) -> Checkpoint:

@@ -6,6 +6,7 @@ A difference that changes results is refused unless it is named: by its key in t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -14,22 +15,25 @@ from manyfit.config.identity import NOT_SET, Difference, diff, flat
 from manyfit.core.errors import RunConflict
 from manyfit.store.folder import RunFolder
 
+log = logging.getLogger("manyfit")
+
 HORIZON = "train.horizon"
 
 
-def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = ()) -> None:
-    """Refuse a config that would continue another run, or go past the end of its schedule."""
+def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = ()) -> set[str]:
+    """Refuse a config that would continue another run, or go past the end of its schedule.
+
+    Return the keys that have changed and were allowed to.
+    """
     before = folder.snapshot()
     if before is None:
-        return
+        return set()
     given = flat(config.explicit)
-    changed = [
-        difference
-        for difference in diff(before, config.snapshot)
-        if difference.kind is Kind.IDENTITY
-        and not _is_new_default(difference, given)
-        and not is_allowed(difference.path, allowed)
-    ]
+    found = diff(before, config.snapshot)
+    if any(difference.path in ("export.metric", "export.mode") for difference in found):
+        log.warning("what is best has changed: it is chosen among the checkpoints that are still there")
+    results = [d for d in found if d.kind is Kind.IDENTITY and not _is_new_default(d, given)]
+    changed = [d for d in results if not is_allowed(d.path, allowed)]
     if changed:
         lines = "\n".join(f"  {difference}" for difference in changed)
         names = " ".join(f"--allow-change {difference.path}" for difference in changed)
@@ -44,6 +48,7 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
             f"the schedule of {folder.path} ends after {horizon} epochs, not {epochs}: train a longer "
             f"schedule in a folder of its own, or go on at its last rate: --allow-change {HORIZON}"
         )
+    return {difference.path for difference in results}
 
 
 def check_data(now: Mapping[str, str], folder: RunFolder, allowed: Collection[str] = ()) -> None:
@@ -52,8 +57,10 @@ def check_data(now: Mapping[str, str], folder: RunFolder, allowed: Collection[st
     before = sessions[-1].get("data", {}) if sessions else {}
     changed = [
         split
-        for split in now
-        if before.get(split, now[split]) != now[split] and not is_allowed(f"data.{split}", allowed, "data")
+        for split in dict.fromkeys([*now, *before])
+        if split in before
+        and before[split] != now.get(split)
+        and not is_allowed(f"data.{split}", allowed, "data")
     ]
     if changed:
         names = " ".join(f"--allow-change data.{split}" for split in changed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from manyfit.core.errors import Interrupted, ManyfitError, RunFailed
+from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.secrets import redact
 from manyfit.core.trace import user_frame
 from manyfit.store.folder import RunFolder
@@ -16,8 +16,8 @@ log = logging.getLogger("manyfit")
 
 
 @contextmanager
-def failures(run: RunFolder) -> Iterator[None]:
-    """Turn what user code raises, and a Ctrl-C, into one clear message; the traceback goes to run.log."""
+def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
+    """Turn what user code raises, and a Ctrl-C, into one clear message; the traceback goes to the log."""
     try:
         yield
     except KeyboardInterrupt:
@@ -28,19 +28,13 @@ def failures(run: RunFolder) -> Iterator[None]:
         log.info("%s", error, exc_info=error)
         raise
     except Exception as error:
-        log.info("the run failed", exc_info=error)
-        text = f"the run failed with {type(error).__name__}: {error}\n  at {user_frame(error)}\n"
-        failed = RunFailed(redact(f"{text}  the whole traceback is in {run.path / 'run.log'}"))
+        log.info("%s failed", what, exc_info=error)
+        text = f"{what} failed with {type(error).__name__}: {error}\n  at {user_frame(error)}"
+        if any(isinstance(handler, _FileHandler) and not handler.passing for handler in log.handlers):
+            text += f"\n  the whole traceback is in {run.path / 'run.log'}"
+        failed = RunFailed(redact(text))
         failed.kind = kind_of(error)
         raise failed from error
-
-
-def kind_of(error: BaseException) -> str:
-    """What kind of failure an exception is."""
-    name = type(error).__name__
-    if name == "OutOfMemoryError" or isinstance(error, MemoryError):
-        return "out of memory"
-    return "disk" if isinstance(error, OSError) and error.errno in (27, 28, 122) else "user error"
 
 
 @contextmanager
@@ -53,7 +47,7 @@ def recorded(run: RunFolder) -> Iterator[None]:
         raise
     except Exception as error:
         found = run.checkpoints()
-        kind = error.kind if isinstance(error, RunFailed) else kind_of(error)
+        kind = kind_of(error)
         text = str(error) if isinstance(error, ManyfitError) else f"{type(error).__name__}: {error}"
         try:
             run.write_failure(kind, redact(text), found[-1].step if found else 0)
@@ -63,9 +57,10 @@ def recorded(run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def logged(path: Path) -> Iterator[None]:
-    """Keep manyfit's own log beside the run, without secrets."""
+def logged(path: Path, passing: bool = False) -> Iterator[None]:
+    """Keep manyfit's own log beside the run, without secrets. A passing one is removed with its folder."""
     handler = _FileHandler(path, delay=True)
+    handler.passing = passing
     handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     level = log.level
@@ -80,6 +75,8 @@ def logged(path: Path) -> Iterator[None]:
 
 class _FileHandler(logging.FileHandler):
     """A log file that may be full: then the run has other ways to say so."""
+
+    passing = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Do not print a traceback over the message that matters."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from manyfit.config import Config
+from manyfit.core.errors import ExtraMissing
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
 from manyfit.run.tracking import MlflowCallback
@@ -23,6 +25,8 @@ def mirrors(config: Config, run: RunFolder) -> list[TensorBoardCallback | Mlflow
     if track.tensorboard:
         found.append(TensorBoardCallback())
     if track.mlflow is not None:
+        if importlib.util.find_spec("mlflow") is None:
+            raise ExtraMissing("mlflow", "mlflow")
         found.append(MlflowCallback(config, run))
     return found
 

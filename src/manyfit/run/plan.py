@@ -56,15 +56,19 @@ class Plan:
         return self.steps_per_epoch * self.epochs
 
     def at(self, step: int) -> Boundary:
-        """What is due at a step. The last one has everything."""
+        """What is due at a step.
+
+        Rows are due by their cadence alone, also at the end: a run that is extended later must not differ
+        from one that was that long from the start. What the clock decides is due at the end, too.
+        """
         last = step == self.total
         return Boundary(
             step,
             step / self.steps_per_epoch,
             step % self.steps_per_epoch == 0,
             last,
-            last or self.log.is_due(step, self.steps_per_epoch),
-            last or self.validate.is_due(step, self.steps_per_epoch),
+            (last and self.log.by_time) or self.log.is_due(step, self.steps_per_epoch),
+            (last and self.validate.by_time) or self.validate.is_due(step, self.steps_per_epoch),
             last or (self.checkpoint is not None and self.checkpoint.is_due(step, self.steps_per_epoch)),
         )
 
@@ -75,11 +79,6 @@ class Plan:
             due = cadence.next_after(step, self.steps_per_epoch) if cadence is not None else None
             candidates += [due] if due is not None else []
         return self.at(min(candidates))
-
-    def observes(self, boundary: Boundary) -> bool:
-        """Whether a schedule may see what was validated: a run that is extended later must not tell."""
-        by_time = self.validate.by_time
-        return boundary.validate and (by_time or self.validate.is_due(boundary.step, self.steps_per_epoch))
 
     def boundaries(self, start: int, most: int = 1 << 60) -> Iterator[Boundary]:
         """Every boundary after step `start`."""

@@ -13,9 +13,12 @@ def closing(result: RunResult) -> str:
     """Say what a run has reached and where to look."""
     folder = RunFolder(result.folder)
     summary = result.summary
-    done = (
-        "finished" if result.trained_steps else "is finished already; raise train.epochs to train it further"
+    again = (
+        "is finished already; it has stopped early, and goes on if train.stop changes"
+        if summary.get("stopped")
+        else "is finished already; raise train.epochs to train it further"
     )
+    done = "finished" if result.trained_steps else again
     lines = [
         f"{folder.name} {done}",
         f"  trained  {summary['epoch']:g} epochs, {result.step} steps",

@@ -12,7 +12,6 @@ from manyfit.config.roles import MODEL
 from manyfit.core.errors import FolderError
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
-from manyfit.store.weights import weights_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,10 +47,10 @@ class RunResult:
 def load_model(place: str | Path) -> nn.Module:
     """Rebuild a model from a run (its best checkpoint), a checkpoint or an export, ready to predict.
 
-    It takes neither the config nor the user's script: a checkpoint knows the model's import path and
-    arguments. No pickle is read.
+    It takes the code that the model is made of, and no script: exports and checkpoints know the import path
+    and the arguments. No pickle is read.
     """
-    from manyfit.run.export import rebuild
+    from manyfit.run.export import evaluated_state, rebuild
 
     path = Path(place)
     if (path / "model.json").is_file() or (path / "manifest.json").is_file():
@@ -60,5 +59,5 @@ def load_model(place: str | Path) -> nn.Module:
     if not folder.resolved.exists():
         raise FolderError(f"{folder.path} has not been trained: it has no config.resolved.yaml")
     module: nn.Module = load_component(folder.resolved, "model", MODEL).build()
-    module.load_state_dict(weights_of(folder.checkpoint("best")))
+    module.load_state_dict(evaluated_state(folder.checkpoint("best")))
     return module.eval()

@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 MAX_CLASSES = 50
 """A confusion matrix of more classes than this is not written down."""
+MOST_CLASSES = 2_000
+"""Nor is one made of more than this."""
 
 
 def distribution(values: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Count, mean, deviation and quartiles; what is not a number is counted apart."""
+    """Count, mean, deviation and quartiles; what is not finite is left out of all but the mean."""
     finite = values[np.isfinite(values)]
     found: dict[str, float] = {"count": len(values)}
     if len(finite) < len(values):
@@ -47,26 +49,32 @@ def usual(target: Any, prediction: Any, classes: int) -> dict[str, Any]:
     true, said = np.asarray(target), np.asarray(prediction)
     if not (np.issubdtype(true.dtype, np.integer) and np.issubdtype(said.dtype, np.integer)):
         return {}
-    if true.shape != said.shape or not true.size or true.min() < 0:
+    if true.shape != said.shape:
         return {}
-    classes = max(classes, int(true.max()) + 1, int(said.max()) + 1)
-    matrix = np.bincount(true.ravel() * classes + said.ravel(), minlength=classes**2).reshape(
-        classes, classes
-    )
-    return segmentation(matrix) if true.ndim > 1 else classification(matrix)
+    true, said, places = true.astype(np.int64), said.astype(np.int64), true.ndim > 1
+    # What is no class of the model (-100, or 255 for "no label") is left out, as losses leave it out.
+    counts = (true >= 0) & ((true < classes) | (classes <= 0))
+    true, said = true[counts], said[counts]
+    classes = max(classes, int(true.max(initial=0)) + 1, int(said.max(initial=0)) + 1)
+    if not true.size:
+        return {}
+    if classes > MOST_CLASSES:
+        return {"accuracy": float((true == said).mean())}
+    matrix = np.bincount(true * classes + said, minlength=classes**2)
+    return (segmentation if places else classification)(matrix.reshape(classes, classes))
 
 
 def classification(matrix: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """From a confusion matrix (rows are true classes); means are over the classes that occur."""
+    """From a confusion matrix (rows are true classes); means are over classes that occur anywhere."""
     hits = np.diag(matrix).astype(np.float64)
     true, said = matrix.sum(axis=1), matrix.sum(axis=0)
-    occurs = true > 0
+    occurs = (true + said) > 0
     recall = _ratio(hits, true)
     precision = _ratio(hits, said)
     f1 = _ratio(2 * hits, true + said)
     found: dict[str, Any] = {
         "accuracy": float(hits.sum() / matrix.sum()),
-        "balanced_accuracy": float(recall[occurs].mean()),
+        "balanced_accuracy": float(recall[true > 0].mean()),
         "macro_precision": float(precision[occurs].mean()),
         "macro_recall": float(recall[occurs].mean()),
         "macro_f1": float(f1[occurs].mean()),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyfit.config.cadence import Cadence
-from manyfit.config.schema import Guard, Stop, Train
+from manyfit.config.schema import Stop, Train
 from manyfit.core.errors import Diverged, NotANumber, RunFailed
 from manyfit.store.events import Event
 
@@ -23,54 +23,69 @@ class Ending:
 
 
 def ending(train: Train, events: Sequence[Event], steps_per_epoch: int) -> Ending | None:
-    """Judge a run by its log, the newest row last."""
-    if not events:
-        return None
-    failed = failure(train.guard, events)
-    if failed is not None:
-        return Ending(str(failed), failed)
-    return stopped(train.stop, events, steps_per_epoch) if train.stop is not None else None
-
-
-def failure(guard: Guard, events: Sequence[Event]) -> RunFailed | None:
-    """A loss that is not a number, or far above the lowest so far."""
-    newest = events[-1]
-    for name in LOSSES:
-        value = newest.values.get(name)
-        if value is None:
-            continue
-        if guard.nan and not math.isfinite(value):
-            return NotANumber(
-                f"{name} is {value} at step {newest.step} (epoch {newest.epoch:g}); a lower learning rate or "
-                "train.clip_norm may help, and train.guard.nan=false goes on regardless"
-            )
-        before = [e.values[name] for e in events[:-1] if math.isfinite(e.values.get(name, math.nan))]
-        if guard.divergence is not None and before and value > guard.divergence * max(min(before), 0.0) > 0:
-            return Diverged(
-                f"{name} is {value:.4g} at step {newest.step}, more than {guard.divergence:g} times "
-                f"the lowest so far, {min(before):.4g}"
-            )
-    return None
-
-
-def stopped(stop: Stop, events: Sequence[Event], steps_per_epoch: int) -> Ending | None:
-    """Good enough, or no better for as long as one is patient."""
-    sign = 1 if stop.mode == "min" else -1
-    best, best_step = math.inf, 0
+    """Judge a run by its whole log."""
+    judge, stopped, newest = Judge(train), None, None
     for event in events:
+        newest = judge.see(event, steps_per_epoch)
+        if newest is not None and newest.error is None:
+            stopped = stopped or newest
+    return stopped or newest
+
+
+class Judge:
+    """Sees the rows of a log one after another, and says whether a run is over."""
+
+    def __init__(self, train: Train) -> None:
+        self._stop = train.stop
+        self._guard = train.guard
+        patience = train.stop.patience if train.stop is not None else None
+        self._patience = Cadence.parse(patience) if patience is not None else None
+        self._lowest = dict.fromkeys(LOSSES, math.inf)
+        self._best, self._best_step = math.inf, 0
+
+    def see(self, event: Event, steps_per_epoch: int = 1) -> Ending | None:
+        """Judge by one more row."""
+        failed = self._failure(event)
+        for name, lowest in self._lowest.items():
+            value = event.values.get(name, math.inf)
+            self._lowest[name] = min(lowest, value) if math.isfinite(value) else lowest
+        if failed is not None:
+            return Ending(str(failed), failed)
+        return self._stopped(self._stop, event, steps_per_epoch) if self._stop is not None else None
+
+    def _failure(self, event: Event) -> RunFailed | None:
+        """A loss that is not a number, or far above the lowest so far."""
+        for name, lowest in self._lowest.items():
+            value = event.values.get(name)
+            if value is None:
+                continue
+            if self._guard.nan and not math.isfinite(value):
+                return NotANumber(
+                    f"{name} is {value} at step {event.step} (epoch {event.epoch:g}); a lower learning "
+                    "rate or train.clip_norm may help, and train.guard.nan=false goes on regardless"
+                )
+            factor = self._guard.divergence
+            if factor is not None and 0 < lowest < math.inf and value > factor * lowest:
+                return Diverged(
+                    f"{name} is {value:.4g} at step {event.step}, more than {factor:g} times "
+                    f"the lowest so far, {lowest:.4g}"
+                )
+        return None
+
+    def _stopped(self, stop: Stop, event: Event, steps_per_epoch: int) -> Ending | None:
+        """Good enough, or no better for as long as one is patient."""
         value = event.values.get(stop.metric)
         if value is None:
-            continue
+            return None
+        sign = 1 if stop.mode == "min" else -1
         if stop.reach is not None and sign * value <= sign * stop.reach:
             return Ending(f"{stop.metric} has reached {value:.4g} at step {event.step}")
-        if sign * value < best - stop.min_delta:
-            best, best_step = sign * value, event.step
-        if stop.patience is None:
-            continue
-        waited = event.step - best_step
-        if waited >= Cadence.parse(stop.patience).steps(steps_per_epoch):
-            return Ending(
-                f"{stop.metric} has not been better than {sign * best:.4g} for {waited} steps, "
-                f"since step {best_step}"
-            )
-    return None
+        if sign * value < self._best - stop.min_delta:
+            self._best, self._best_step = sign * value, event.step
+        waited = event.step - self._best_step
+        if self._patience is None or waited < self._patience.steps(steps_per_epoch):
+            return None
+        return Ending(
+            f"{stop.metric} has not been better than {sign * self._best:.4g} for {waited} steps, "
+            f"since step {self._best_step}"
+        )

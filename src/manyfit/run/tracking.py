@@ -121,7 +121,8 @@ def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
         raise FolderError(f"{run.path} has not been trained: it has no config.resolved.yaml")
     values = snapshot(read_file(run.resolved)).values
     sessions = run.sessions()
-    tags = {"manyfit.fingerprint": str(sessions[-1].get("fingerprint", "")), "manyfit.folder": run.name}
+    fingerprint = sessions[-1].get("fingerprint", "") if sessions else ""
+    tags = {"manyfit.fingerprint": str(fingerprint), "manyfit.folder": run.name}
     commit = sessions[-1]["code"].get("commit") if sessions else None
     tags |= {"mlflow.source.git.commit": commit} if commit else {}
     return MlflowMirror(uri, run, redact(str(values.get("project_name", "manyfit"))), values, tags)

@@ -26,7 +26,7 @@ from manyfit.run.signals import Asked, Watch, watched
 from manyfit.run.stopping import ending
 from manyfit.run.trainer import Callback
 from manyfit.store import durable, provenance
-from manyfit.store.checkpoint import Checkpoint, newest
+from manyfit.store.checkpoint import Checkpoint, newest, set_aside
 from manyfit.store.events import EventLog, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
@@ -58,14 +58,14 @@ def train(
     >>> manyfit.train("runs/digits-mlp", ["train.epochs=30"])    # doctest: +SKIP
     """
     config, run = located(source, overrides, folder)
-    with temporary(run, debug) as run, owned(run.path), logged(run.path / "run.log"):
+    with temporary(run, debug) as run, owned(run.path), logged(run.path / "run.log", debug):
         run.check_links()
-        last = resumable(run)
+        last, changed = resumable(run), set[str]()
         if last is not None:
             config = patch(config, frozen=run.frozen())
-            guard.check_config(config, run, allow_change)
+            changed = guard.check_config(config, run, allow_change)
         with failures(run), watched() as watch:
-            return _train(config, run, last, callbacks, allow_change, watch)
+            return _train(config, run, last, callbacks, allow_change, changed, watch)
 
 
 def located(
@@ -105,11 +105,16 @@ def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
     """The checkpoint to go on from; one that is damaged is passed over, and that is said."""
     found = newest(run.checkpoint_folder)
     if found is None:
+        if run.metrics.is_file() and run.metrics.stat().st_size:
+            log.warning("%s has a log, but no checkpoint: it is trained from the start", run.path)
         return None
-    checkpoint, state, wrong = found
-    for reason in wrong:
-        log.warning("%s; going on from step %d", reason, checkpoint.step)
-    return checkpoint, state
+    for reason in found.wrong.values():
+        log.warning("%s; going on from step %d", reason, found.checkpoint.step)
+    older = {path: why for path, why in run.damaged().items() if path not in found.wrong}
+    for reason in older.values():
+        log.warning("%s; it cannot be the best any more", reason)
+    set_aside([*found.wrong, *older])
+    return found.checkpoint, found.state
 
 
 def _train(
@@ -118,6 +123,7 @@ def _train(
     last: tuple[Checkpoint, State] | None,
     callbacks: Sequence[Callback] | None,
     allowed: Collection[str],
+    changed: Collection[str],
     watch: Watch,
 ) -> RunResult:
     from manyfit.run.build import build, device_name, threads
@@ -137,8 +143,11 @@ def _train(
             start, length = last[0].step, last[0].log_length
             if is_over(config, run, built, last[0]) and run.summary().get("step") == start:
                 return result(run)
+            options = built.learner.update.options()
             built.learner.load([last[1]])
-        rehearse(built, config)
+            if any(key.startswith(("train.optimizer", "train.groups")) for key in changed):
+                built.learner.update.set_options(options)
+        rehearse(built)
         facts = {
             "data": data,
             "modules": code,
@@ -182,13 +191,11 @@ def trained(
 ) -> Member:
     """Train from where the run stands to its end."""
     from manyfit.run.cohort import Cohort, Member
-    from manyfit.run.finish import whole_metrics
     from manyfit.run.trainer import fit
 
     step, measured = (last[0].step, last[0].note.measured) if last is not None else (0, True)
     member = Member(config, run, events, committed=read_events(run.metrics, events.length))
-    if last is not None and is_over(config, run, built, last[0]):
-        member.judge(built.plan.steps_per_epoch)
+    member.ended = ending(config.run.train, member.committed, built.plan.steps_per_epoch)
     cohort = Cohort(
         [member],
         built.learner,
@@ -198,7 +205,7 @@ def trained(
         built.order.batch_size,
         step,
         measured,
-        whole_metrics(config),
+        built.whole,
     )
     fit(cohort, callbacks, watch)
     if member.ended is not None and member.ended.error is not None:
@@ -206,24 +213,22 @@ def trained(
     return member
 
 
-def rehearse(built: Built, config: Config) -> None:
+def rehearse(built: Built) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
     from manyfit.run.evaluator import Evaluator
-    from manyfit.run.finish import whole_metrics
     from manyfit.run.measure import Whole
 
     source = built.split("validation") or built.train
     with own_randomness():
         outputs = next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
-        whole = Whole(whole_metrics(config))
+        whole = Whole(built.whole)
         whole.update(outputs, 0)
         whole.values()
-        functions = {name: component.build() for name, component in config.run.evaluate.functions.items()}
-        if functions and outputs.target is not None:
+        if built.functions and outputs.target is not None:
             import torch
 
             few = slice(0, 2)
-            Evaluator(functions)(
+            Evaluator(built.functions)(
                 torch.from_numpy(outputs.output[0][few]), torch.from_numpy(outputs.target[0][few])
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 from manyfit.core.errors import Interrupted
@@ -33,9 +34,12 @@ def fit(
 ) -> None:
     """Train every run of a cohort from where it stands to its end."""
     watch, pace = watch or Watch(), pace or Pace(cohort.plan)
-    try:
+    with ExitStack() as stack:
+        for member in cohort.members:
+            stack.callback(member.writer.close)
         for callback in callbacks:
             callback.on_start(cohort)
+            stack.callback(callback.on_end, cohort)
         if not cohort.measured:
             reach(cohort, cohort.plan.at(cohort.step), callbacks, watch)
         while cohort.step < cohort.plan.total and cohort.active:
@@ -48,11 +52,6 @@ def fit(
         for member in cohort.members:
             member.writer.flush()
             member.settle()
-    finally:
-        for callback in callbacks:
-            callback.on_end(cohort)
-        for member in cohort.members:
-            member.writer.close()
 
 
 def reach(cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], watch: Watch) -> None:
@@ -63,7 +62,7 @@ def reach(cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], wat
     except Asked:
         leave(cohort, boundary, watch)
     cohort.measured = True
-    if cohort.plan.observes(boundary):
+    if boundary.validate and rows:
         cohort.learner.observe(rows)
     keep(cohort, boundary, rows)
     for callback in callbacks:
@@ -79,7 +78,8 @@ def measured(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
         parts.append(validate(cohort.learner, cohort.validation, cohort.batch_size, cohort.whole, watch))
     if boundary.log:
         parts.insert(0, taken(cohort.learner))
-    return [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
+    found: list[Row] = [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
+    return found if any(found) else []
 
 
 def taken(learner: Learner) -> list[Row]:
@@ -101,7 +101,7 @@ def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row]) -> None:
             member.writer.put_held()
             continue
         due = boundary.checkpoint or ended is not None
-        if due or (rows and member.is_candidate(rows[i])):
+        if due or (rows and member.is_candidate(boundary, rows[i])):
             states = states or cohort.learner.state()
             (member.save if due else member.hold)(states[i], boundary, per_epoch)
 

@@ -21,15 +21,15 @@ class Buffers:
             self._free.clear()  # of another shape: it will not be needed again
             found = {name: _like(tensor) for name, tensor in state.tensors.items()}
         else:
-            self._free.remove(found)
-        waits = False
+            self._free = [each for each in self._free if each is not found]
+        devices = set()
         for name, tensor in state.tensors.items():
             found[name].copy_(tensor.detach(), non_blocking=True)
-            waits = waits or tensor.device.type != "cpu"
-        if waits:
+            devices |= {tensor.device} if tensor.device.type != "cpu" else set()
+        for device in devices:
             import torch
 
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(device)
         return State(found, copy.deepcopy(state.values))
 
     def give_back(self, state: State) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
@@ -32,6 +32,10 @@ MANIFEST: Final[Mapping[str, type]] = {
     "values": dict,
     "files": dict,
 }
+
+
+class NewerFormat(FolderError):
+    """A checkpoint that another version has written: it is not damaged, and nothing may be done over it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ def save(folder: Path, state: State, note: Note) -> Checkpoint:
         "files": files,
         "values": state.values,
     }
-    text = json.dumps(manifest, indent=1, allow_nan=False, sort_keys=False)
+    text = json.dumps(manifest, allow_nan=False)
     signed = {**manifest, "digest": hashlib.sha256(_canonical(json.loads(text))).hexdigest()}
     durable.write_new(temporary / "manifest.json", json.dumps(signed, indent=1, allow_nan=False))
     durable.commit_folder(temporary, final)
@@ -193,8 +197,9 @@ def damaged(folder: Path) -> dict[Path, str]:
 
 
 def committed(folder: Path) -> Iterator[Path]:
-    """Every folder that was committed as a checkpoint, by its name."""
-    yield from sorted(path for path in folder.glob("step-*") if path.is_dir())
+    """Every folder that was committed as a checkpoint, the oldest first."""
+    found = {path: path.name.removeprefix("step-") for path in folder.glob("step-*") if path.is_dir()}
+    yield from sorted((p for p in found if found[p].isdecimal()), key=lambda p: int(found[p]))
 
 
 def read(path: Path) -> Checkpoint:
@@ -204,8 +209,9 @@ def read(path: Path) -> Checkpoint:
         raise FolderError(f"the checkpoint {path} is damaged: it has no manifest.json")
     manifest = read_json(file, MANIFEST)
     if manifest["format"] not in READABLE:
-        raise FolderError(
-            f"the checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
+        raise NewerFormat(
+            f"the checkpoint {path} has format {manifest['format']}, but this version reads {READABLE}; "
+            "use a newer manyfit"
         )
     if manifest["format"] > 1:
         given = manifest.pop("digest", None)
@@ -223,25 +229,31 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, note, manifest["values"], manifest["files"])
 
 
-def newest(folder: Path) -> tuple[Checkpoint, State, Sequence[str]] | None:
-    """The newest checkpoint that is whole, its state, and what was wrong with newer ones.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The newest checkpoint that is whole, its state, and what was wrong with newer ones."""
+
+    checkpoint: Checkpoint
+    state: State
+    wrong: Mapping[Path, str]
+
+
+def newest(folder: Path) -> Found | None:
+    """Find the checkpoint to go on from; None if there is none at all.
 
     If there are checkpoints and none is whole, that is an error: training from the start would lose them.
     """
-    wrong = damaged(folder)
-    reasons: dict[int, str] = {}
-    for path, reason in wrong.items():
-        digits = path.name.removeprefix("step-")
-        reasons[int(digits) if digits.isdecimal() else 0] = reason
-    for checkpoint in reversed(checkpoints(folder)):
+    wrong: dict[Path, str] = {}
+    for path in reversed(list(committed(folder))):
         try:
-            state = checkpoint.load()
+            checkpoint = read(path)
+            return Found(checkpoint, checkpoint.load(), wrong)
+        except NewerFormat:
+            raise
         except FolderError as error:
-            reasons[checkpoint.step] = str(error)
-            continue
-        return checkpoint, state, [reasons[step] for step in sorted(reasons) if step > checkpoint.step]
-    if reasons:
-        listed = "\n  ".join(reasons.values())
+            wrong[path] = str(error)
+    if wrong:
+        listed = "\n  ".join(wrong.values())
         raise FolderError(
             f"no checkpoint in {folder} can be read:\n  {listed}\n"
             f"bring one back, or move {folder} away to train from the start"
@@ -249,12 +261,22 @@ def newest(folder: Path) -> tuple[Checkpoint, State, Sequence[str]] | None:
     return None
 
 
+def set_aside(paths: Iterable[Path]) -> None:
+    """Take damaged checkpoints out of the way, so that they neither count nor are lost."""
+    for path in paths:
+        aside = path.with_name(f"damaged-{path.name}")
+        durable.discard(aside) if aside.exists() else None
+        path.rename(aside)
+
+
 def prune(folder: Path, keep: Keep) -> None:
-    """Keep the last and the best checkpoints, and sweep up what a crash left behind."""
-    kept = {c.path for c in keep.chosen(checkpoints(folder))}
-    for entry in sorted(folder.iterdir()):
-        if entry not in kept:
-            durable.discard(entry)
+    """Keep the last and the best checkpoints, and sweep up what a crash left. What else lies here stays."""
+    found = checkpoints(folder)
+    kept = {c.path for c in keep.chosen(found)}
+    for path in sorted(c.path for c in found if c.path not in kept):
+        durable.discard(path)
+    for left in sorted(folder.glob(".step-*")):
+        durable.discard(left)
 
 
 def _canonical(manifest: Mapping[str, Any]) -> bytes:

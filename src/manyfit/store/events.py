@@ -67,6 +67,8 @@ class EventLog:
 
     def sync(self) -> None:
         """Flush to disk."""
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise FolderError(f"{self.path} was deleted while the run was training")
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -87,6 +89,8 @@ def read_events(path: Path, length: int | None = None) -> list[Event]:
     if not path.exists():
         return []
     data = path.read_bytes()[:length]
+    if length and not data.endswith(b"\n"):
+        raise FolderError(f"{path} is damaged: it is not what a checkpoint has committed")
     try:
         return [Event.parse(line) for line in data[: data.rfind(b"\n") + 1].decode().splitlines()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

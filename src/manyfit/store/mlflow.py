@@ -53,17 +53,18 @@ class MlflowMirror:
         client = mlflow.MlflowClient(tracking_uri=self.uri)
         record = self._record()
         if not record["run_id"] or self._is_gone(client, record["run_id"]):
-            record |= {"run_id": self._create(client, self.folder.name, self.tags), "rows": 0}
-            self._send_params(client, record["run_id"])
+            record = {**self._empty(), "run_id": self._create(client, self.folder.name, self.tags)}
             self._keep(record)
+        if not record["rows"]:
+            self._send_params(client, record["run_id"])
         fresh = events[record["rows"] :]
         self._send(client, record["run_id"], [(e, e.values) for e in fresh])
         record["rows"] = max(record["rows"], len(events))
         self._keep(record)
-        if summary and events and record["evaluated"] != summary["best_step"]:
+        if summary and events and record["evaluated"] != summary["step"]:
             self._evaluation(client, record, events[-1], summary)
             client.set_terminated(record["run_id"], "FINISHED")
-            record["evaluated"] = summary["best_step"]
+            record["evaluated"] = summary["step"]
             self._keep(record)
         return len(fresh)
 
@@ -111,17 +112,18 @@ class MlflowMirror:
         from mlflow.exceptions import MlflowException
 
         try:
-            client.get_run(run_id)
+            return bool(client.get_run(run_id).info.lifecycle_stage == "deleted")
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return True
             raise
-        return False
 
     def _record(self) -> dict[str, Any]:
-        empty = {"uri": redact(self.uri), "run_id": "", "rows": 0, "evaluation_id": "", "evaluated": 0}
         found = read_json(self._file, RECORD)
-        return found if found.get("uri") == redact(self.uri) else empty
+        return found if found.get("uri") == redact(self.uri) else self._empty()
+
+    def _empty(self) -> dict[str, Any]:
+        return {"uri": redact(self.uri), "run_id": "", "rows": 0, "evaluation_id": "", "evaluated": 0}
 
     def _keep(self, record: Mapping[str, Any]) -> None:
         durable.write(self._file, json.dumps(record, indent=1) + "\n")

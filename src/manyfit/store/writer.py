@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from manyfit.core.errors import RunFailed
+from manyfit.core.errors import RunFailed, kind_of
 from manyfit.core.state import State
 from manyfit.store import checkpoint
 from manyfit.store.buffers import Buffers
@@ -44,7 +44,7 @@ class Writer:
     def put(self, state: State, note: Note) -> None:
         """Write a state, and what is held, as soon as possible."""
         self.check()
-        if not any(waiting.note.step == note.step and waiting.note == note for waiting in self._waiting):
+        if not any(waiting.note == note for waiting in self._waiting):
             self.hold(state, note)
         with self._changed:
             self._until = note.step
@@ -75,7 +75,7 @@ class Writer:
         self.check()
 
     def close(self) -> None:
-        """End the thread, after what it is writing now."""
+        """End the thread, after it has written what was put."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -86,10 +86,12 @@ class Writer:
         """Raise what went wrong in the thread."""
         if self._error is not None:
             reason = getattr(self._error, "strerror", None) or f"{type(self._error).__name__}: {self._error}"
-            raise RunFailed(
+            failed = RunFailed(
                 f"a checkpoint could not be written to {self._folder}: {reason}; "
                 "what was committed before is whole, and the same command goes on from there"
-            ) from self._error
+            )
+            failed.kind = kind_of(self._error)
+            raise failed from self._error
 
     def _next(self) -> _Waiting | None:
         return next((waiting for waiting in self._waiting if waiting.note.step <= self._until), None)
@@ -109,7 +111,7 @@ class Writer:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._next() is not None)
                 found = self._next()
-                if found is None or self._closed:
+                if found is None:
                     return
                 self._waiting.remove(found)
                 self._busy = True
