@@ -13,6 +13,7 @@ from timing import compare, where
 from manyfit import load_config
 from manyfit.run.build import build
 from manyfit.run.evaluate import evaluate
+from manyfit.run.evaluator import Evaluator
 
 torch.set_num_threads(1)
 SOURCE = Path(__file__).resolve().parent
@@ -35,15 +36,16 @@ class Case:
         }  # fmt: skip
         self.built = build(load_config(tree, project=SOURCE))
         self.batch = batch
+        self.evaluator = Evaluator({"margin": margin})
         self.name = f"{model}, {len(self.built.train)} rows, batch {batch}"
 
     def ours(self):
-        report = evaluate(self.built.learner, self.built.train, self.batch, functions={"margin": margin})
+        report = evaluate(self.built.learner, self.built.train, self.batch, evaluator=self.evaluator)
         assert len(report) == len(self.built.train)
 
     def written(self):
         with tempfile.TemporaryDirectory() as folder:
-            report = evaluate(self.built.learner, self.built.train, self.batch, functions={"margin": margin})
+            report = evaluate(self.built.learner, self.built.train, self.batch, evaluator=self.evaluator)
             report.write(Path(folder) / "report.csv")
 
     @torch.no_grad()

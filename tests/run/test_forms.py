@@ -428,7 +428,7 @@ class TestLimited(SourceContract):
 def test_what_is_not_data(forms):
     with pytest.raises(UsageError, match="must return a source"):
         manyfit.train(forms.changed(data={"class": "sets.Nothing"}), folder="runs/b", callbacks=[])
-    with pytest.raises(UsageError, match="a int is not a source"):
+    with pytest.raises(UsageError, match="'int' is neither a source"):
         Splits(train=3).source("train")
     with pytest.raises(RunFailed, match="must return a tensor, or"):
         manyfit.train(forms.changed(model={"class": "forms.Wrong"}), folder="runs/b", callbacks=[])

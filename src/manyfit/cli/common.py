@@ -77,7 +77,9 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
         word = queue.pop(0)
         if word in ("-p", "--param"):
             if len(queue) < 2:
-                raise click.UsageError("-p needs a key and a value: -p train.epochs 10")
+                raise click.UsageError(
+                    "-p needs a key and a value: -p train.epochs 10 (or, without -p, train.epochs=10)"
+                )
             from manyfit.config.override import pair
 
             found.append(pair(queue.pop(0), queue.pop(0)))
@@ -152,3 +154,13 @@ def json_option(function: F) -> F:
 def run_argument(function: F) -> F:
     """Add the argument RUN: a run folder or a config file."""
     return click.argument("run", type=click.Path(path_type=Path), shell_complete=complete_run)(function)
+
+
+def allow_change_option(function: F) -> F:
+    """Add `--allow-change`."""
+    return click.option(
+        "--allow-change",
+        multiple=True,
+        metavar="KEY",
+        help="Go on although this has changed: a key of the config, data, data.train, code, code.models …",
+    )(function)

@@ -6,23 +6,37 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides, run_argument, table
+from manyfit.cli.common import (
+    OverrideVerb,
+    allow_change_option,
+    as_json,
+    json_option,
+    overrides,
+    run_argument,
+    table,
+)
 
 
 @click.command(cls=OverrideVerb)
 @run_argument
 @click.option("--split", default="test", show_default=True, help="train, validation or test.")
+@allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
 @json_option
-def command(run: Path, split: str, which: str, json_: bool) -> None:
+def command(run: Path, split: str, which: str, allow_change: tuple[str, ...], json_: bool) -> None:
     """Evaluate RUN again, row by row, and write reports/<split>.csv.
 
     With another checkpoint, or with overrides (such as data.root=/new), the report gets a name of its own.
     """
     from manyfit.run.again import evaluate
 
-    report = evaluate(run, split, which, overrides())
+    report = evaluate(run, split, which, overrides(), allow_change)
     if json_:
         as_json({"rows": len(report), "values": report.values, "summary": report.summary(10)})
         return
-    table([("rows", len(report)), *((name, f"{value:.6g}") for name, value in report.values.items())])
+    table(
+        [
+            ("rows", f"{len(report)} of the {split} split"),
+            *((name, f"{value:.6g}") for name, value in report.values.items()),
+        ]
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option, run_argument
+from manyfit.cli.common import Verb, allow_change_option, as_json, json_option, run_argument
 
 
 @click.command(cls=Verb)
@@ -20,13 +20,16 @@ from manyfit.cli.common import Verb, as_json, json_option, run_argument
     show_default=True,
     help="May be given several times. torch is a torch.export program (.pt2).",
 )
+@allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
 @json_option
-def command(run: Path, formats: tuple[str, ...], which: str, json_: bool) -> None:
+def command(
+    run: Path, formats: tuple[str, ...], which: str, allow_change: tuple[str, ...], json_: bool
+) -> None:
     """Write the model of RUN into its folder exported/. Each form is checked against the original first."""
     from manyfit.run.again import export
 
-    written = export(run, formats, which)
+    written = export(run, formats, which, allow_change)
     if json_:
         as_json([str(path) for path in written])
     else:

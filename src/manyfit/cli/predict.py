@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import OverrideVerb, overrides, run_argument
+from manyfit.cli.common import OverrideVerb, allow_change_option, overrides, run_argument
 from manyfit.core.errors import UsageError
 
 
@@ -16,12 +16,15 @@ from manyfit.core.errors import UsageError
 @click.option(
     "--data", type=click.Path(path_type=Path), help="New rows: .npy, .npz with inputs and ids, .csv."
 )
+@allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
-def command(run: Path, split: str, data: Path | None, which: str, output: Path | None) -> None:
+def command(
+    run: Path, split: str, data: Path | None, which: str, allow_change: tuple[str, ...], output: Path | None
+) -> None:
     """Predict with RUN: CSV with the id, the prediction and, for classes, the confidence of every row.
 
-    \\b
+    \b
     manyfit predict runs/digits-mlp --data new.npz -o new.csv
     manyfit predict runs/digits-mlp --split validation
     """
@@ -31,7 +34,7 @@ def command(run: Path, split: str, data: Path | None, which: str, output: Path |
 
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent}")
-    columns = predict(run, split, data, which, overrides())
+    columns = predict(run, split, data, which, overrides(), allow_change)
     text = as_csv(columns)
     if output is not None:
         durable.write(output, text)

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides, run_argument
+from manyfit.cli.common import (
+    OverrideVerb,
+    allow_change_option,
+    as_json,
+    json_option,
+    overrides,
+    run_argument,
+)
 
 
 @click.command(cls=OverrideVerb)
 @run_argument
-@click.option(
-    "--allow-change",
-    multiple=True,
-    metavar="KEY",
-    help="Go on although this has changed: a key of the config, data, data.train, code, code.models …",
-)
+@allow_change_option
 @click.option("--debug", is_flag=True, help="Train in a folder that is removed afterwards.")
 @click.option("--fast-dev-run", is_flag=True, help="One batch of everything, and keep nothing.")
 @click.option(

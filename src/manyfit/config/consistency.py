@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from manyfit.config.cadence import Cadence
 from manyfit.config.schema import Freeze, Run
+from manyfit.config.signature import signature_of
 from manyfit.core.names import listing, nearest
 
 RESERVED: Final = ("id", "target", "prediction", "confidence", "loss", "class", "step", "epoch", "time")
@@ -29,6 +30,7 @@ def contradictions(run: Run) -> Iterator[Contradiction]:
     yield from _names(run)
     yield from _times(run)
     yield from _metrics(run)
+    yield from _directions(run)
     yield from _optimizers(run)
     yield from _patterns(run)
 
@@ -66,6 +68,24 @@ def _metrics(run: Run) -> Iterator[Contradiction]:
         )
     if stop is not None and stop.patience is not None and not Cadence.parse(stop.patience).amount:
         yield Contradiction(("train", "stop", "patience"), "no patience at all", "more than 0", stop.patience)
+
+
+HIGHER: Final = ("accuracy", "top_k_accuracy", "binary_accuracy")
+"""Metrics of manyfit of which more is better."""
+
+
+def _directions(run: Run) -> Iterator[Contradiction]:
+    """The highest accuracy is the best one; to take the lowest is a slip."""
+    owner = "manyfit.learn.metrics."
+    better = {f"val_{n}" for n, _, c in run.train.named_metrics() if c.path in {owner + m for m in HIGHER}}
+    chosen: list[tuple[tuple[str, ...], str, str]] = [
+        (("export", "mode"), run.export.metric, run.export.mode)
+    ]
+    if run.train.stop is not None:
+        chosen.append((("train", "stop", "mode"), run.train.stop.metric, run.train.stop.mode))
+    for path, metric, mode in chosen:
+        if metric in better and mode == "min":
+            yield Contradiction(path, f"more of {metric!r} is better", "max", "min")
 
 
 def _chosen(run: Run) -> list[tuple[tuple[str, ...], str]]:
@@ -111,6 +131,20 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
                 repr(group.optimizer),
                 nearest(group.optimizer, names),
             )
+        owners = train.optimizers()
+        asked_of = [owners[group.optimizer]] if group.optimizer in owners else list(owners.values())
+        for option in group.options:
+            known = [
+                key for owner in asked_of for key in signature_of(owner.target).parameters if key != "params"
+            ]
+            if known and option not in known:
+                yield Contradiction(
+                    ("train", "groups", str(i), "options", option),
+                    "the optimizer has no such option",
+                    f"one of {listing(known)}",
+                    option,
+                    nearest(option, known),
+                )
     for name in train.schedulers():
         if name not in names:
             yield Contradiction(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import StringConstraints
@@ -91,7 +91,8 @@ class Group:
 
     match: str
     optimizer: str | None = None
-    options: Mapping[str, float | int | bool] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What of the optimiser is different for these parameters, such as lr or weight_decay."""
 
 
 @dataclass(frozen=True, kw_only=True)

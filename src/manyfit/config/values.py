@@ -38,7 +38,7 @@ from manyfit.config.tree import (
     leaves,
     plain,
 )
-from manyfit.config.wording import MAPPINGS, SEQUENCES, SETS, expectation, expectation_of_any
+from manyfit.config.wording import MAPPINGS, PATTERNS, SEQUENCES, SETS, expectation, expectation_of_any
 from manyfit.core.errors import Origin, Problem
 from manyfit.core.names import listing, nearest, show
 from manyfit.core.secrets import Secret
@@ -361,7 +361,8 @@ class Values(abc.ABC):
             return adapter.validate_json(json.dumps(plain(node)), strict=True)
         except ValidationError as error:
             for item in error.errors(include_url=False):
-                wanted = item["msg"].removeprefix("Input should be ")
+                pattern = item.get("ctx", {}).get("pattern", "")
+                wanted = PATTERNS.get(pattern) or item["msg"].removeprefix("Input should be ")
                 self.fail(node, (*path, *item["loc"]), "not a possible value", wanted)
             return INVALID
 

@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from manyfit.config.cadence import PATTERN
 from manyfit.config.roles import Role
 from manyfit.core.names import listing
 
@@ -27,6 +28,10 @@ MAPPINGS: Final = {
     collections.abc.Mapping,
     collections.abc.MutableMapping,
     collections.OrderedDict,
+}
+PATTERNS: Final = {
+    PATTERN: "such as 3ep, 0.5ep, 500ba or 90s: epochs, batches or seconds",
+    f"^auto$|{PATTERN}": "auto, or such as 3ep, 0.5ep, 500ba or 90s: epochs, batches or seconds",
 }
 SCALARS: Final = {
     int: "a whole number",

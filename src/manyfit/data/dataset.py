@@ -39,7 +39,8 @@ class DatasetSource:
     def __init__(self, dataset: Any, workers: int = 0, ids: Sequence[object] | None = None) -> None:
         self.dataset = dataset
         self.workers = workers
-        self._ids = checked_ids(ids, len(dataset))
+        own = getattr(dataset, "ids", None) if ids is None else ids
+        self._ids = checked_ids(own() if callable(own) else own, len(dataset))
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -57,6 +57,7 @@ class Objective:
         self.sums = False
         if loss is None:
             return output, None
+        self._check_single(module)
         weight = self._weight(batch)
         if weight is not None and not loss.ndim:
             raise RunFailed(
@@ -69,6 +70,8 @@ class Objective:
         """The output and one loss for each row; None where there is no loss."""
         result = self._called(module, batch)
         output, given = (result, None) if isinstance(result, Tensor) else self._split(module, result)
+        if given is not None:
+            self._check_single(module)
         if self.row_loss is not None and batch.target is not None:
             return output, self.row_loss(output, self.target(batch))
         if given is None or given.shape == (len(batch),):
@@ -79,11 +82,18 @@ class Objective:
             self._noted = True
             log.warning(
                 "%s returns one loss for a batch, so rows are evaluated one by one; return one loss for each "
-                "row, or set train.loss, to be faster",
+                "row to be faster",
                 type(module).__name__,
             )
         alone = [self._split(module, self._called(module, batch.part(i, i + 1))) for i in range(len(batch))]
         return output, torch.stack([loss.reshape(()) for _, loss in alone if loss is not None])
+
+    def _check_single(self, module: nn.Module) -> None:
+        if self.loss is not None:
+            raise RunFailed(
+                f"{type(module).__name__} returns its own loss, and train.loss is set as well; "
+                "one of them counts: write train.loss: null, or return the output alone"
+            )
 
     def target(self, batch: Batch) -> Tensor:
         """The target on the device."""

@@ -17,6 +17,7 @@ from manyfit.core.errors import FolderError, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.store.folder import RunFolder
 
+SPLITS: Final = ("train", "validation", "test")
 LABELS: Final = ("id", "target", "prediction", "confidence")
 RESAMPLES: Final = 10_000
 MOST_DRAWS: Final = 200_000_000
@@ -150,9 +151,14 @@ class ReportFile:
 
 def read_report(run: Path, split: str) -> ReportFile:
     """Read `reports/<split>.csv` of a run."""
+    if split not in SPLITS:
+        raise UsageError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
     file = RunFolder(run).reports / f"{split}.csv"
     if not file.is_file():
-        raise FolderError(f"{run} has no report of the {split} split; write it: manyfit evaluate {run}")
+        raise FolderError(
+            f"{run} has no report of the {split} split; once it is trained: "
+            f"manyfit evaluate {run} --split {split}"
+        )
     try:
         csv.field_size_limit(sys.maxsize)
         with file.open(newline="") as stream:

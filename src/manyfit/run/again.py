@@ -6,7 +6,7 @@ import csv
 import logging
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +21,11 @@ from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.data import ArraySource, Source, once
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
+from manyfit.run.code import imported
 from manyfit.run.evaluate import Report, check_rows, interpret
 from manyfit.run.export import FORMATS, export_weights, exported_step
 from manyfit.run.finish import report_of, write_report
+from manyfit.run.guard import check_code, check_data
 from manyfit.run.journal import failures
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint
@@ -43,7 +45,7 @@ def trained_folder(place: Path) -> RunFolder:
 
 @contextmanager
 def reopened(
-    place: Path, which: str = "best", overrides: Overrides = ()
+    place: Path, which: str = "best", overrides: Overrides = (), allowed: Collection[str] = ()
 ) -> Iterator[tuple[Config, RunFolder, Built, Checkpoint]]:
     """A run as it was trained, with the weights of one of its checkpoints. Overrides may change its data."""
     run = trained_folder(place)
@@ -51,20 +53,37 @@ def reopened(
     found = run.checkpoint(which)
     with failures(run, "this"), own_randomness(), threads(config.run.train.threads):
         built = build(config)
+        source = config.project / config.run.src_code_path
+        check_code(imported(source), run, source, allowed)
         built.learner.load([found.load()])
         yield config, run, built, found
 
 
 def evaluate(
-    place: str | Path, split: str = "test", which: str = "best", overrides: Overrides = ()
+    place: str | Path,
+    split: str = "test",
+    which: str = "best",
+    overrides: Overrides = (),
+    allow_change: Collection[str] = (),
 ) -> Report:
     """Evaluate a run again, row by row, and write the report of the split anew."""
     check_split(split)
     trained_folder(Path(place))
-    with owned(Path(place)), reopened(Path(place), which, overrides) as (config, run, built, found):
+    with (
+        owned(Path(place)),
+        reopened(Path(place), which, overrides, allow_change) as (
+            config,
+            run,
+            built,
+            found,
+        ),
+    ):
         run.check_links()
         if not overrides and which == "best":
-            _note_changes(built, run, split)
+            source = built.split(split)
+            check_data(
+                {split: source.fingerprint()} if source is not None else {}, run, allow_change, [split]
+            )
             report = write_report(config, run, built, split)
             if report is not None:
                 _amend(config, run, split, report)
@@ -76,14 +95,6 @@ def evaluate(
     if report is None:
         raise UsageError(f"{place} has no rows in the split {split!r}")
     return report
-
-
-def _note_changes(built: Built, run: RunFolder, split: str) -> None:
-    """Say if the rows are not those that the run was evaluated on before."""
-    source, sessions = built.split(split), run.sessions()
-    before = sessions[-1]["data"].get(split) if sessions else None
-    if source is not None and before is not None and source.fingerprint() != before:
-        log.warning("the %s data has changed since %s was trained", split, run.path)
 
 
 def _amend(config: Config, run: RunFolder, split: str, report: Report) -> None:
@@ -104,13 +115,14 @@ def predict(
     data: str | Path | None = None,
     which: str = "best",
     overrides: Overrides = (),
+    allow_change: Collection[str] = (),
 ) -> dict[str, Any]:
     """Predict every row of a split, or of a file with new data: columns by name, the first is the id.
 
     >>> manyfit.predict("runs/digits-mlp", data="new.npz")["prediction"]    # doctest: +SKIP
     """
     check_split(split)
-    with reopened(Path(place), which, overrides) as (_, run, built, _found):
+    with reopened(Path(place), which, overrides, allow_change) as (_, run, built, _found):
         source = read_rows(Path(data)) if data is not None else built.split(split)
         if source is None or not len(source):
             raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
@@ -198,14 +210,19 @@ def _csv_rows(file: Path) -> ArraySource:
     return ArraySource(np.asarray(numbers, dtype=np.float32), ids=ids)
 
 
-def export(place: str | Path, formats: Sequence[str] = ("safetensors",), which: str = "best") -> list[Path]:
+def export(
+    place: str | Path,
+    formats: Sequence[str] = ("safetensors",),
+    which: str = "best",
+    allow_change: Collection[str] = (),
+) -> list[Path]:
     """Write the model of a run into its folder `exported/`, each form checked before it is kept."""
     unknown = [name for name in formats if name not in ("safetensors", *FORMATS)]
     if unknown:
         raise UsageError(f"there is no format {unknown[0]!r}; there are safetensors, {', '.join(FORMATS)}")
     written = []
     trained_folder(Path(place))
-    with owned(Path(place)), reopened(Path(place), which) as (config, run, built, found):
+    with owned(Path(place)), reopened(Path(place), which, (), allow_change) as (config, run, built, found):
         run.check_links()
         for name in formats:
             if name == "safetensors":

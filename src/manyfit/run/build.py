@@ -21,6 +21,7 @@ from manyfit.core.trace import user_frame
 from manyfit.data import Data, Limited, NotASource, Order, Source, Split, as_source
 from manyfit.learn.objective import Objective
 from manyfit.learn.torch import TorchLearner
+from manyfit.run.evaluator import Evaluator
 from manyfit.run.measure import is_whole
 from manyfit.run.parts import build_loss, build_update, warm_start
 from manyfit.run.plan import Plan
@@ -42,7 +43,7 @@ class Built:
     test: Source | None
     whole: Mapping[str, Any]
     """Metrics that see a whole split."""
-    functions: Mapping[str, Any]
+    evaluator: Evaluator
     """Functions of one row."""
 
     def fingerprints(self) -> dict[str, str]:
@@ -95,7 +96,9 @@ def build(config: Config, *, warm: bool = False) -> Built:
     )
     whole = {name: metric for name, metric in metrics.items() if is_whole(metric)}
     functions = {name: component.build() for name, component in run.evaluate.functions.items()}
-    return Built(learner, Plan.of(run.train, steps), order, train, validation, test, whole, functions)
+    return Built(
+        learner, Plan.of(run.train, steps), order, train, validation, test, whole, Evaluator(functions)
+    )
 
 
 def check_own_step(config: Config, module: torch.nn.Module) -> None:

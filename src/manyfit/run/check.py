@@ -125,11 +125,19 @@ def check_resume(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
     changes = [*overrides, *SMALL]
     with tempfile.TemporaryDirectory(prefix="manyfit-check-") as folder:
         place = Path(folder) / "runs"
-        killed_and_resumed(source, changes, place / "whole", [])
+        try:
+            killed_and_resumed(source, changes, place / "whole", [])
+        except RunFailed as error:
+            yield Finding("a few steps", False, str(error))
+            return
         whole = RunFolder(place / "whole")
         for i, kills in enumerate(POINTS):
             name = ", then ".join(map(str, kills))
-            hits = killed_and_resumed(source, changes, place / f"killed-{i}", kills)
+            try:
+                hits = killed_and_resumed(source, changes, place / f"killed-{i}", kills)
+            except RunFailed as error:
+                yield Finding(name, False, str(error))
+                continue
             if not hits:
                 yield Finding(name, True, "the run was over before this point")
                 continue

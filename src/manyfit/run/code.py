@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
 
 def imported(source: Path) -> dict[str, str]:
     """Every module that was imported from a folder, with the hash of its syntax tree."""
@@ -21,9 +23,13 @@ def imported(source: Path) -> dict[str, str]:
 
 
 def digest(file: Path) -> str:
-    """The hash of a file's syntax tree: comments and blank lines do not count."""
+    """The hash of a file's syntax tree: comments, docstrings and blank lines do not count."""
     try:
-        tree = ast.dump(ast.parse(file.read_bytes()))
+        parsed = ast.parse(file.read_bytes())
+        for node in ast.walk(parsed):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:]
+        tree = ast.dump(parsed)
     except (OSError, SyntaxError, ValueError) as error:
         tree = f"unreadable: {type(error).__name__}"
     return hashlib.sha256(tree.encode()).hexdigest()

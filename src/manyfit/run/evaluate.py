@@ -81,12 +81,12 @@ def evaluate(
     source: Source,
     batch_size: int,
     member: int = 0,
-    functions: Mapping[str, Any] | None = None,
+    evaluator: Evaluator | None = None,
     whole: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
 ) -> Report:
     """Evaluate one run of a cohort on every row of a split."""
-    table, metrics = Table(Evaluator(functions or {})), Whole(whole or {})
+    table, metrics = Table(evaluator or Evaluator({})), Whole(whole or {})
     with own_randomness():
         for outputs in learner.evaluate(watching(once(source, batch_size), watch)):
             table.add(outputs, member)

@@ -71,7 +71,7 @@ def report_of(built: Built, split: str, watch: Watch | None = None) -> Report | 
         built.learner,
         source,
         built.order.batch_size,
-        functions=built.functions,
+        evaluator=built.evaluator,
         whole=built.whole,
         watch=watch,
     )

@@ -32,6 +32,11 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
     found = diff(before, config.snapshot)
     if any(difference.path in ("export.metric", "export.mode") for difference in found):
         log.warning("what is best has changed: it is chosen among the checkpoints that are still there")
+    for difference in found:
+        if difference.path == "train.epochs" and config.run.train.epochs < int(difference.before):
+            log.warning(
+                "train.epochs is %s now; when the run was last started, it was %s", *_both(difference)
+            )
     results = [d for d in found if d.kind is Kind.IDENTITY and not _is_new_default(d, given)]
     changed = [d for d in results if not is_allowed(d.path, allowed)]
     if changed:
@@ -51,13 +56,15 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
     return {difference.path for difference in results}
 
 
-def check_data(now: Mapping[str, str], folder: RunFolder, allowed: Collection[str] = ()) -> None:
-    """Refuse data that differs from what the run has seen so far."""
+def check_data(
+    now: Mapping[str, str], folder: RunFolder, allowed: Collection[str] = (), splits: Collection[str] = ()
+) -> None:
+    """Refuse data that differs from what the run has seen so far, in all splits or in some."""
     sessions = folder.sessions()
     before = sessions[-1].get("data", {}) if sessions else {}
     changed = [
         split
-        for split in dict.fromkeys([*now, *before])
+        for split in splits or dict.fromkeys([*now, *before])
         if split in before
         and before[split] != now.get(split)
         and not is_allowed(f"data.{split}", allowed, "data")
@@ -85,8 +92,8 @@ def check_code(
         names = " ".join(f"--allow-change code.{name}" for name in changed)
         raise RunConflict(
             f"the code of {folder.path} has changed since it was trained: {', '.join(changed)} in "
-            f"{source.name}/ (comments do not count); put the old code back, train in a folder of its own, "
-            f"or go on with the change: {names}"
+            f"{source.name}/ (comments and docstrings do not count); put the old code back, train in a "
+            f"folder of its own, or go on with the change: {names}"
         )
 
 
@@ -95,6 +102,10 @@ def is_allowed(path: str, allowed: Collection[str], group: str = "") -> bool:
     parts = path.split(".")
     prefixes = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
     return bool(prefixes & set(allowed)) or bool(group and group in allowed)
+
+
+def _both(difference: Difference) -> tuple[object, object]:
+    return difference.after, difference.before
 
 
 def _is_new_default(difference: Difference, given: Mapping[str, object]) -> bool:

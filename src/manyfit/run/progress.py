@@ -28,7 +28,7 @@ class PlainProgress:
         """Show the values of an epoch."""
         for member, row in zip(cohort.members, rows, strict=False):
             name = f"{member.folder.name} " if len(cohort.members) > 1 else ""
-            self.line(f"{name}epoch {boundary.epoch:g}/{cohort.plan.epochs}  {values(row)}")
+            self.line(f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {values(row)}")
 
     def on_end(self, cohort: Cohort) -> None:
         """Nothing to close."""

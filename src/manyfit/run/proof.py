@@ -9,13 +9,14 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from manyfit.config.override import Overrides
-from manyfit.core.errors import RunFailed
+from manyfit.core.errors import ManyfitError, RunFailed
 from manyfit.data import Batch, Order, Source
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
@@ -143,7 +144,11 @@ def train_once(config: str, overrides: Overrides, folder: str, trace: str, kill:
     """Train in this process, which may end itself."""
     from manyfit.run.train import train
 
-    train(config, overrides, folder=folder, callbacks=[Probe(Path(trace), kill)])
+    try:
+        train(config, overrides, folder=folder, callbacks=[Probe(Path(trace), kill)])
+    except ManyfitError as error:
+        Path(f"{folder}.error").write_text(str(error))
+        sys.exit(1)
 
 
 def attempt(config: Path, overrides: Overrides, folder: Path, kill: Kill | None) -> int:
@@ -166,11 +171,17 @@ def killed_and_resumed(config: Path, overrides: Overrides, folder: Path, kills: 
         code = attempt(config, overrides, folder, kill)
         hits += code == -signal.SIGKILL
         if code not in (0, -signal.SIGKILL):
-            raise RunFailed(f"the run failed, with exit code {code}")
+            raise RunFailed(reason(folder, code))
     code = attempt(config, overrides, folder, None)
     if code:
-        raise RunFailed(f"the run could not be resumed: exit code {code}")
+        raise RunFailed(reason(folder, code))
     return hits
+
+
+def reason(folder: Path, code: int) -> str:
+    """Why a training in a process of its own has failed."""
+    file = Path(f"{folder}.error")
+    return file.read_text() if file.exists() else f"the training ended with exit code {code}"
 
 
 def difference(left: RunFolder, right: RunFolder) -> str:

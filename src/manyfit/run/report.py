@@ -21,8 +21,8 @@ def closing(result: RunResult) -> str:
     done = "finished" if result.trained_steps else again
     lines = [
         f"{folder.name} {done}",
-        f"  trained  {summary['epoch']:g} epochs, {result.step} steps",
-        f"  best     epoch {summary['best_epoch']:g}: {values(result.metrics)}",
+        f"  trained  {summary['epoch']:.4g} epochs, {result.step} steps",
+        f"  best     epoch {summary['best_epoch']:.4g}: {values(result.metrics)}",
     ]
     if summary.get("stopped"):
         lines.insert(2, f"  stopped  {summary['stopped']}")

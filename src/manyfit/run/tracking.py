@@ -11,6 +11,7 @@ from typing import Any
 
 from manyfit.config import Config
 from manyfit.config.config import snapshot
+from manyfit.config.project import project_root
 from manyfit.config.read import read_file
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.core.secrets import Secret, redact
@@ -87,7 +88,7 @@ class MlflowCallback:
 
     def on_start(self, cohort: Cohort) -> None:
         """Begin to feed."""
-        self._feeder = Feeder(mlflow_mirror(self._run, address_of(self._config.run.track.mlflow)))
+        self._feeder = Feeder(mlflow_mirror(self._run, address_of(self._config.run.track.mlflow, self._run)))
         self._feed(cohort)
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
@@ -128,13 +129,17 @@ def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
     return MlflowMirror(uri, run, redact(str(values.get("project_name", "manyfit"))), values, tags)
 
 
-def address_of(given: Any) -> str:
+def address_of(given: Any, run: RunFolder) -> str:
     """The address of MLflow, with its secrets filled in."""
     template = Secret(str(given))
     missing = [name for name in template.names if name not in os.environ]
     if missing:
         raise UsageError(f"the address of MLflow needs the environment variable {missing[0]}")
-    return template.reveal()
+    address, local = template.reveal(), "sqlite:///"
+    if address.startswith(local):
+        # A path in a config is counted from the project's root, wherever the command is given.
+        return local + str(project_root(run.path).resolve() / address.removeprefix(local))
+    return address
 
 
 def committed_events(run: RunFolder) -> list[Event]:
@@ -160,5 +165,7 @@ def sync(place: Path, uri: str | None = None) -> dict[str, int]:
         if address:
             summary, found = run.summary(), run.checkpoints()
             over = bool(found) and summary.get("step") == found[-1].step
-            sent["mlflow"] = mlflow_mirror(run, address_of(address)).sync(events, summary if over else None)
+            sent["mlflow"] = mlflow_mirror(run, address_of(address, run)).sync(
+                events, summary if over else None
+            )
     return sent

@@ -142,6 +142,7 @@ def _train(
             guard.check_code(code, run, source, allowed)
             start, length = last[0].step, last[0].log_length
             if is_over(config, run, built, last[0]) and run.summary().get("step") == start:
+                write_resolved(config, run)
                 return result(run)
             options = built.learner.update.options()
             built.learner.load([last[1]])
@@ -215,7 +216,6 @@ def trained(
 
 def rehearse(built: Built) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
-    from manyfit.run.evaluator import Evaluator
     from manyfit.run.measure import Whole
 
     source = built.split("validation") or built.train
@@ -224,13 +224,10 @@ def rehearse(built: Built) -> None:
         whole = Whole(built.whole)
         whole.update(outputs, 0)
         whole.values()
-        if built.functions and outputs.target is not None:
+        if built.evaluator.functions and outputs.target is not None:
             import torch
 
-            few = slice(0, 2)
-            Evaluator(built.functions)(
-                torch.from_numpy(outputs.output[0][few]), torch.from_numpy(outputs.target[0][few])
-            )
+            built.evaluator(torch.from_numpy(outputs.output[0]), torch.from_numpy(outputs.target[0]))
 
 
 def result(run: RunFolder, trained: int = 0) -> RunResult:
@@ -253,7 +250,12 @@ def write_start(config: Config, run: RunFolder, facts: Mapping[str, Any]) -> Non
     """Keep what was given, what it means, and where it comes from."""
     if not run.config.exists() or run.config.read_text(errors="replace").startswith(COPIED):
         durable.write(run.config, f"{COPIED}, with every reference filled in.\n{config.dump()}")
+    write_resolved(config, run)
+    provenance.record(run, config.project, {"fingerprint": config.fingerprint, **facts})
+
+
+def write_resolved(config: Config, run: RunFolder) -> None:
+    """Keep what the config means."""
     durable.write(
         run.resolved, "# Written by manyfit. Edit config.yaml, not this file.\n" + config.resolved()
     )
-    provenance.record(run, config.project, {"fingerprint": config.fingerprint, **facts})

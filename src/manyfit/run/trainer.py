@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Protocol
 
 from manyfit.core.errors import Interrupted
@@ -41,7 +42,8 @@ def fit(
             callback.on_start(cohort)
             stack.callback(callback.on_end, cohort)
         if not cohort.measured:
-            reach(cohort, cohort.plan.at(cohort.step), callbacks, watch)
+            # Cut short while it was measured: this time it is written down.
+            reach(cohort, replace(cohort.plan.at(cohort.step), checkpoint=True), callbacks, watch)
         while cohort.step < cohort.plan.total and cohort.active:
             boundary = cohort.plan.next(cohort.step, pace.most)
             pace.begin()

@@ -196,6 +196,15 @@ class RunFolder:
         text = json.dumps({"kind": kind, "message": message, "step": step, "time": now}, indent=1)
         durable.write(self.failure_file, text + "\n")
 
+    def _is_extended(self, summary: Mapping[str, Any]) -> bool:
+        """Whether a finished run was started again, to be trained longer, and has not got there."""
+        try:
+            snapshot = self.snapshot()
+        except ManyfitError:
+            return False
+        epochs = snapshot.values.get("train.epochs", 0) if snapshot is not None else 0
+        return isinstance(epochs, int) and summary["epoch"] < epochs and not summary.get("stopped")
+
     def state(self) -> State:
         """How far the run is, from its files alone."""
         try:
@@ -210,7 +219,7 @@ class RunFolder:
             return "damaged"
         if failure:
             return "failed"
-        if summary and found and summary.get("step") == found[-1].step:
+        if summary and found and summary.get("step") == found[-1].step and not self._is_extended(summary):
             return "finished"
         return "unfinished" if self.resolved.exists() else "new"
 

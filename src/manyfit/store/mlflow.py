@@ -14,14 +14,13 @@ from manyfit.core.lazy import optional
 from manyfit.core.secrets import redact
 from manyfit.store import durable
 from manyfit.store.events import Event
-from manyfit.store.files import read_json
+from manyfit.store.files import check_fields, read_json
 from manyfit.store.folder import RunFolder
 
 METRICS_AT_ONCE: Final = 900
 PARAMS_AT_ONCE: Final = 90
 LONGEST_PARAM: Final = 5_000
 RECORD: Final[Mapping[str, type]] = {
-    "uri": str,
     "run_id": str,
     "rows": int,
     "evaluation_id": str,
@@ -33,7 +32,7 @@ RECORD: Final[Mapping[str, type]] = {
 class MlflowMirror:
     """One run of manyfit as a run of MLflow, and its evaluation as another one.
 
-    What has been sent is kept in `track.json`. Sending a row twice does no harm: it has the same time.
+    What has been sent where is kept in `track.json`. Sending a row twice does no harm: it has the same time.
     """
 
     uri: str
@@ -47,7 +46,7 @@ class MlflowMirror:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        for noisy in ("alembic", "urllib3.connectionpool"):
+        for noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
         mlflow = optional("mlflow", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.uri)
@@ -119,14 +118,15 @@ class MlflowMirror:
             raise
 
     def _record(self) -> dict[str, Any]:
-        found = read_json(self._file, RECORD)
-        return found if found.get("uri") == redact(self.uri) else self._empty()
+        found = read_json(self._file, {}).get(redact(self.uri))
+        return check_fields(found, RECORD, self._file) if found is not None else self._empty()
 
     def _empty(self) -> dict[str, Any]:
-        return {"uri": redact(self.uri), "run_id": "", "rows": 0, "evaluation_id": "", "evaluated": 0}
+        return {"run_id": "", "rows": 0, "evaluation_id": "", "evaluated": 0}
 
     def _keep(self, record: Mapping[str, Any]) -> None:
-        durable.write(self._file, json.dumps(record, indent=1) + "\n")
+        every = {**read_json(self._file, {}), redact(self.uri): record}
+        durable.write(self._file, json.dumps(every, indent=1) + "\n")
 
     @property
     def _file(self) -> Path:
