@@ -431,3 +431,61 @@ def test_a_log_that_was_deleted_or_replaced(project):
     (project.run / "metrics.jsonl").write_bytes(b"[" * size)
     with pytest.raises(FolderError, match="damaged"):
         manyfit.train("runs/a", ["train.epochs=3"], callbacks=[])
+
+
+def test_slow_steps_are_paused_after_each_of_them():
+    """A signal is seen after one step, or half a second, also at the beginning."""
+    from manyfit.run.pace import Pace
+    from manyfit.run.plan import Plan
+
+    now = [0.0]
+    plan = Plan(steps_per_epoch=1000, epochs=1)
+    for seconds_a_step, most in ((3.0, 1), (0.001, 500)):
+        pace, step = Pace(plan, clock=lambda: now[0]), 0
+        assert pace.most == 1
+        for _ in range(12):
+            boundary = plan.next(step, pace.most)
+            pace.begin()
+            now[0] += seconds_a_step * (boundary.step - step)
+            pace.pause(boundary, boundary.step - step)
+            step = boundary.step
+            if step >= plan.total:
+                break
+        assert pace.most <= most
+
+
+def test_memory_mapped_arrays(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(40, dtype=np.float32).reshape(20, 2))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    source = ArraySource(mapped, np.arange(20))
+    batch = next(iter(source.batches(Order(4, seed=1))))
+    assert np.array_equal(batch.inputs, np.asarray(mapped)[batch.index])
+    assert torch.from_numpy(batch.inputs).shape == (4, 2)
+    assert source.fingerprint() == ArraySource(np.array(mapped), np.arange(20)).fingerprint()
+
+
+def test_a_second_interrupt_ends_at_once(project):
+    project.write(
+        "src/slow.py",
+        """
+        import time
+        from models import MLP
+
+        class Slow(MLP):
+            def forward(self, images):
+                time.sleep(5.0 * self.training)
+                return super().forward(images)
+        """,
+    )
+    project.config(project.changed(model={"class": "slow.Slow"}), run="slow")
+    words = [sys.executable, "-m", "manyfit", "train", "runs/slow"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("training"):
+            break
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(3) == -signal.SIGINT
+    process.stderr.close()

@@ -23,7 +23,7 @@ class Pace:
         self._began = clock()
         now = self._began
         self._last = {"log": now, "validate": now, "checkpoint": now}
-        self.most = 8
+        self.most = 1
 
     def begin(self) -> None:
         """Training starts, or goes on after a pause."""
