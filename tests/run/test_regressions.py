@@ -452,6 +452,7 @@ def test_slow_steps_are_paused_after_each_of_them():
             if step >= plan.total:
                 break
         assert pace.most <= most
+        assert pace.most == 1 or pace.most > 100, "fast steps are not paused all the time"
 
 
 def test_memory_mapped_arrays(tmp_path):

@@ -72,6 +72,15 @@ def expected(run, name):
 
 
 def test_a_run_in_mlflow(project, server):
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"],
+    ):
+        subprocess.run(["git", *words], check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     words = [f"track.mlflow={server}", "train.every.checkpoint=1ep"]
     manyfit.train("runs/a", words, callbacks=[])
     manyfit.train("runs/a", [*words, "train.epochs=5"], callbacks=[])
@@ -83,6 +92,7 @@ def test_a_run_in_mlflow(project, server):
     assert run.data.params["train.optimizer.lr"] == "0.01"
     assert run.data.params["train.epochs"] == "2", "as it was first started"
     assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.source.git.commit"] == head
     evaluation = runs["a-evaluation"]
     assert evaluation.data.tags["manyfit.evaluates"] == run.info.run_id
     summary = RunFolder(project.run).summary()
@@ -123,6 +133,33 @@ def test_a_tracker_that_is_down_delays_nothing_and_is_caught_up(project, server,
     client, runs = found_runs(server, "late")
     assert sorted(history(client, runs["late"].info.run_id, "val_loss")) == expected("runs/late", "val_loss")
     assert "late-evaluation" in runs
+
+
+def test_a_run_that_fails_is_not_running_for_ever(project, server):
+    tree = {
+        **project.changed(train__loss="models.nan_loss"),
+        "project_name": "fails",
+        "track": {"mlflow": server},
+    }
+    file = project.src / "models.py"
+    text = file.read_text()
+    file.write_text(
+        text
+        + "\n\ndef nan_loss(output: Tensor, target: Tensor) -> Tensor:\n    return nan_everywhere(output, target).mean()\n"
+    )
+    with pytest.raises(manyfit.ManyfitError, match="nan"):
+        manyfit.train(tree, folder="runs/f", callbacks=[])
+    assert found_runs(server, "fails")[1]["f"].info.status == "FAILED"
+    tree["train"]["loss"] = "cross_entropy"
+    manyfit.train(tree, folder="runs/f", callbacks=[])
+    client, _ = found_runs(server, "fails")
+    number = client.get_experiment_by_name("fails").experiment_id
+    states = {
+        run.data.params["train.loss.class"]: run.info.status
+        for run in client.search_runs([number])
+        if run.info.run_name == "f"
+    }
+    assert states == {"models.nan_loss": "FAILED", "torch.nn.CrossEntropyLoss": "FINISHED"}
 
 
 def test_a_secret_in_the_address_is_not_written(project, server, monkeypatch):

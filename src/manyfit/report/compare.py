@@ -153,11 +153,12 @@ def read_report(run: Path, split: str) -> ReportFile:
     """Read `reports/<split>.csv` of a run."""
     if split not in SPLITS:
         raise UsageError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
-    file = RunFolder(run).reports / f"{split}.csv"
+    folder = RunFolder(run)
+    file = folder.reports / f"{split}.csv"
     if not file.is_file():
+        folder.trained()
         raise FolderError(
-            f"{run} has no report of the {split} split; once it is trained: "
-            f"manyfit evaluate {run} --split {split}"
+            f"{run} has no report of the {split} split; write it: manyfit evaluate {run} --split {split}"
         )
     try:
         csv.field_size_limit(sys.maxsize)

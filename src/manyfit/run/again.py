@@ -16,7 +16,7 @@ import numpy as np
 
 from manyfit.config import Config, load_config
 from manyfit.config.override import Overrides
-from manyfit.core.errors import FolderError, UsageError
+from manyfit.core.errors import UsageError
 from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.data import ArraySource, Source, once
 from manyfit.data.randomness import own_randomness
@@ -35,20 +35,13 @@ from manyfit.store.lock import owned
 log = logging.getLogger("manyfit")
 
 
-def trained_folder(place: Path) -> RunFolder:
-    """A run folder that can be reopened."""
-    run = RunFolder(place)
-    if not run.resolved.is_file():
-        raise FolderError(f"{place} has not been trained: it has no config.resolved.yaml")
-    return run
-
-
 @contextmanager
 def reopened(
     place: Path, which: str = "best", overrides: Overrides = (), allowed: Collection[str] = ()
 ) -> Iterator[tuple[Config, RunFolder, Built, Checkpoint]]:
     """A run as it was trained, with the weights of one of its checkpoints. Overrides may change its data."""
-    run = trained_folder(place)
+    run = RunFolder(place)
+    run.trained()
     config = load_config(run.resolved, overrides)
     found = run.checkpoint(which)
     with failures(run, "this"), own_randomness(), threads(config.run.train.threads):
@@ -68,7 +61,7 @@ def evaluate(
 ) -> Report:
     """Evaluate a run again, row by row, and write the report of the split anew."""
     check_split(split)
-    trained_folder(Path(place))
+    RunFolder(Path(place)).trained()
     with (
         owned(Path(place)),
         reopened(Path(place), which, overrides, allow_change) as (
@@ -221,7 +214,7 @@ def export(
     if unknown:
         raise UsageError(f"there is no format {unknown[0]!r}; there are safetensors, {', '.join(FORMATS)}")
     written = []
-    trained_folder(Path(place))
+    RunFolder(Path(place)).trained()
     with owned(Path(place)), reopened(Path(place), which, (), allow_change) as (config, run, built, found):
         run.check_links()
         for name in formats:

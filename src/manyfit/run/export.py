@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -187,7 +188,9 @@ def _kept(final: Path, write: Callable[[Path], object]) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".tmp-{final.name}")
     try:
-        write(temporary)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of exporters, about themselves
+            write(temporary)
         durable.write(final, temporary.read_bytes())
     finally:
         temporary.unlink(missing_ok=True)

@@ -200,16 +200,14 @@ def difference(left: RunFolder, right: RunFolder) -> str:
         if first.values[name] != second.values.get(name):
             return f"the {name} differs"
     rows = [[(e.step, dict(e.values)) for e in run.events()] for run in (left, right)]
-    for one, other in zip(*rows, strict=False):
-        if repr(one) != repr(other):
-            return f"the log differs at step {one[0]}: {one[1]} and {other[1]}"
+    for row, its in zip(*rows, strict=False):
+        if repr(row) != repr(its):
+            return f"the log differs at step {row[0]}: {row[1]} and {its[1]}"
     if len(rows[0]) != len(rows[1]):
         return f"one log has {len(rows[0])} rows, the other {len(rows[1])}"
     for report in ("validation.csv", "test.csv"):
-        files = [run.reports / report for run in (left, right)]
-        if [f.read_bytes() if f.exists() else b"" for f in files[:1]] != [
-            f.read_bytes() if f.exists() else b"" for f in files[1:]
-        ]:
+        one, other = (run.reports / report for run in (left, right))
+        if one.exists() != other.exists() or (one.exists() and one.read_bytes() != other.read_bytes()):
             return f"{report} differs"
     return _traces(Path(f"{left.path}.trace"), Path(f"{right.path}.trace"))
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from manyfit.config.load import load_component
 from manyfit.config.roles import MODEL
-from manyfit.core.errors import FolderError
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
 
@@ -56,8 +55,7 @@ def load_model(place: str | Path) -> nn.Module:
     if (path / "model.json").is_file() or (path / "manifest.json").is_file():
         return rebuild(path)
     folder = RunFolder(path)
-    if not folder.resolved.exists():
-        raise FolderError(f"{folder.path} has not been trained: it has no config.resolved.yaml")
+    folder.trained()
     module: nn.Module = load_component(folder.resolved, "model", MODEL).build()
     module.load_state_dict(evaluated_state(folder.checkpoint("best")))
     return module.eval()

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import Config
-from manyfit.config.config import snapshot
 from manyfit.config.project import project_root
-from manyfit.config.read import read_file
-from manyfit.core.errors import FolderError, UsageError
+from manyfit.core.errors import UsageError
 from manyfit.core.secrets import Secret, redact
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
@@ -38,6 +36,7 @@ class Feeder:
         self._mirror = mirror
         self._events: Sequence[Event] = []
         self._summary: Mapping[str, Any] | None = None
+        self._status = "RUNNING"
         self._wanted = threading.Event()
         self._closing = threading.Event()
         self._told = False
@@ -45,9 +44,11 @@ class Feeder:
         self._thread = threading.Thread(target=self._work, name="manyfit-mlflow", daemon=True)
         self._thread.start()
 
-    def feed(self, events: Sequence[Event], summary: Mapping[str, Any] | None = None) -> None:
+    def feed(
+        self, events: Sequence[Event], summary: Mapping[str, Any] | None = None, status: str = "RUNNING"
+    ) -> None:
         """Say what has been committed so far."""
-        self._events, self._summary = list(events), summary
+        self._events, self._summary, self._status = list(events), summary, status
         self._wanted.set()
 
     def close(self) -> bool:
@@ -63,7 +64,7 @@ class Feeder:
             self._wanted.clear()
             last = self._closing.is_set()
             try:
-                self._mirror.sync(self._events, self._summary)
+                self._mirror.sync(self._events, self._summary, self._status)
                 self.behind = False
             except Exception as error:  # a tracker may fail in any way; the run is told once and goes on
                 self.behind = True
@@ -109,8 +110,7 @@ class MlflowCallback:
         """Send the evaluation, and end; a run that failed has none."""
         if self._feeder is None:
             return
-        if summary:
-            self._feeder.feed(committed_events(self._run), summary)
+        self._feeder.feed(committed_events(self._run), summary, "FINISHED" if summary else "FAILED")
         if not self._feeder.close():
             log.warning("MLflow is behind; when it is back: manyfit track sync %s", self._run.path)
         self._feeder = None
@@ -118,9 +118,7 @@ class MlflowCallback:
 
 def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
     """The mirror of a run folder, from what lies in it."""
-    if not run.resolved.is_file():
-        raise FolderError(f"{run.path} has not been trained: it has no config.resolved.yaml")
-    values = snapshot(read_file(run.resolved)).values
+    values = run.trained().values
     sessions = run.sessions()
     fingerprint = sessions[-1].get("fingerprint", "") if sessions else ""
     tags = {"manyfit.fingerprint": str(fingerprint), "manyfit.folder": run.name}
@@ -151,9 +149,7 @@ def committed_events(run: RunFolder) -> list[Event]:
 def sync(place: Path, uri: str | None = None) -> dict[str, int]:
     """Bring the trackers of a run up to date: how many rows each was missing."""
     run = RunFolder(place)
-    if not run.resolved.is_file():
-        raise FolderError(f"{place} has not been trained: it has no config.resolved.yaml")
-    values = snapshot(read_file(run.resolved)).values
+    values = run.trained().values
     address = uri or values.get("track.mlflow")
     sent: dict[str, int] = {}
     with owned(run.path):

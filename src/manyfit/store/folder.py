@@ -125,9 +125,7 @@ class RunFolder:
     def checkpoint(self, which: str) -> Checkpoint:
         """A checkpoint by a word: `best`, `last`, or the number of a step."""
         if which == "best":
-            snapshot = self.snapshot()
-            if snapshot is None:
-                raise FolderError(f"{self.path} has not been trained: it has no config.resolved.yaml")
+            snapshot = self.trained()
             return self.chosen(snapshot.values["export.metric"], snapshot.values["export.mode"])
         found = {str(c.step): c for c in self.checkpoints()}
         if which == "last" and found:
@@ -153,6 +151,15 @@ class RunFolder:
     def snapshot(self) -> Snapshot | None:
         """The resolved config of the run's last start."""
         return snapshot(read_file(self.resolved)) if self.resolved.exists() else None
+
+    def trained(self) -> Snapshot:
+        """The resolved config of a run that has been trained; an error if it was not, or is not there."""
+        if not self.path.is_dir():
+            raise FolderError(f"there is no run folder {self.path}")
+        found = self.snapshot()
+        if found is None:
+            raise FolderError(f"{self.path} has not been trained: it has no config.resolved.yaml")
+        return found
 
     def frozen(self) -> dict[str, Any]:
         """The derived values that were fixed when the run first started."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from manyfit.config.identity import digest
 from manyfit.core.lazy import optional
 from manyfit.core.secrets import redact
 from manyfit.store import durable
@@ -22,6 +23,7 @@ PARAMS_AT_ONCE: Final = 90
 LONGEST_PARAM: Final = 5_000
 RECORD: Final[Mapping[str, type]] = {
     "run_id": str,
+    "params": str,
     "rows": int,
     "evaluation_id": str,
     "evaluated": int,
@@ -41,7 +43,9 @@ class MlflowMirror:
     params: Mapping[str, Any]
     tags: Mapping[str, str]
 
-    def sync(self, events: Sequence[Event], summary: Mapping[str, Any] | None = None) -> int:
+    def sync(
+        self, events: Sequence[Event], summary: Mapping[str, Any] | None = None, status: str = "RUNNING"
+    ) -> int:
         """Bring MLflow up to date with the committed log, and with the evaluation; return the rows sent."""
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -51,20 +55,25 @@ class MlflowMirror:
         mlflow = optional("mlflow", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.uri)
         record = self._record()
-        if not record["run_id"] or self._is_gone(client, record["run_id"]):
+        if not record["run_id"] or self._is_gone(client, record["run_id"]) or self._is_another(record):
             record = {**self._empty(), "run_id": self._create(client, self.folder.name, self.tags)}
             self._keep(record)
-        if not record["rows"]:
+        if not record["params"]:
             self._send_params(client, record["run_id"])
+            record["params"] = digest(self._texts())
+            self._keep(record)
         fresh = events[record["rows"] :]
         self._send(client, record["run_id"], [(e, e.values) for e in fresh])
         record["rows"] = max(record["rows"], len(events))
         self._keep(record)
         if summary and events and record["evaluated"] != summary["step"]:
             self._evaluation(client, record, events[-1], summary)
-            client.set_terminated(record["run_id"], "FINISHED")
             record["evaluated"] = summary["step"]
             self._keep(record)
+        if summary:
+            status = "FINISHED"
+        if client.get_run(record["run_id"]).info.status != status:
+            client.update_run(record["run_id"], status=status)
         return len(fresh)
 
     def _evaluation(
@@ -96,9 +105,16 @@ class MlflowMirror:
     def _send_params(self, client: Any, run_id: str) -> None:
         from mlflow.entities import Param
 
-        params = [Param(key, redact(str(value))[:LONGEST_PARAM]) for key, value in self.params.items()]
+        params = [Param(key, value) for key, value in self._texts().items()]
         for begin in range(0, len(params), PARAMS_AT_ONCE):
             client.log_batch(run_id, params=params[begin : begin + PARAMS_AT_ONCE])
+
+    def _texts(self) -> dict[str, str]:
+        return {key: redact(str(value))[:LONGEST_PARAM] for key, value in self.params.items()}
+
+    def _is_another(self, record: Mapping[str, Any]) -> bool:
+        """Whether nothing was sent but the parameters of a run that was then begun anew with others."""
+        return not record["rows"] and bool(record["params"]) and record["params"] != digest(self._texts())
 
     def _create(self, client: Any, name: str, tags: Mapping[str, str]) -> str:
         found = client.get_experiment_by_name(self.experiment)
@@ -122,7 +138,7 @@ class MlflowMirror:
         return check_fields(found, RECORD, self._file) if found is not None else self._empty()
 
     def _empty(self) -> dict[str, Any]:
-        return {"run_id": "", "rows": 0, "evaluation_id": "", "evaluated": 0}
+        return {"run_id": "", "params": "", "rows": 0, "evaluation_id": "", "evaluated": 0}
 
     def _keep(self, record: Mapping[str, Any]) -> None:
         every = {**read_json(self._file, {}), redact(self.uri): record}
