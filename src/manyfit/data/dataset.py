@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +64,7 @@ class DatasetSource:
                 batch_sampler=cast(Any, plan),
                 num_workers=self.workers,
                 collate_fn=_with_index,
-                worker_init_fn=follow_parent,
+                worker_init_fn=functools.partial(follow_parent, os.getpid()),
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 prefetch_factor=4,
             )
