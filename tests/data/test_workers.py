@@ -33,3 +33,57 @@ def test_a_worker_ends_when_its_parent_dies_before_or_after_it_begins(when):
     parent = subprocess.Popen([sys.executable, "-c", LATE, when], stdout=subprocess.PIPE)
     parent.communicate(timeout=20)
     assert parent.returncode == -9
+
+
+HELD = textwrap.dedent(
+    """
+    import sys, time
+    import numpy as np
+    from manyfit.data.dataset import DatasetSource
+    from manyfit.data.order import Order
+
+    class Rows:
+        def __len__(self): return 64
+        def __getitem__(self, row):
+            if row == 63 and sys.argv[2] == "stuck":
+                time.sleep(600)
+            return np.zeros(3), row
+
+    def read():
+        batches = DatasetSource(Rows(), workers=1).batches(Order(8, seed=None, epochs=1))
+        for _ in range(4):
+            next(batches)
+        return batches
+
+    def main():
+        batches = read()
+        if sys.argv[3] == "dropped":
+            del batches
+        raise SystemExit(7)  # the traceback holds the batches
+
+    if __name__ == "__main__":
+        if sys.argv[1] == "interpreter":
+            main()
+        import multiprocessing
+        process = multiprocessing.get_context("fork").Process(target=main)
+        process.start()
+        process.join()
+        sys.exit(process.exitcode)
+    """
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "held"),
+    [
+        ("interpreter", "idle", "held"),
+        ("interpreter", "stuck", "dropped"),
+        ("process", "idle", "held"),
+        ("process", "stuck", "held"),
+    ],
+)
+def test_a_process_that_exits_does_not_wait_for_its_workers(kind, state, held, tmp_path):
+    (tmp_path / "held.py").write_text(HELD)
+    words = [sys.executable, str(tmp_path / "held.py"), kind, state, held]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (7, "")

@@ -22,7 +22,7 @@ from manyfit.core.trace import user_frame
 from manyfit.data.batch import Batch
 from manyfit.data.order import Order
 from manyfit.data.randomness import own_randomness, seed_for
-from manyfit.data.workers import follow_parent
+from manyfit.data.workers import follow_parent, iterate
 
 log = logging.getLogger("manyfit")
 
@@ -69,7 +69,7 @@ class DatasetSource:
                 prefetch_factor=4,
             )
             with own_randomness():  # starting the workers draws from torch's generator
-                batches = iter(loader)
+                batches = iterate(loader)
             for batch in batches:
                 yield made(batch)
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from multiprocessing import util
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PR_SET_PDEATHSIG = 1
+END_FIRST = 100
+"""A priority at exit: before anything that waits for the workers."""
+
+_live: weakref.WeakSet[Any] = weakref.WeakSet()
+_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+_registered = 0
 
 
 def follow_parent(parent: int, worker: int = 0) -> None:
@@ -24,3 +39,27 @@ def follow_parent(parent: int, worker: int = 0) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already, before the request was made
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def iterate(loader: Iterable[T]) -> Iterator[T]:
+    """Iterate over a loader whose workers end with this process, whoever still holds the iterator then.
+
+    At exit Python ends daemons by SIGTERM, which these leave to their parent, and then waits for them.
+    """
+    global _registered
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    _live.add(batches)
+    _workers.update(set(multiprocessing.active_children()) - before)
+    if _registered != os.getpid():
+        _registered = os.getpid()
+        atexit.register(_end_all)  # of an interpreter
+        util.Finalize(None, _end_all, exitpriority=END_FIRST)  # of a process of multiprocessing
+    return batches
+
+
+def _end_all() -> None:
+    for batches in list(_live):
+        batches.__del__()  # the loader's own way to end them, which gives those that are busy some seconds
+    for worker in list(_workers):  # also those whose iterator is gone, but which hang
+        worker.kill()
