@@ -165,13 +165,13 @@ def test_a_closed_pipe_is_no_error(project):
     assert "Traceback" not in done.stderr
 
 
-def test_a_bar_on_a_terminal(project):
-    """On a terminal there is a bar with the time left; results still arrive."""
+def on_terminal(*words):
+    """Run a command whose stderr is a terminal: its exit code, its results, and what was drawn."""
     import pty
 
     main, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "manyfit", "train", "runs/a"],
+        [sys.executable, "-m", "manyfit", *words],
         stdout=subprocess.PIPE,
         stderr=terminal,
         text=True,
@@ -187,8 +187,36 @@ def test_a_bar_on_a_terminal(project):
         if not chunk:
             break
         shown += chunk
-    out = process.communicate()[0]
+    return process, process.communicate()[0], shown.decode()
+
+
+def test_a_bar_on_a_terminal(project):
+    """On a terminal there is a bar with the time left; results still arrive."""
+    process, out, shown = on_terminal("train", "runs/a")
     assert process.returncode == 0
-    assert "━".encode() in shown
-    assert b"2/2" in shown
+    assert "━" in shown
+    assert "2/2" in shown
     assert "a finished" in out
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_slow_evaluation_shows_a_bar_on_a_terminal(verb, project, cli):
+    project.write(
+        "src/slow.py",
+        """
+        import time
+        from models import MLP
+
+        class Slow(MLP):
+            def forward(self, images):
+                if not self.training:
+                    time.sleep(0.4)
+                return super().forward(images)
+        """,
+    )
+    project.config(project.changed(model={"class": "slow.Slow"}, train__epochs=1))
+    assert cli("train", "runs/a").code == 0
+    process, out, shown = on_terminal(verb, "runs/a")
+    assert process.returncode == 0
+    assert "/64" in shown and {"evaluate": "evaluating test", "predict": "predicting"}[verb] in shown
+    assert "accuracy" in out or "test-63" in out

@@ -27,6 +27,7 @@ from manyfit.run.export import FORMATS, export_weights, exported_step
 from manyfit.run.finish import report_of, write_report
 from manyfit.run.guard import check_code, check_data
 from manyfit.run.journal import failures
+from manyfit.run.progress import counted
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.folder import RunFolder
@@ -126,7 +127,8 @@ def predict(
         parts: dict[str, list[Any]] = {}
         index = []
         learner = replace(built.learner, metrics={})
-        for outputs in learner.evaluate(_without_targets(source, built.order.batch_size)):
+        batches = counted(_without_targets(source, built.order.batch_size), len(source), "predicting")
+        for outputs in learner.evaluate(batches):
             prediction, confidence = _predicted(outputs.output[0], kind)
             index.append(outputs.index)
             parts.setdefault("prediction", []).append(prediction)

@@ -21,6 +21,7 @@ from manyfit.learn.learner import Learner, Outputs
 from manyfit.run import statistics
 from manyfit.run.evaluator import Evaluator
 from manyfit.run.measure import Whole, watching
+from manyfit.run.progress import counted
 from manyfit.run.signals import Watch
 from manyfit.store import durable
 
@@ -84,11 +85,13 @@ def evaluate(
     evaluator: Evaluator | None = None,
     whole: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    shown: str = "",
 ) -> Report:
-    """Evaluate one run of a cohort on every row of a split."""
+    """Evaluate one run of a cohort on every row of a split; `shown` is the name of a bar on a terminal."""
     table, metrics = Table(evaluator or Evaluator({})), Whole(whole or {})
+    batches = counted(once(source, batch_size), len(source), shown, bool(shown))
     with own_randomness():
-        for outputs in learner.evaluate(watching(once(source, batch_size), watch)):
+        for outputs in learner.evaluate(watching(batches, watch)):
             table.add(outputs, member)
             metrics.update(outputs, member)
         table.flush()

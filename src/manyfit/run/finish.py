@@ -17,13 +17,15 @@ from manyfit.store.folder import RunFolder
 log = logging.getLogger("manyfit")
 
 
-def finish(config: Config, run: RunFolder, built: Built, watch: Watch, reason: str = "") -> None:
+def finish(
+    config: Config, run: RunFolder, built: Built, watch: Watch, reason: str = "", shown: bool = True
+) -> None:
     """Export and evaluate the best checkpoint, write the reports and the closing summary."""
     best, last = load_best(config, run, built), run.checkpoints()[-1]
     export_weights(config, run, built, best.step)
     reports: dict[str, Report] = {}
     for split in ("validation", "test"):
-        report = write_report(config, run, built, split, watch)
+        report = write_report(config, run, built, split, watch, shown)
         if report is not None:
             reports[split] = report
         else:
@@ -49,10 +51,15 @@ def finish(config: Config, run: RunFolder, built: Built, watch: Watch, reason: s
 
 
 def write_report(
-    config: Config, run: RunFolder, built: Built, split: str, watch: Watch | None = None
+    config: Config,
+    run: RunFolder,
+    built: Built,
+    split: str,
+    watch: Watch | None = None,
+    shown: bool = True,
 ) -> Report | None:
     """Evaluate one split and write what was found, row by row; None if it has no rows."""
-    report = report_of(built, split, watch)
+    report = report_of(built, split, watch, shown)
     if report is None:
         return None
     report.write(run.reports / f"{split}.csv")
@@ -62,7 +69,7 @@ def write_report(
     return report
 
 
-def report_of(built: Built, split: str, watch: Watch | None = None) -> Report | None:
+def report_of(built: Built, split: str, watch: Watch | None = None, shown: bool = True) -> Report | None:
     """Evaluate one split; None if it has no rows."""
     source = built.split(split)
     if source is None:
@@ -74,6 +81,7 @@ def report_of(built: Built, split: str, watch: Watch | None = None) -> Report | 
         evaluator=built.evaluator,
         whole=built.whole,
         watch=watch,
+        shown=f"evaluating {split}" if shown else "",
     )
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TextIO
 
+from manyfit.data import Batch
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
+
+MOMENT: Final = 1.0
+"""Seconds before evaluation shows a bar."""
 
 
 class PlainProgress:
@@ -81,6 +86,29 @@ class BarProgress:
         """Leave the finished bar on the screen."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def counted(batches: Iterator[Batch], rows: int, name: str, shown: bool = True) -> Iterator[Batch]:
+    """Batches, with a bar on a terminal once reading them takes longer than a moment."""
+    if not shown or not sys.stderr.isatty():
+        yield from batches
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    bar = Progress(
+        *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    )
+    task, began = bar.add_task(name, total=rows), time.monotonic()
+    try:
+        for batch in batches:
+            yield batch
+            bar.update(task, advance=len(batch.index))
+            if not bar.live.is_started and time.monotonic() - began > MOMENT:
+                bar.start()
+    finally:
+        bar.stop()
 
 
 def progress_for(stream: TextIO) -> PlainProgress | BarProgress:

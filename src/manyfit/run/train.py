@@ -165,7 +165,9 @@ def _train(
                 shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
                 member = trained(config, run, built, events, last, [*trackers, *shown], watch)
             try:
-                finish(config, run, built, watch, member.ended.reason if member.ended else "")
+                finish(
+                    config, run, built, watch, member.ended.reason if member.ended else "", callbacks is None
+                )
             except Asked:
                 raise Interrupted(
                     f"ended while {run.path} was evaluated; the same command does that again", watch.number
