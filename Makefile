@@ -42,8 +42,8 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile -m "not soak"
 
 soak: $(VENV)/.dev
-	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 tests/config/test_properties.py tests/store tests/run/test_properties.py
-	$(BIN)/pytest -n 2 -m soak
+	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 --timeout 3600 tests/config/test_properties.py tests/store tests/run/test_properties.py
+	$(BIN)/pytest -n 2 --timeout 3600 -m soak
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
