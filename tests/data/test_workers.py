@@ -87,3 +87,31 @@ def test_a_process_that_exits_does_not_wait_for_its_workers(kind, state, held, t
     words = [sys.executable, str(tmp_path / "held.py"), kind, state, held]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (7, "")
+
+
+FORKED = textwrap.dedent(
+    """
+    import os, sys
+    import numpy as np
+    from manyfit.data.dataset import DatasetSource
+    from manyfit.data.order import Order
+
+    class Rows:
+        def __len__(self): return 512
+        def __getitem__(self, row): return np.zeros(3), row
+
+    batches = DatasetSource(Rows(), workers=2).batches(Order(8, seed=None, epochs=1))
+    read = [next(batches)]
+    if os.fork() == 0:
+        sys.exit(0)
+    _, status = os.wait()
+    read += list(batches)
+    print(len(read), status)
+    """
+)
+
+
+def test_a_fork_that_exits_leaves_the_workers_alone():
+    words = [sys.executable, "-W", "ignore", "-c", FORKED]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["64", "0"], done.stderr

@@ -35,8 +35,9 @@ def follow_parent(parent: int, worker: int = 0) -> None:
         # A scheduler signals the whole group. The parent decides what follows; its workers end with it.
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already, before the request was made
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -59,6 +60,8 @@ def iterate(loader: Iterable[T]) -> Iterator[T]:
 
 
 def _end_all() -> None:
+    if _registered != os.getpid():
+        return  # a fork of the process that they belong to
     for batches in list(_live):
         batches.__del__()  # the loader's own way to end them, which gives those that are busy some seconds
     for worker in list(_workers):  # also those whose iterator is gone, but which hang
