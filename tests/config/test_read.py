@@ -57,4 +57,4 @@ def test_refused(text):
 
 
 def test_dump_quotes_what_would_be_read_otherwise():
-    assert dump({"a": ["1e-3", "on", 1e-3]}) == "a:\n  - '1e-3'\n  - on\n  - 0.001\n"
+    assert dump({"a": ["1e-3", "on", 1e-3]}) == "a:\n- '1e-3'\n- on\n- 0.001\n"

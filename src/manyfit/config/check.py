@@ -37,6 +37,8 @@ class Checker(Values):
 
     sections: Iterable[tuple[str, Iterable[str]]] = ()
     """The sections of a run and their keys, to guess what a key at the top was meant for."""
+    takes_sections = True
+    """Whether sections of the user's own may stand at the top."""
 
     def __init__(
         self, root: Node, project: FilePath, source: FilePath | None, frozen: Mapping[str, Any]
@@ -158,7 +160,7 @@ class Checker(Values):
         names = list(known)
         expected = f"one of {listing(names, 24)}" if names else "no parameters"
         best = nearest(key, names)
-        if not path:
+        if not path and self.takes_sections:
             expected += "; or a section of your own: a mapping with `class`"
             best = best or next((f"{name}.{key}" for name, known in self.sections if key in known), "")
         self.problem(origin, (*path, key), f"unknown key for {name}{where}", expected, key, best)

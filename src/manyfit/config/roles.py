@@ -54,6 +54,7 @@ PUBLIC: Final = {
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
     "torch.optim.lr_scheduler.LRScheduler": "torch.optim.lr_scheduler.LRScheduler",
     "torchmetrics.metric.Metric": "torchmetrics.Metric",
+    "optuna.samplers._base.BaseSampler": "optuna.samplers.BaseSampler",
 }
 
 
@@ -109,10 +110,28 @@ METRIC = Role(
         "mse=squared_error binary_accuracy=binary_accuracy",
     ),
 )
+SAMPLER = Role(
+    "search method",
+    bases=("optuna.samplers._base.BaseSampler", "manyfit.study.sampling.Grid"),
+    supplied=("seed",),
+    short={
+        "grid": "manyfit.study.sampling.Grid",
+        **_table(
+            "optuna.samplers",
+            "random=RandomSampler tpe=TPESampler gp=GPSampler cma_es=CmaEsSampler qmc=QMCSampler "
+            "nsga2=NSGAIISampler brute_force=BruteForceSampler",
+        ),
+    },
+)
+STOPPER = Role(
+    "stopper",
+    methods=("decide",),
+    short=_table("manyfit.study.stoppers", "halving=Halving asha=Asha median=Median patience=Patience"),
+)
 ANY = Role("component")
 CALLABLE = Role("function")
 
-BY_BASE: Final = {base: role for role in (OPTIMIZER, SCHEDULER) for base in role.bases}
+BY_BASE: Final = {base: role for role in (OPTIMIZER, SCHEDULER, SAMPLER) for base in role.bases}
 
 
 LIBRARIES: Final = (

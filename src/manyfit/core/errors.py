@@ -128,9 +128,28 @@ class Interrupted(ManyfitError):
 
 def kind_of(error: BaseException) -> str:
     """What kind of failure an exception is."""
+    if is_out_of_memory(error) or (error.__cause__ is not None and is_out_of_memory(error.__cause__)):
+        return "out of memory"
     if isinstance(error, RunFailed):
         return error.kind
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
-        return "out of memory"
     full = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-    return "disk" if isinstance(error, OSError) and error.errno in full else "user error"
+    if isinstance(error, OSError) and error.errno in full:
+        return "disk"
+    return "data" if _came_through(error, "manyfit.data") else "user error"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: of Python, of torch on a GPU, or of torch on the CPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _came_through(error: BaseException, package: str) -> bool:
+    """Whether an exception was raised below a function of some package."""
+    trace = error.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(package):
+            return True
+        trace = trace.tb_next
+    return False

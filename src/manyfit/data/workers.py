@@ -35,11 +35,15 @@ def follow_parent(parent: int, worker: int = 0) -> None:
         # A scheduler signals the whole group. The parent decides what follows; its workers end with it.
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already, before the request was made
+    die_with_parent()
+    if sys.platform == "linux" and os.getppid() != parent:  # it has ended already, before the request
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the one that has started it ends. On Linux; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def iterate(loader: Iterable[T]) -> Iterator[T]:

@@ -177,12 +177,14 @@ def split_of(component: Component, data: Data, split: Split) -> Source | None:
 
 
 def _split_failed(component: Component, split: str, error: Exception) -> ComponentFailed:
-    return ComponentFailed(
+    failed = ComponentFailed(
         redact(
             f"{component.origin}: data: {component.path}.source({split!r}) failed: "
             f"{type(error).__name__}: {error}\n  at {user_frame(error)}"
         )
     )
+    failed.kind = "data"
+    return failed
 
 
 def device_of(name: str, asked: Origin | None) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,9 @@ from manyfit.core.trace import user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import fetch
-from manyfit.run.build import SPLITS, Built, build
+from manyfit.run.build import SPLITS, Built, build, threads
 from manyfit.run.proof import POINTS, SMALL, difference, killed_and_resumed
-from manyfit.run.train import rehearse
+from manyfit.run.stretch import rehearse
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30
@@ -144,3 +145,19 @@ def check_resume(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
             found = difference(whole, RunFolder(place / f"killed-{i}"))
             same = "the same weights, optimiser, schedule, random states, log and rows"
             yield Finding(name, not found, found or same)
+
+
+def rehearsed(config: Config, steps: int = 5) -> dict[str, float]:
+    """Build a run, evaluate one batch, train a few steps, and throw everything away but what was measured."""
+    with own_randomness(), threads(config.run.train.threads):
+        built = build(config, warm=True)
+        rehearse(built)
+        batches, count = built.train.batches(built.order), max(1, min(steps, built.plan.total - 1))
+        built.learner.train(batches, 1)
+        began = time.perf_counter()
+        built.learner.train(batches, count)
+        fetch(next(iter(built.learner.take().values()), [0.0]))
+        seconds = (time.perf_counter() - began) / count
+        tensors = built.learner.state()[0].tensors.values()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return {"steps_per_epoch": built.plan.steps_per_epoch, "step_seconds": seconds, "bytes": size}

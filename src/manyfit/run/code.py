@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import os
 import sys
@@ -24,6 +25,16 @@ def imported(source: Path) -> dict[str, str]:
 
 def digest(file: Path) -> str:
     """The hash of a file's syntax tree: comments, docstrings and blank lines do not count."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        return f"unreadable: {type(error).__name__}"
+    return _digest(file, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(file: Path, mtime: int, size: int) -> str:
+    """Parsing is slow, and a study asks for every trial."""
     try:
         parsed = ast.parse(file.read_bytes())
         for node in ast.walk(parsed):

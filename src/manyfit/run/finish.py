@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from manyfit.config import Config
 from manyfit.core.errors import FolderError
@@ -31,6 +32,18 @@ def finish(
         else:
             for old in run.reports.glob(f"{split}.*"):  # of a split that is gone
                 old.unlink()
+    write_summary(config, run, best, last, reason, reports)
+
+
+def write_summary(
+    config: Config,
+    run: RunFolder,
+    best: Checkpoint,
+    last: Checkpoint,
+    reason: str,
+    reports: Mapping[str, Report],
+) -> None:
+    """Say how the run ended: from now on it is finished."""
     test = reports.get("test")
     run.write_summary(
         {

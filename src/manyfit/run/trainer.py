@@ -31,10 +31,15 @@ class Callback(Protocol):
 
 
 def fit(
-    cohort: Cohort, callbacks: Sequence[Callback] = (), watch: Watch | None = None, pace: Pace | None = None
+    cohort: Cohort,
+    callbacks: Sequence[Callback] = (),
+    watch: Watch | None = None,
+    pace: Pace | None = None,
+    until: int | None = None,
 ) -> None:
-    """Train every run of a cohort from where it stands to its end."""
+    """Train every run of a cohort from where it stands to its end, or until some step."""
     watch, pace = watch or Watch(), pace or Pace(cohort.plan)
+    end = cohort.plan.total if until is None else min(until, cohort.plan.total)
     with ExitStack() as stack:
         for member in cohort.members:
             stack.callback(member.writer.close)
@@ -44,11 +49,13 @@ def fit(
         if not cohort.measured:
             # Cut short while it was measured: this time it is written down.
             reach(cohort, replace(cohort.plan.at(cohort.step), checkpoint=True), callbacks, watch)
-        while cohort.step < cohort.plan.total and cohort.active:
-            boundary = cohort.plan.next(cohort.step, pace.most)
+        while cohort.step < end and cohort.active:
+            boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
             pace.begin()
             cohort.learner.train(cohort.batches, boundary.step - cohort.step)
             boundary = pace.pause(boundary, boundary.step - cohort.step)
+            if boundary.step == end:
+                boundary = replace(boundary, checkpoint=True)
             cohort.step = boundary.step
             reach(cohort, boundary, callbacks, watch)
         for member in cohort.members:

@@ -46,6 +46,9 @@ WRITTEN: Final = (
 )  # fmt: skip
 """What manyfit writes into a run folder. None of it may lead out of the folder."""
 
+COPIED: Final = "# Copied by manyfit from a config that lies elsewhere"
+"""How a config begins that no person wrote here."""
+
 State: TypeAlias = Literal["new", "running", "unfinished", "finished", "failed", "damaged"]
 
 

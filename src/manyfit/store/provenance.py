@@ -53,6 +53,14 @@ def record(run: RunFolder, project: Path, facts: Mapping[str, Any]) -> None:
     durable.write(run.provenance, json.dumps(redacted(document), indent=1) + "\n")
 
 
+def record_briefly(run: RunFolder, study: str, facts: Mapping[str, Any]) -> None:
+    """Add a start whose versions, hardware and code are recorded once for a whole study."""
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    session = {"started": started, "study": study, "versions": {}, "code": {}, **facts}
+    document = {"sessions": [*run.sessions(), session]}
+    durable.write(run.provenance, json.dumps(redacted(document), indent=1) + "\n")
+
+
 def versions() -> dict[str, str]:
     """The versions of the packages that can change a result."""
     found = {}

@@ -1,0 +1,215 @@
+"""The space of a study: what varies, and how. Everything is an axis; an axis offers patches of the base.
+
+::
+
+    space:
+      train.optimizer.lr: {log: [1e-4, 1e-1]}          # also linear, int; step, points (of a grid), when
+      model.hidden: [64, 128, 256]                     # categories: values, or whole sub-configurations
+      model.heads: {values: [2, 4], when: {model.class: models.Attention}}
+      zip: {data.batch_size: [32, 64], train.accumulate: [2, 1]}    # side by side, not crossed
+      list: [{model.hidden: 64}, {model.hidden: 128, model.dropout: 0.2}]
+      ablate: {model.dropout: 0.0, train.optimizer.weight_decay: 0.0}  # the base, then one change at a time
+      constraints: ["model.hidden * data.batch_size <= 8192"]
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from manyfit.config.expression import Expression
+from manyfit.config.override import Override, split
+from manyfit.config.tree import PYTHON, Leaf, Map, Node, child, class_word, from_plain, plain
+from manyfit.core.errors import ConfigError, Origin, Problem
+
+RANGES: Final = ("linear", "log", "int")
+WORDS: Final = (*RANGES, "values", "step", "points", "when")
+SPECIAL: Final = ("zip", "list", "ablate", "constraints")
+MOST_POINTS: Final = 1_000_000
+
+Patch: TypeAlias = Mapping[str, Node]
+Choice: TypeAlias = int | float
+"""The place of an option on its axis, or a number of a range."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high, both included."""
+
+    low: float
+    high: float
+    kind: Literal["linear", "log", "int"]
+    step: float | None = None
+    points: int | None = None
+    log: bool = False
+
+    def grid(self) -> list[float]:
+        """The values of a grid over it; empty if nobody said how many."""
+        if self.points is not None and not self.step:
+            count, low, high = self.points, self.low, self.high
+            if count == 1:
+                values = [low]
+            elif self.log:
+                values = [low * (high / low) ** (i / (count - 1)) for i in range(count)]
+            else:
+                values = [low + (high - low) * i / (count - 1) for i in range(count)]
+        elif self.step or (self.kind == "int" and not self.log):
+            step = self.step or 1
+            values = [self.low + i * step for i in range(int((self.high - self.low) / step + 1e-9) + 1)]
+        else:
+            return []
+        return list(dict.fromkeys(map(self.tidy, values)))
+
+    def tidy(self, value: float) -> float:
+        """A number as a person would write it."""
+        return round(value) if self.kind == "int" else float(f"{value:.12g}")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that varies: options, each a patch of the base, or the numbers of a range for one key."""
+
+    name: str
+    origin: Origin
+    options: tuple[Patch, ...] = ()
+    range: Range | None = None
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that it sets."""
+        if self.range is not None:
+            return [self.name]
+        return list(dict.fromkeys(key for option in self.options for key in option))
+
+    def choices(self) -> list[Choice]:
+        """What a grid tries."""
+        return list(self.range.grid()) if self.range is not None else list(range(len(self.options)))
+
+    def ends(self) -> list[Choice]:
+        """What has to be checked before anything is sampled: every option, both ends of a range."""
+        if self.range is not None:
+            return [self.range.tidy(self.range.low), self.range.tidy(self.range.high)]
+        return list(range(len(self.options)))
+
+    def patch(self, choice: Choice) -> Patch:
+        """What a choice changes."""
+        if self.range is not None:
+            return {self.name: Leaf(choice, self.origin)}
+        return self.options[int(choice)]
+
+
+@dataclass(frozen=True)
+class Space:
+    """All axes, those that depend on others after them, and what excludes points."""
+
+    axes: tuple[Axis, ...]
+    constraints: tuple[tuple[Expression, Origin], ...] = ()
+    origin: Origin = PYTHON
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that is named in the space."""
+        return list(dict.fromkeys(key for axis in self.axes for key in axis.keys))
+
+    def grid(self, base: Callable[[str], Any]) -> Iterator[Patch]:
+        """Every point, the first axis moving slowest; `base` finds values that the space leaves alone."""
+        for patch in self._grid(0, {}, base):
+            if self.allows(patch, base):
+                yield patch
+
+    def _grid(self, depth: int, so_far: Patch, base: Callable[[str], Any]) -> Iterator[Patch]:
+        if depth == len(self.axes):
+            yield so_far
+            return
+        axis = self.axes[depth]
+        if not self.is_active(axis, so_far, base):
+            yield from self._grid(depth + 1, so_far, base)
+            return
+        for choice in axis.choices():
+            yield from self._grid(depth + 1, {**so_far, **axis.patch(choice)}, base)
+
+    def is_active(self, axis: Axis, patch: Patch, base: Callable[[str], Any]) -> bool:
+        """Whether the condition of an axis holds."""
+        return all(lookup(patch, key, base) in wanted for key, wanted in axis.when.items())
+
+    def allows(self, patch: Patch, base: Callable[[str], Any]) -> bool:
+        """Whether no constraint excludes a point."""
+        for expression, origin in self.constraints:
+            try:
+                if not expression(lambda key: lookup(patch, key, base)):
+                    return False
+            except (TypeError, ZeroDivisionError, ValueError) as error:
+                shown = {key: lookup(patch, key, base) for key in expression.keys}
+                raise ConfigError(
+                    [
+                        Problem(
+                            "space.constraints", origin, f"{expression.text}: {error}", received=repr(shown)
+                        )
+                    ]
+                ) from None
+        return True
+
+    def probes(self, base: Callable[[str], Any]) -> Iterator[Patch]:
+        """Points that together hold every option and both ends of every range."""
+        for axis in self.axes:
+            for choice in axis.ends():
+                patch: Patch = {}
+                for other in self.axes:
+                    if other is axis:
+                        patch = {**patch, **axis.patch(choice)}
+                    elif other.name in axis.when:
+                        patch = {**patch, **self._wanted(other, axis)}
+                    elif self.is_active(other, patch, base):
+                        patch = {**patch, **other.patch(other.ends()[0])}
+                yield patch
+
+    def _wanted(self, parent: Axis, axis: Axis) -> Patch:
+        """The first choice of an axis that makes another one active."""
+        for choice in parent.ends():
+            patch = parent.patch(choice)
+            if parent.name in patch and plain(patch[parent.name]) in axis.when[parent.name]:
+                return patch
+        return parent.patch(parent.ends()[0])
+
+    def size(self, base: Callable[[str], Any]) -> int | None:
+        """How many points there are; None if a range makes them countless."""
+        if any(axis.range is not None and not _is_finite(axis.range) for axis in self.axes):
+            return None
+        return sum(1 for _ in itertools.islice(self.grid(base), MOST_POINTS + 1))
+
+
+def _is_finite(found: Range) -> bool:
+    return found.kind == "int" or bool(found.step)
+
+
+def lookup(patch: Patch, key: str, base: Callable[[str], Any]) -> Any:
+    """A value of a point: as the point sets it, also inside a sub-configuration, else as the base has it."""
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        node: Node | None = patch.get(".".join(parts[:length]))
+        if node is None:
+            continue
+        for part in parts[length:]:
+            if isinstance(node, Leaf) and part == "class":
+                return node.value
+            node = child(node, part) if node is not None else None
+        return plain(node) if node is not None else None
+    return base(key)
+
+
+def overrides(patch: Patch) -> list[Override]:
+    """A point as overrides of the base. A sub-configuration that names a class replaces what was there."""
+    found = []
+    for key in sorted(patch, key=lambda key: key.count(".")):
+        node = patch[key]
+        whole = isinstance(node, Map) and bool(class_word(node))
+        found.append(Override("replace" if whole else "set", split(key, node.origin), node, node.origin))
+    return found
+
+
+def located(values: Mapping[str, Any], origin: Origin) -> dict[str, Node]:
+    """Plain values as a patch."""
+    return {key: from_plain(value, origin) for key, value in values.items()}

@@ -1,0 +1,348 @@
+"""`study.yaml`: a base config, an objective, a search and a space."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import StringConstraints
+
+from manyfit.config.check import Checker
+from manyfit.config.component import Component
+from manyfit.config.config import Config
+from manyfit.config.defaults import source_folder
+from manyfit.config.kinds import Kind
+from manyfit.config.layers import Reader
+from manyfit.config.load import load_config, patch
+from manyfit.config.override import Override, Overrides, apply, collect, split
+from manyfit.config.project import project_root
+from manyfit.config.refer import Resolver
+from manyfit.config.roles import SAMPLER, STOPPER
+from manyfit.config.space import Space
+from manyfit.config.space_reader import SpaceReader
+from manyfit.config.tree import PYTHON, Leaf, Map, Node, class_word, dotted, find, from_plain, leaves, plain
+from manyfit.core.errors import ConfigError, ExtraMissing, Origin, Problem, UsageError
+
+DURATION: Final = r"^\d{1,9}(\.\d{1,6})?(s|m|h|d)$"
+SIZE: Final = r"^\d{1,9}(\.\d{1,6})?(MB|GB|TB|MiB|GiB|TiB)$"
+GRID: Final = "manyfit.study.sampling.Grid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is better: a metric of the log, and its direction. A trial's value is its best one."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    metric: str
+    mode: Literal["min", "max"]
+
+    @property
+    def sign(self) -> int:
+        """Multiplied by this, less is better."""
+        return 1 if self.mode == "min" else -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Which points are tried, how often, and when one is given up."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    method: Annotated[Component, SAMPLER]
+    trials: Annotated[int | None, Gt(0)] = None
+    """How many points; a grid takes all."""
+    seeds: Annotated[int, Gt(0), Le(10_000)] | Sequence[int] = 1
+    """Replicates of every point: how many, counted up from the seed of the base, or which."""
+    seed: Annotated[int, Ge(0)] = 0
+    """The seed of the search itself."""
+    stop: Annotated[Component | None, STOPPER] = None
+    steps: Annotated[int | None, Gt(0)] = None
+    """A budget: no unit is started once the study has trained this many steps."""
+    time: Annotated[str | None, StringConstraints(pattern=DURATION)] = None
+    """A budget: no unit is started once the study has run this long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execute:
+    """Where trials are trained, and what happens to those that go wrong."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    on: Literal["auto", "inline", "processes"] = "auto"
+    workers: Annotated[int | None, Gt(0), Le(4096)] = None
+    """How many trials are trained at once; one for each core or GPU, if not said."""
+    threads: Annotated[int | None, Gt(0), Le(4096)] = None
+    """Threads of each trial; one, unless the base says otherwise."""
+    gpus: Literal["auto", "idle", "none"] | Sequence[int] = "auto"
+    fuse: Literal["auto", "off"] = "auto"
+    hop: Literal[False] = False
+    timeout: Annotated[str | None, StringConstraints(pattern=DURATION)] = "30m"
+    """How long a trial may show no sign of life."""
+    memory: Annotated[str | None, StringConstraints(pattern=SIZE)] = None
+    """How much memory a worker may allocate; a trial that needs more fails as out of memory."""
+    retries: Annotated[int, Ge(0)] = 2
+    """How often a trial is tried again after its worker died without a step being committed in between."""
+    keep: Annotated[int | None, Gt(0)] = None
+    """Keep the checkpoints of this many best points; all, if not said."""
+    evaluate: Literal["best", "all"] = "best"
+    """Which trials are exported and evaluated row by row at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirrors:
+    """Where the study is mirrored to."""
+
+    holds_secrets: ClassVar[bool] = True
+
+    tensorboard: bool = False
+    """TensorBoard's HParams page, and curves for every trial."""
+    mlflow: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What stands in a study file beside its base and its space."""
+
+    objective: Objective
+    search: Search
+    execute: Execute = field(default_factory=Execute)
+    track: Annotated[Mirrors, Kind.NEUTRAL] = field(default_factory=Mirrors)
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """A checked study file: its base config, what varies, and how it is searched."""
+
+    folder: Path
+    base: Config
+    space: Space
+    objective: Objective
+    search: Search
+    execute: Execute
+    track: Mirrors
+    text: Map = field(repr=False)
+    """The file, as it was laid."""
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of every replicate."""
+        given = self.search.seeds
+        first = self.base.run.seed
+        return [first + i for i in range(given)] if isinstance(given, int) else list(given)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether all points are known before the first one is trained, whatever they give."""
+        return self.search.method.path == GRID
+
+    def value(self, key: str) -> Any:
+        """A value of the base: as written, else its default."""
+        path = tuple(key.split("."))
+        node = find(self.base.tree, path)
+        if node is not None:
+            return plain(node)
+        if path[-1] == "class" and isinstance(short := find(self.base.tree, path[:-1]), Leaf):
+            return short.value
+        return self.base.defaults.get(path)
+
+
+def load_study(
+    source: str | Path | Mapping[str, Any], overrides: Overrides = (), *, folder: Path | None = None
+) -> StudyConfig:
+    """Load a study: a folder with a `study.yaml`, such a file, or the same as a dict with a `folder`.
+
+    Raises `ConfigError` with every problem of the file at once.
+    """
+    problems: list[Problem] = []
+    reader = Reader(problems)
+    if isinstance(source, Mapping):
+        if folder is None:
+            raise UsageError("say where the study shall lie: sweep(study, folder='studies/<name>')")
+        laid = reader.extended(from_plain(source), project_root(folder))
+        place = project_root(folder)
+    else:
+        file = Path(source) / "study.yaml" if Path(source).is_dir() else Path(source)
+        if not file.is_file():
+            raise ConfigError([_no_file(file)])
+        laid, place = reader.read(file), file.parent
+        folder = folder or _folder_of(file)
+    if laid is None:
+        raise ConfigError(problems)
+    for override in collect(overrides, problems):
+        laid = apply(laid, override, problems)
+    base = _base(laid, place, folder, problems)
+    described = _described(laid, folder, problems)
+    known = [dotted(path) for path, _ in leaves(base.tree)] if base is not None else []
+    known += [dotted(path) for path in base.defaults] if base is not None else []
+    space = _space(laid, known, problems)
+    if problems or base is None or described is None:
+        raise ConfigError(problems)
+    return StudyConfig(
+        folder, base, space, described.objective, described.search, described.execute, described.track, laid
+    )
+
+
+def _folder_of(file: Path) -> Path:
+    if file.name == "study.yaml":
+        return file.parent
+    return project_root(file) / "studies" / file.stem
+
+
+def _no_file(file: Path) -> Problem:
+    return Problem(
+        "", Origin(str(file)), "there is no such study", "a folder with a study.yaml, or a YAML file"
+    )
+
+
+def _described(laid: Map, folder: Path, problems: list[Problem]) -> Described | None:
+    """Check everything but base and space."""
+    rest = laid
+    for name in ("base", "set", "space"):
+        rest = rest.without(name)
+    resolver = Resolver(rest, {})
+    tree = resolver.resolve()
+    project = project_root(folder)
+    method = _method(tree)
+    if method.startswith("optuna.") and importlib.util.find_spec("optuna") is None:
+        raise ExtraMissing("optuna", "search")
+    checker = Checker(tree, project, source_folder(Map({}), project), {})
+    checker.takes_sections = False
+    for name, later in (("hop", True), ("on", "ray")):
+        node = find(tree, ("execute", name))
+        if isinstance(node, Leaf) and node.value == later:
+            problems.append(
+                Problem(
+                    f"execute.{name}", node.origin, "this version cannot do that yet", "inline or processes"
+                )
+            )
+            return None
+    found = checker.record(tree, Described, ())
+    problems += [*resolver.problems, *checker.problems]
+    if not isinstance(found, Described):
+        return None
+    search, where = found.search, find(tree, ("search",))
+    assert where is not None
+    if search.method.path != GRID and search.trials is None:
+        problems.append(
+            Problem("search.trials", where.origin, "how many points shall be tried?", "a number", "nothing")
+        )
+    if not isinstance(search.seeds, int):
+        given = list(search.seeds)
+        if not given or len(set(given)) < len(given) or min(given) < 0:
+            problems.append(
+                Problem(
+                    "search.seeds",
+                    where.origin,
+                    "seeds are different numbers from 0 up",
+                    received=repr(given),
+                )
+            )
+    return found
+
+
+def _method(tree: Map) -> str:
+    """The class path of the search method."""
+    node = find(tree, ("search", "method"))
+    if isinstance(node, Map) and class_word(node):
+        node = node.items[class_word(node)]
+    name = node.value if isinstance(node, Leaf) else None
+    return SAMPLER.short.get(str(name), str(name))
+
+
+def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Config | None:
+    """The base config, with what the study sets for all trials."""
+    node = laid.items.get("base")
+    if node is None or not (
+        isinstance(node, Map) or (isinstance(node, Leaf) and isinstance(node.value, str))
+    ):
+        where = node.origin if node is not None else laid.origin
+        problems.append(
+            Problem("base", where, "a study needs a base config", "a path such as ../../runs/mlp/config.yaml")
+        )
+        return None
+    changes = [*_changes(laid, problems), *_forced(laid)]
+    project = project_root(folder).resolve()
+    try:
+        if isinstance(node, Map):
+            return _one_thread(load_config(plain(node), changes, project=project))
+        file = place / str(node.value)
+        if file.exists() and project_root(file).resolve() != project:
+            problems.append(
+                Problem("base", node.origin, "the base belongs to another project", f"a config in {project}",
+                        str(file))
+            )  # fmt: skip
+            return None
+        return _one_thread(load_config(file, changes, project=project))
+    except ConfigError as error:
+        problems += error.problems
+        return None
+
+
+def _one_thread(base: Config) -> Config:
+    """Two threads give other bits than one, so a study says how many; one, if nobody did."""
+    return base if base.run.train.threads is not None else patch(base, {"train.threads": 1})
+
+
+def _changes(laid: Map, problems: list[Problem]) -> list[Override]:
+    """`set`: values for all trials, by dotted keys or nested."""
+    node = laid.items.get("set")
+    if node is None:
+        return []
+    if not isinstance(node, Map):
+        problems.append(Problem("set", node.origin, "this is not a mapping", "{train.epochs: 5}"))
+        return []
+    return [
+        Override("set", split(key, node.key_origin(key)), value, value.origin)
+        for key, value in node.items.items()
+    ]
+
+
+def _forced(laid: Map) -> list[Override]:
+    """What is said once for the whole study: the objective, the threads, and who mirrors what."""
+    found: list[Override] = []
+
+    def put(key: str, node: Node) -> None:
+        found.append(Override("set", tuple(key.split(".")), node, node.origin))
+
+    for name in ("metric", "mode"):
+        node = find(laid, ("objective", name))
+        if isinstance(node, Leaf):
+            put(f"export.{name}", node)
+    threads = find(laid, ("execute", "threads"))
+    if isinstance(threads, Leaf) and threads.value is not None:
+        put("train.threads", threads)
+    put("track.tensorboard", Leaf(False, PYTHON))
+    put("track.mlflow", Leaf(None, PYTHON))
+    return found
+
+
+def _space(laid: Map, known: Sequence[str], problems: list[Problem]) -> Space:
+    node = laid.items.get("space")
+    if node is None:
+        problems.append(
+            Problem("space", laid.origin, "a study needs a space", "a mapping from keys to values")
+        )
+        return Space(())
+    return SpaceReader(known, problems).read(node)
+
+
+def seconds(duration: str | None) -> float | None:
+    """A duration such as 90s, 10m, 2h or 1d in seconds."""
+    if duration is None:
+        return None
+    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
+
+
+def count_bytes(text: str | None) -> int | None:
+    """A size such as 4GiB in bytes."""
+    found = re.match(SIZE, text) if text is not None else None
+    if found is None or text is None:
+        return None
+    power = {"M": 2, "G": 3, "T": 4}[found[2][0]]
+    return int(float(text[: -len(found[2])]) * (1024 if found[2][1] == "i" else 1000) ** power)

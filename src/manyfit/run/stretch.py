@@ -1,0 +1,161 @@
+"""A stretch of a run: from where it stands to its end, or to an epoch at which it pauses."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from manyfit.config import Config, patch
+from manyfit.core.state import State
+from manyfit.data import once
+from manyfit.data.randomness import own_randomness
+from manyfit.run import guard
+from manyfit.run.build import Built, build, device_name, threads
+from manyfit.run.code import imported
+from manyfit.run.cohort import Cohort, Member
+from manyfit.run.measure import Whole
+from manyfit.run.signals import Watch
+from manyfit.run.stopping import ending
+from manyfit.run.trainer import Callback, fit
+from manyfit.store import durable
+from manyfit.store.checkpoint import Checkpoint, newest, set_aside
+from manyfit.store.events import EventLog, read_events
+from manyfit.store.folder import COPIED, RunFolder
+
+log = logging.getLogger("manyfit")
+
+Record = Callable[[RunFolder, Mapping[str, Any]], None]
+"""Adds a start to the provenance of a run."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run that can go on: its config, what was built from it, and where it stands."""
+
+    config: Config
+    run: RunFolder
+    built: Built
+    last: Checkpoint | None
+    facts: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Steps that were trained and committed."""
+        return self.last.step if self.last is not None else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train: the last epoch is done, or the run has stopped early."""
+        if self.last is None:
+            return False
+        if self.last.step >= self.built.plan.total:
+            return self.last.note.measured
+        events = read_events(self.run.metrics, self.last.log_length)
+        return ending(self.config.run.train, events, self.built.plan.steps_per_epoch) is not None
+
+
+@contextmanager
+def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Iterator[Opened]:
+    """Build a run and bring it to its last checkpoint, after seeing that it is still the same run."""
+    run.check_links()
+    last, changed = resumable(run), set[str]()
+    if last is not None:
+        config = patch(config, frozen=run.frozen())
+        changed = guard.check_config(config, run, allowed)
+    with own_randomness(), threads(config.run.train.threads) as thread_count:
+        built = build(config, warm=last is None)
+        data, source = built.fingerprints(), config.project / config.run.src_code_path
+        code = imported(source)
+        if last is not None:
+            guard.check_data(data, run, allowed)
+            guard.check_code(code, run, source, allowed)
+            options = built.learner.update.options()
+            built.learner.load([last[1]])
+            if any(key.startswith(("train.optimizer", "train.groups")) for key in changed):
+                built.learner.update.set_options(options)
+        facts = {
+            "fingerprint": config.fingerprint,
+            "data": data,
+            "modules": code,
+            "threads": thread_count,
+            "device": device_name(built.learner.device),
+            "environment": dict(config.environment),
+            "from_step": last[0].step if last is not None else 0,
+            "allowed_changes": sorted(allowed),
+        }
+        yield Opened(config, run, built, last[0] if last is not None else None, facts)
+
+
+def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
+    """The checkpoint to go on from; one that is damaged is passed over, and that is said."""
+    found = newest(run.checkpoint_folder)
+    if found is None:
+        if run.metrics.is_file() and run.metrics.stat().st_size:
+            log.warning("%s has a log, but no checkpoint: it is trained from the start", run.path)
+        return None
+    for reason in found.wrong.values():
+        log.warning("%s; going on from step %d", reason, found.checkpoint.step)
+    older = {path: why for path, why in run.damaged().items() if path not in found.wrong}
+    for reason in older.values():
+        log.warning("%s; it cannot be the best any more", reason)
+    set_aside([*found.wrong, *older])
+    return found.checkpoint, found.state
+
+
+def begin(opened: Opened, record: Record) -> None:
+    """Try one batch of evaluation, then keep what was given, what it means, and where it comes from."""
+    rehearse(opened.built)
+    config, run = opened.config, opened.run
+    if not run.config.exists() or run.config.read_text(errors="replace").startswith(COPIED):
+        durable.write(run.config, f"{COPIED}, with every reference filled in.\n{config.dump()}")
+    write_resolved(config, run)
+    record(run, opened.facts)
+
+
+def rehearse(built: Built) -> None:
+    """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
+    source = built.split("validation") or built.train
+    with own_randomness():
+        outputs = next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
+        whole = Whole(built.whole)
+        whole.update(outputs, 0)
+        whole.values()
+        if built.evaluator.functions and outputs.target is not None:
+            import torch
+
+            built.evaluator(torch.from_numpy(outputs.output[0]), torch.from_numpy(outputs.target[0]))
+
+
+def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: int | None = None) -> Member:
+    """Train to the end, or until some epochs are done; what is reached is committed."""
+    built, run, last = opened.built, opened.run, opened.last
+    steps, measured = built.plan.steps_per_epoch, last.note.measured if last is not None else True
+    with EventLog(run.metrics, last.log_length if last is not None else 0) as events:
+        member = Member(opened.config, run, events, committed=read_events(run.metrics, events.length))
+        member.ended = ending(opened.config.run.train, member.committed, steps)
+        cohort = Cohort(
+            [member],
+            built.learner,
+            built.plan,
+            built.train.batches(built.order, opened.step),
+            built.validation,
+            built.order.batch_size,
+            opened.step,
+            measured,
+            built.whole,
+        )
+        fit(cohort, callbacks, watch, until=until * steps if until is not None else None)
+    if member.ended is not None and member.ended.error is not None:
+        raise member.ended.error
+    return member
+
+
+def write_resolved(config: Config, run: RunFolder) -> None:
+    """Keep what the config means."""
+    durable.write(
+        run.resolved, "# Written by manyfit. Edit config.yaml, not this file.\n" + config.resolved()
+    )

@@ -1,0 +1,76 @@
+"""A run that others are compared with: trained up to an epoch, then paused; evaluated only if chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from manyfit.config import Config
+from manyfit.run.finish import finish, write_summary
+from manyfit.run.journal import failures, logged, recorded
+from manyfit.run.signals import Watch
+from manyfit.run.stretch import advance, begin, opened
+from manyfit.run.trainer import Callback
+from manyfit.store import provenance
+from manyfit.store.events import Event, read_events
+from manyfit.store.folder import RunFolder
+from manyfit.store.lock import owned
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where a run stands after a stretch of training."""
+
+    step: int
+    epoch: float
+    trained: int
+    """Steps of this stretch."""
+    over: bool
+    reason: str
+    events: Sequence[Event]
+
+
+def reach(
+    config: Config,
+    run: RunFolder,
+    until: int | None,
+    watch: Watch,
+    *,
+    study: str,
+    callbacks: Sequence[Callback] = (),
+    allowed: Collection[str] = (),
+) -> Reached:
+    """Train until some epochs are done, or to the end. `study` says where versions and code are recorded."""
+    with (
+        owned(run.path),
+        logged(run.path / "run.log"),
+        failures(run, "the trial"),
+        opened(config, run, allowed) as here,
+    ):
+        last, over, reason = here.last, here.is_over, ""
+        done = last is not None and until is not None and last.epoch >= until and last.note.measured
+        if not (over or done):
+            begin(here, lambda run, facts: provenance.record_briefly(run, study, facts))
+            with recorded(run):
+                member = advance(here, callbacks, watch, until)
+            reason = member.ended.reason if member.ended is not None else ""
+            last = run.checkpoints()[-1]
+            over = bool(reason) or last.step >= here.built.plan.total
+        assert last is not None
+        if over and run.summary().get("step") != last.step:
+            best = run.chosen(config.run.export.metric, config.run.export.mode)
+            write_summary(config, run, best, last, reason, {})
+        events = read_events(run.metrics, last.log_length)
+        return Reached(last.step, last.epoch, last.step - here.step, over, reason, events)
+
+
+def conclude(config: Config, run: RunFolder, watch: Watch, allowed: Collection[str] = ()) -> None:
+    """Export and evaluate a run that was trained as a trial."""
+    with (
+        owned(run.path),
+        logged(run.path / "run.log"),
+        failures(run, "the evaluation"),
+        opened(config, run, allowed) as here,
+    ):
+        reason = str(run.summary().get("stopped", ""))
+        finish(here.config, run, here.built, watch, reason, shown=False)

@@ -1,0 +1,258 @@
+"""In long-lived processes of this machine, each pinned to cores or to a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.core.errors import UsageError
+from manyfit.study.executors.base import Executor, Work
+from manyfit.study.executors.worker import Place, serve
+from manyfit.study.units import Failure, Outcome, Progress, Unit
+
+PRELOADED: Final = (
+    "manyfit.study.training",
+    "manyfit.run.trial",
+    "manyfit.study.executors.worker",
+)
+"""What takes long to import, and is therefore imported once for all workers."""
+CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+GRACE: Final = 60.0
+"""Seconds in which a worker that was asked to end must have committed what it has."""
+
+_starting = threading.Lock()
+
+
+@dataclass
+class _Worker:
+    place: Place
+    process: Any
+    pipe: Connection
+    unit: Unit | None = None
+    seen: float = 0.0
+    """When it last showed a sign of life."""
+    asked: float | None = None
+    """When it was asked to end."""
+
+
+class Processes(Executor):
+    """Keeps a worker for each place; one that died, or that ran out of memory, is replaced."""
+
+    def __init__(self, work: Work, places: Sequence[Place], timeout: float | None = None) -> None:
+        """`timeout` is how long a unit may show no sign of life."""
+        check_picklable(work)
+        self.slots = len(places)
+        self._work = work
+        self._timeout = timeout
+        self._kills = killed_for_memory()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(PRELOADED))
+        self._workers = [self._start(place) for place in places]
+
+    def _start(self, place: Place) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=serve, args=(theirs, self._work, place), name="manyfit-worker")
+        with _starting, without_main():
+            process.start()
+        theirs.close()
+        return _Worker(place, process, ours, seen=time.monotonic())
+
+    def submit(self, unit: Unit) -> None:
+        """Give a unit to a worker that is free."""
+        worker = next(w for w in self._workers if w.unit is None)
+        for _ in range(3):
+            try:
+                worker.pipe.send(unit)
+                break
+            except (BrokenPipeError, ConnectionResetError):
+                worker = self._replace(worker)
+        worker.unit, worker.seen, worker.asked = unit, time.monotonic(), None
+
+    def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
+        """Listen to the workers."""
+        handles: list[Any] = [worker.pipe for worker in self._workers]
+        handles += [worker.process.sentinel for worker in self._workers]
+        limits = [limit for w in self._workers if (limit := self._deadline(w)) is not None]
+        now = time.monotonic()
+        if limits:
+            soonest = max(0.0, min(limits) - now)
+            timeout = soonest if timeout is None else min(timeout, soonest)
+        ready = set(wait([*handles, *wake], timeout))
+        outcomes: list[Outcome] = []
+        for worker in list(self._workers):
+            if worker.pipe in ready:
+                outcomes += self._heard(worker)
+            if worker.process.sentinel in ready and worker in self._workers:
+                outcomes += self._heard(worker)  # what it said before it died
+                outcomes += self._died(worker)
+            elif (limit := self._deadline(worker)) is not None and time.monotonic() >= limit:
+                outcomes += self._hangs(worker)
+        return outcomes
+
+    def _deadline(self, worker: _Worker) -> float | None:
+        if worker.unit is None:
+            return None
+        if worker.asked is not None:
+            return worker.asked + GRACE
+        return worker.seen + self._timeout if self._timeout is not None else None
+
+    def _heard(self, worker: _Worker) -> list[Outcome]:
+        found: list[Outcome] = []
+        try:
+            while worker.pipe.poll():
+                message = worker.pipe.recv()
+                worker.seen = time.monotonic()
+                if isinstance(message, Progress):
+                    self.tell(message)
+                elif isinstance(message, list):
+                    found += message
+                    worker.unit = None
+                    if any(o.failure is not None and o.failure.kind == "out of memory" for o in message):
+                        self._replace(worker)
+                        return found
+        except (EOFError, OSError, pickle.UnpicklingError):
+            worker.process.join(1.0)  # the sentinel says the rest
+        return found
+
+    def _died(self, worker: _Worker) -> list[Outcome]:
+        worker.process.join()
+        code, unit, asked = worker.process.exitcode, worker.unit, worker.asked
+        self._replace(worker)
+        if unit is None:
+            return []
+        failure = Failure("preempted", "ended on request", process_died=True) if asked else self._death(code)
+        return ended(unit, failure)
+
+    def _death(self, code: int | None) -> Failure:
+        """Why a process is no more, from how it ended."""
+        if code is not None and code >= 0:
+            text = f"the code of the trial ended its process with exit code {code}"
+            return Failure("user error", text, group=f"exit {code}", process_died=True)
+        number = -(code or -signal.SIGKILL)
+        name = signal.Signals(number).name
+        kills, self._kills = self._kills, killed_for_memory()
+        if number == signal.SIGKILL and self._kills > kills:
+            return Failure(
+                "out of memory", "the system killed the process for its memory", group=name, process_died=True
+            )
+        what = "crashed" if number in CRASHES else "was ended"
+        return Failure(
+            "infrastructure", f"the process of the trial {what} by {name}", group=name, process_died=True
+        )
+
+    def _hangs(self, worker: _Worker) -> list[Outcome]:
+        unit, asked = worker.unit, worker.asked
+        worker.process.kill()
+        worker.process.join()
+        self._replace(worker)
+        if asked is not None:
+            failure = Failure("preempted", "did not end when it was asked, and was killed", process_died=True)
+        else:
+            failure = Failure(
+                "timeout", f"no sign of life for {self._timeout:g} s", group="timeout", process_died=True
+            )
+        return ended(unit, failure) if unit is not None else []
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        worker.pipe.close()
+        if worker.process.is_alive():
+            worker.process.kill()
+        worker.process.join()
+        worker.process.close()
+        fresh = self._start(worker.place)
+        self._workers[self._workers.index(worker)] = fresh
+        return fresh
+
+    def interrupt(self, trials: Collection[str] | None = None) -> None:
+        """Ask workers to commit what they have."""
+        for worker in self._workers:
+            if worker.unit is None or worker.asked is not None:
+                continue
+            if trials is None or any(trial.id in trials for trial in worker.unit.trials):
+                worker.asked = time.monotonic()
+                worker.process.terminate()
+
+    def close(self) -> None:
+        """Let idle workers go, and kill the others."""
+        for worker in self._workers:
+            worker.pipe.close()
+            if worker.unit is not None:
+                worker.process.kill()
+        for worker in self._workers:
+            worker.process.join(2.0)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.process.close()
+        self._workers.clear()
+
+    def describe(self) -> dict[str, object]:
+        """Which cores or GPUs there are."""
+        return {**super().describe(), "places": [list(w.place.cores) or w.place.gpu for w in self._workers]}
+
+
+def ended(unit: Unit, failure: Failure) -> list[Outcome]:
+    """All trials of a unit have ended in the same way."""
+    return [Outcome(trial.id, failure=failure) for trial in unit.trials]
+
+
+def check_picklable(work: Work) -> None:
+    """Other processes need a copy of it."""
+    try:
+        pickle.dumps(work)
+    except Exception as error:
+        raise UsageError(f"{work!r} cannot be sent to other processes: {error}") from error
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the main script, so that workers do not run it again: they need nothing of it."""
+    main = sys.modules["__main__"]
+    names: tuple[str, ...] = ("__file__", "__spec__")
+    hidden = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
+
+
+def killed_for_memory() -> int:
+    """How many processes the system has killed because memory ran out."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    except (OSError, ValueError):
+        return 0
+
+
+def places(
+    workers: int | None, threads: int, gpus: Sequence[str], memory: int | None, cores: Callable[[], list[int]]
+) -> list[Place]:
+    """Where workers compute: one for each GPU, or one for each group of cores."""
+    if gpus:
+        count = workers or len(gpus)
+        return [Place((), gpus[i % len(gpus)], memory) for i in range(count)]
+    here = cores()
+    count = workers or max(1, len(here) // threads)
+    if count * threads > len(here):
+        return [Place((), None, memory) for _ in range(count)]
+    return [Place(tuple(here[i * threads : (i + 1) * threads]), None, memory) for i in range(count)]
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

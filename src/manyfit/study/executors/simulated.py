@@ -1,0 +1,97 @@
+"""On a made-up clock: curves and durations are functions, and thousands of workers cost nothing."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from manyfit.core.seeds import derive
+from manyfit.study.executors.base import Executor
+from manyfit.study.units import Failure, Outcome, Trial, Unit
+
+Curve: TypeAlias = Callable[[Mapping[str, Any], int, int], float]
+"""Values of the space, seed, epoch → the objective."""
+
+
+def exponential(values: Mapping[str, Any], seed: int, epoch: int) -> float:
+    """A curve that falls towards a level that its values decide, with some noise by its seed."""
+    level = (derive(0, *(f"{key}={value}" for key, value in sorted(values.items()))) % 1000) / 1000
+    noise = (derive(seed, "noise", f"{level}", epoch) % 1000) / 1e5
+    return float(level + 0.5 ** (epoch / 3) + noise)
+
+
+class Simulated(Executor):
+    """Answers what a study would have measured. An epoch takes the time that `seconds` says."""
+
+    def __init__(
+        self,
+        slots: int = 1,
+        *,
+        epochs: int,
+        curve: Curve = exponential,
+        seconds: Callable[[Trial], float] = lambda trial: 1.0,
+        failure: Callable[[Trial], Failure | None] = lambda trial: None,
+        steps_per_epoch: int = 10,
+    ) -> None:
+        self.slots = slots
+        self._epochs = epochs
+        self._curve = curve
+        self._seconds = seconds
+        self._failure = failure
+        self._steps = steps_per_epoch
+        self._clock = 0.0
+        self._reached: dict[str, int] = {}
+        self._number = itertools.count()
+        self._busy: list[tuple[float, int, Outcome]] = []
+
+    def submit(self, unit: Unit) -> None:
+        """Decide at once how it will end, and when."""
+        began = self._clock
+        for trial in unit.trials:
+            outcome = self._outcome(trial, unit)
+            began += outcome.seconds
+            heapq.heappush(self._busy, (began, next(self._number), outcome))
+
+    def _outcome(self, trial: Trial, unit: Unit) -> Outcome:
+        start = self._reached.get(trial.id, 0)
+        until = min(unit.until if unit.until is not None else self._epochs, self._epochs)
+        if unit.purpose == "evaluate":
+            return Outcome(trial.id, seconds=self._seconds(trial))
+        if (failure := self._failure(trial)) is not None:
+            return Outcome(trial.id, start * self._steps, start, failure=failure)
+        self._reached[trial.id] = until
+        curve = tuple((float(e), self._curve(trial.values, trial.seed, e)) for e in range(1, until + 1))
+        return Outcome(
+            trial.id, until * self._steps, until, (until - start) * self._steps, until == self._epochs,
+            curve=curve, seconds=(until - start) * self._seconds(trial),
+        )  # fmt: skip
+
+    def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
+        """Move the clock to the next end of a unit."""
+        if not self._busy or (timeout is not None and self._busy[0][0] > self._clock + timeout):
+            self._clock += timeout or 0.0
+            return []
+        self._clock, _, outcome = heapq.heappop(self._busy)
+        return [outcome]
+
+    def interrupt(self, trials: Collection[str] | None = None) -> None:
+        """End trials now, as preempted, where they began."""
+        for entry in [e for e in self._busy if trials is None or e[2].trial in trials]:
+            self._busy.remove(entry)
+            start = max(0, int(entry[2].epoch) - entry[2].trained // self._steps)
+            self._reached[entry[2].trial] = start
+            ended = Outcome(
+                entry[2].trial, start * self._steps, start, failure=Failure("preempted", "interrupted")
+            )
+            self._busy.append((self._clock, next(self._number), ended))
+        heapq.heapify(self._busy)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._busy.clear()
+
+    def now(self) -> float:
+        """The made-up clock."""
+        return self._clock

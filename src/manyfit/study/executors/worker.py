@@ -1,0 +1,102 @@
+"""A worker process: it takes units from a pipe, works on them, and answers, until the pipe closes."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+from manyfit.study.executors.base import Work
+from manyfit.study.units import Outcome, Unit
+
+OUTPUT: Final = "output.log"
+"""In the folder of a trial: what its code has printed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker may compute, and how much it may use."""
+
+    cores: tuple[int, ...] = ()
+    gpu: str | None = None
+    """The value of CUDA_VISIBLE_DEVICES; None leaves it as it is."""
+    memory: int | None = None
+
+
+def serve(pipe: Connection, work: Work, place: Place) -> None:
+    """Work until nobody wants anything any more."""
+    from manyfit.data.workers import die_with_parent
+
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    settle(place)
+    try:
+        pipe.send("ready")
+        while True:
+            unit: Unit = pipe.recv()
+            outcomes = answered(unit, work, pipe)
+            pipe.send(outcomes)
+            if any(o.failure is not None and o.failure.kind == "out of memory" for o in outcomes):
+                return  # what memory is left, and in which state, nobody knows
+            gc.collect()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def answered(unit: Unit, work: Work, pipe: Connection) -> list[Outcome]:
+    """Work on one unit; signals ask it to end, and its output goes into the folders of its trials."""
+    from manyfit.run.signals import watched
+
+    with captured(unit), watched() as watch:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return work(unit, watch, pipe.send)
+
+
+@contextlib.contextmanager
+def captured(unit: Unit) -> Iterator[None]:
+    """Send what is printed, also by C code and by a crash, into the trial's folder."""
+    if unit.purpose == "rehearse":
+        yield  # it has no folder, and what is wrong is said anyway
+        return
+    folder = Path(unit.trials[0].folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    file = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    try:
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        faulthandler.enable(2)
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        for number, before in zip((1, 2), saved, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(file)
+        if not (folder / OUTPUT).stat().st_size:
+            (folder / OUTPUT).unlink()
+
+
+def settle(place: Place) -> None:
+    """Take the cores, the GPU and the memory that this worker was given."""
+    if place.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
+    if place.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, place.cores)
+    if place.memory is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (place.memory, hard))

@@ -1,0 +1,272 @@
+"""The ledger: a study's durable record of points, trials, assignments, decisions. One writer, the driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, get_args
+
+from manyfit.core.errors import FolderError
+from manyfit.study.points import Candidate, trial_name
+from manyfit.study.records import PointRecord, PointState, TrialRecord, TrialState
+from manyfit.study.units import KINDS, Failure
+
+FORMAT: Final = 1
+REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs")
+"""File systems on which a write-ahead log must not lie: it needs memory that all readers share."""
+
+SCHEMA: Final = """
+create table meta (key text primary key, value text not null);
+create table points (
+  number integer primary key, id text not null unique, "values" text not null, origin text not null,
+  parent text not null, attrs text not null, current integer not null, state text not null,
+  reason text not null, granted integer
+);
+create table trials (
+  id text primary key, point integer not null references points, seed integer not null, state text not null,
+  step integer not null, epoch real not null, steps integer not null, seconds real not null, value real,
+  curve text not null, is_over integer not null, reason text not null, deaths integer not null,
+  split integer not null, failure text
+);
+create table assignments (
+  number integer primary key, trial text not null, until integer, purpose text not null,
+  started real not null, ended real, outcome text
+);
+create table decisions (
+  number integer primary key, time real not null, point integer, action text not null, reason text not null
+);
+"""
+
+
+class Ledger:
+    """Points and trials, held in memory and written through to SQLite."""
+
+    def __init__(self, path: Path, journal: str | None = None) -> None:
+        """Open it, or make a new one. `journal` is SQLite's mode; by default it follows the file system."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.points: list[PointRecord] = []
+        self.trials: dict[str, TrialRecord] = {}
+        self._by_id: dict[str, PointRecord] = {}
+        self._open: dict[str, int] = {}
+        try:
+            self._connect(journal or ("delete" if is_remote(path) else "wal"))
+            self._load()
+        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
+            raise FolderError(
+                f"the ledger {path} cannot be read: {error}; move it away, and the same command makes a "
+                "new one from the run folders"
+            ) from error
+
+    def _connect(self, journal: str) -> None:
+        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+        self._db.execute(f"pragma journal_mode={journal}")
+        self._db.execute(f"pragma synchronous={'normal' if journal == 'wal' else 'full'}")
+        if not self._db.execute("select 1 from sqlite_master where name='meta'").fetchone():
+            with self.transaction():
+                for statement in SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self.set("format", FORMAT)
+        if self.get("format") != FORMAT:
+            raise ValueError(f"it has format {self.get('format')}, and this version reads {FORMAT}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; one inside another is a part of it."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("begin immediate")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("rollback")
+            raise
+        self._db.execute("commit")
+
+    def close(self) -> None:
+        """Close it so that the one file is whole: a copy of it without its write-ahead log would be empty."""
+        if self._db.execute("pragma journal_mode").fetchone()[0] == "wal":
+            self._db.execute("pragma wal_checkpoint(truncate)")
+            self._db.execute("pragma journal_mode=delete")
+        self._db.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        for point in read_points(self._db):
+            self.points.append(point)
+            self._by_id[point.id] = point
+            self.trials |= {trial.id: trial for trial in point.trials}
+
+    def get(self, key: str) -> Any:
+        """A fact about the study."""
+        found = self._db.execute("select value from meta where key=?", (key,)).fetchone()
+        return json.loads(found[0]) if found else None
+
+    def point(self, id: str) -> PointRecord | None:
+        """A point by its name."""
+        return self._by_id.get(id)
+
+    def decisions(self) -> list[tuple[float, int | None, str, str]]:
+        """What was decided, when, about which point, and why."""
+        return list(self._db.execute("select time, point, action, reason from decisions order by number"))
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a fact about the study."""
+        self._db.execute("insert or replace into meta values (?, ?)", (key, json.dumps(value)))
+
+    def add(self, found: Candidate, granted: int | None) -> PointRecord:
+        """Add a point; one that is there already is the same point."""
+        known = self._by_id.get(found.id)
+        if known is not None:
+            if not known.current:
+                known.current = True
+                self.save_point(known)
+            return known
+        point = PointRecord(
+            len(self.points), found.id, found.values, found.origin, found.parent, found.attrs, granted=granted
+        )
+        self.points.append(point)
+        self._by_id[point.id] = point
+        self.save_point(point)
+        return point
+
+    def add_trial(self, point: PointRecord, seed: int) -> TrialRecord:
+        """Add a replicate of a point."""
+        id = trial_name(point.id, seed)
+        trial = self.trials.get(id)
+        if trial is None:
+            trial = self.trials[id] = TrialRecord(id, point.number, seed)
+            point.trials.append(trial)
+            self.save_trial(trial)
+        return trial
+
+    def save_point(self, point: PointRecord) -> None:
+        """Write a point as it is now."""
+        row = (
+            point.number, point.id, json.dumps(point.values), point.origin, point.parent,
+            json.dumps(point.attrs), int(point.current), point.state, point.reason, point.granted,
+        )  # fmt: skip
+        self._db.execute("insert or replace into points values (?,?,?,?,?,?,?,?,?,?)", row)
+
+    def save_trial(self, trial: TrialRecord) -> None:
+        """Write a trial as it is now."""
+        failure = json.dumps(_plain(trial.failure)) if trial.failure is not None else None
+        row = (
+            trial.id, trial.point, trial.seed, trial.state, trial.step, trial.epoch, trial.steps,
+            trial.seconds, trial.value, json.dumps(trial.curve), int(trial.over), trial.reason, trial.deaths,
+            trial.split, failure,
+        )  # fmt: skip
+        self._db.execute("insert or replace into trials values (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", row)
+
+    def assign(self, trial: TrialRecord, until: int | None, purpose: str) -> None:
+        """Note that a unit begins."""
+        cursor = self._db.execute(
+            "insert into assignments (trial, until, purpose, started) values (?,?,?,?)",
+            (trial.id, until, purpose, time.time()),
+        )
+        self._open[trial.id] = int(cursor.lastrowid or 0)
+
+    def release(self, trial: TrialRecord, outcome: str) -> None:
+        """Note how a unit has ended."""
+        number = self._open.pop(trial.id, None)
+        if number is not None:
+            self._db.execute(
+                "update assignments set ended=?, outcome=? where number=?", (time.time(), outcome, number)
+            )
+
+    def decide(self, point: PointRecord | None, action: str, reason: str) -> None:
+        """Note a decision and why it was taken."""
+        self._db.execute(
+            "insert into decisions (time, point, action, reason) values (?,?,?,?)",
+            (time.time(), point.number if point is not None else None, action, reason),
+        )
+
+
+def read_points(db: sqlite3.Connection) -> list[PointRecord]:
+    """Every point with its trials, as it was written last."""
+    points: dict[int, PointRecord] = {}
+    for row in db.execute("select * from points order by number"):
+        if row[7] not in get_args(PointState):
+            raise ValueError(f"a point has the state {row[7]!r}")
+        points[row[0]] = PointRecord(
+            row[0], row[1], json.loads(row[2]), row[3], row[4], json.loads(row[5]), bool(row[6]), row[7],
+            row[8], row[9],
+        )  # fmt: skip
+    for row in db.execute("select * from trials order by point, seed"):
+        if row[3] not in get_args(TrialState):
+            raise ValueError(f"a trial has the state {row[3]!r}")
+        curve = tuple((float(epoch), float(value)) for epoch, value in json.loads(row[9]))
+        points[row[1]].trials.append(
+            TrialRecord(
+                row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8], curve, bool(row[10]),
+                row[11], row[12], row[13], _failure(row[14]),
+            )
+        )  # fmt: skip
+    if list(points) != list(range(len(points))):
+        raise ValueError("points are missing")
+    return list(points.values())
+
+
+def read_only(path: Path) -> tuple[list[PointRecord], dict[str, Any], list[tuple[float, Any, str, str]]]:
+    """Points, facts and decisions of a ledger that somebody else may be writing."""
+    if not path.is_file():
+        raise FolderError(f"{path.parent} has no ledger: the study was never started")
+    try:
+        db = sqlite3.connect(path, isolation_level=None, timeout=30)
+        try:
+            db.execute("begin")
+            facts = {key: json.loads(value) for key, value in db.execute("select key, value from meta")}
+            if facts.get("format") != FORMAT:
+                raise ValueError(f"it has format {facts.get('format')}, and this version reads {FORMAT}")
+            decisions = list(db.execute("select time, point, action, reason from decisions order by number"))
+            return read_points(db), facts, decisions
+        finally:
+            db.close()
+    except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
+        raise FolderError(f"the ledger {path} cannot be read: {error}") from error
+
+
+def _plain(failure: Failure) -> dict[str, Any]:
+    return {name: getattr(failure, name) for name in Failure.__slots__}
+
+
+def _failure(text: str | None) -> Failure | None:
+    if text is None:
+        return None
+    found: Mapping[str, Any] = json.loads(text)
+    if found["kind"] not in KINDS:
+        raise ValueError(f"a failure has the kind {found['kind']!r}")
+    return Failure(**found)
+
+
+def is_remote(path: Path) -> bool:
+    """Whether a file lies on a file system that other machines see, too."""
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return False
+    here, best, kind = os.path.realpath(path.parent), "", ""
+    for line in mounts:
+        _, point, name, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        if (here == point or here.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, name
+    return kind.startswith(REMOTE)

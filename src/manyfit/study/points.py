@@ -1,0 +1,75 @@
+"""Points and trials have names that follow from what they are: the same point is the same trial for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from manyfit.config import Config, patch
+from manyfit.config.identity import NOT_SET, digest, flat, identity
+from manyfit.config.space import Patch, located, overrides
+from manyfit.config.study import StudyConfig
+from manyfit.config.tree import plain
+from manyfit.core.errors import Origin
+
+LENGTH: Final = 12
+STUDY: Final = Origin("study")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A point that may be tried: its values, its name, and where it comes from."""
+
+    id: str
+    values: Mapping[str, Any]
+    origin: str
+    parent: str = ""
+    """The point whose weights it begins with, and the epoch: `<id>@<epoch>`."""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    """What a sampler wants to remember of it."""
+
+
+def configured(base: Config, patch_: Patch, seed: int | None = None) -> Config:
+    """The config of a point, checked."""
+    changes = overrides(patch_)
+    if seed is not None:
+        changes += overrides(located({"seed": seed}, STUDY))
+    return patch(base, changes)
+
+
+def trial_config(base: Config, values: Mapping[str, Any], seed: int, changes: Mapping[str, Any]) -> Config:
+    """The config of a trial."""
+    return configured(base, located({**values, **changes}, STUDY), seed)
+
+
+def candidate(
+    study: StudyConfig,
+    patch_: Patch,
+    origin: str,
+    parent: str = "",
+    attrs: Mapping[str, Any] | None = None,
+) -> Candidate:
+    """Name a point. Raises `ConfigError` if its config is wrong."""
+    config = configured(study.base, patch_)
+    values = {key: plain(node) for key, node in patch_.items()}
+    return Candidate(name(config, study.space.keys, parent), values, origin, parent, attrs or {})
+
+
+def name(config: Config, keys: Sequence[str], parent: str = "") -> str:
+    """The name of a point: identity values that were given, and every key of the space, but not the seed."""
+    kept = flat(identity(config.explicit, config.kinds))
+    kept.pop("seed", None)
+    given = flat(config.explicit)
+    for key in keys:
+        found = {k: v for k, v in given.items() if k == key or k.startswith(f"{key}.")}
+        if not found:
+            value = config.snapshot.values.get(key, NOT_SET)
+            found = {} if value is NOT_SET else {key: value}
+        kept |= found
+    return digest({"point": kept, "parent": parent} if parent else kept)[:LENGTH]
+
+
+def trial_name(point: str, seed: int) -> str:
+    """The name of a trial."""
+    return digest([point, seed])[:LENGTH]

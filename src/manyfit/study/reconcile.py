@@ -1,0 +1,170 @@
+"""At every start: what the ledger says, what the study file says now, and what lies in the run folders."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from manyfit.config.identity import Snapshot, diff
+from manyfit.config.kinds import Kind
+from manyfit.config.study import StudyConfig
+from manyfit.core.errors import RunConflict
+from manyfit.run.guard import is_allowed
+from manyfit.study.board import Stopper, next_pause
+from manyfit.study.folder import StudyFolder
+from manyfit.study.ledger import Ledger
+from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.units import SHORT, Failure
+
+log = logging.getLogger("manyfit")
+
+
+def reconcile(
+    study: StudyConfig, folder: StudyFolder, ledger: Ledger, stopper: Stopper | None, *, folders: bool = True
+) -> None:
+    """Bring the ledger in line. Nothing is called running any more; what the study now asks for is open."""
+    more = _changed(ledger, "budget", _budget(study))
+    other_rule = _changed(ledger, "stop", _stop(study))
+    crashed = str(ledger.get("executor") or "") == "inline"
+    pauses = set(stopper.pauses(study.base.run.train.epochs)) if stopper is not None else set()
+    with ledger.transaction():
+        for point in ledger.points:
+            if not point.current:
+                continue
+            point.trials = [trial for trial in point.trials if trial.seed in study.seeds]
+            for seed in study.seeds:
+                ledger.add_trial(point, seed)
+            for trial in point.trials:
+                _trial(trial, point, study, folder, more, crashed, folders)
+                ledger.save_trial(trial)
+            _point(point, stopper, pauses, study, other_rule)
+            ledger.save_point(point)
+
+
+def _trial(
+    trial: TrialRecord,
+    point: PointRecord,
+    study: StudyConfig,
+    folder: StudyFolder,
+    more: bool,
+    crashed: bool,
+    folders: bool,
+) -> None:
+    """What a trial is now: interrupted ones wait, finished ones go on if they may be trained longer."""
+    if folders and trial.step and not folder.trial(trial.id).path.is_dir():
+        log.warning("the folder of trial %s is gone: it is trained again", trial.id)
+        trial.state, trial.step, trial.epoch, trial.over = "waiting", 0, 0.0, False
+        trial.curve, trial.value, trial.failure = (), None, None
+    if trial.state == "running":
+        trial.state = "waiting"
+        if crashed:
+            trial.deaths += 1
+            if trial.deaths > study.execute.retries:
+                trial.state = "failed"
+                text = f"the process died {trial.deaths} times while this trial was trained in it"
+                trial.failure = Failure("infrastructure", text, group="driver", process_died=True)
+    epochs = point.values.get("train.epochs", study.base.run.train.epochs)
+    ended_early = bool(trial.reason)
+    if trial.state == "finished" and ((trial.epoch < epochs and not ended_early) or (ended_early and more)):
+        trial.state, trial.over, trial.reason = "waiting", False, ""
+
+
+def _point(
+    point: PointRecord, stopper: Stopper | None, pauses: Collection[int], study: StudyConfig, other_rule: bool
+) -> None:
+    """What a point is now: open if a trial of it is, and granted up to a pause that there still is."""
+    epochs = point.values.get("train.epochs", study.base.run.train.epochs)
+    by_person = point.granted == 0
+    if point.state == "stopped" and other_rule and not by_person:
+        point.state, point.reason = "open", ""
+    if point.state in ("finished", "failed") and any(not trial.is_done for trial in point.trials):
+        point.state = "open"
+    if point.state != "open":
+        return
+    if stopper is None:
+        point.granted = None
+    elif point.granted not in pauses:
+        point.granted = next_pause(stopper, min(t.epoch for t in point.trials), epochs)
+    for trial in point.trials:
+        if trial.state == "paused" and (point.granted is None or trial.epoch < point.granted):
+            trial.state = "waiting"
+
+
+def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> None:
+    """Refuse a base that would make the new trials something else than the old ones."""
+    now = study.base.snapshot
+    before = ledger.get("base")
+    if before is not None and ledger.points:
+        kinds = {key: Kind(kind) for key, kind in before["kinds"].items()}
+        found = diff(Snapshot(before["values"], kinds, ""), now)
+        keys = set(study.space.keys)
+        changed = [
+            d for d in found
+            if d.kind is Kind.IDENTITY and d.path != "seed" and not _within(d.path, keys)
+            and not is_allowed(d.path, allowed, "base") and d.path in {**before["given"], **_given(study)}
+        ]  # fmt: skip
+        if changed:
+            lines = "\n".join(f"  {difference}" for difference in changed)
+            raise RunConflict(
+                f"{study.folder} was started with another base:\n{lines}\n"
+                "its trials would not be comparable: make another study, put the old values back, or go on "
+                "with new trials beside the old ones: --allow-change base"
+            )
+    values = {key: value for key, value in now.values.items() if _is_plain(value)}
+    kinds_now = {key: str(kind) for key, kind in now.kinds.items()}
+    ledger.set("base", {"values": values, "kinds": kinds_now, "given": _given(study)})
+
+
+def retry(ledger: Ledger, kinds: Sequence[str]) -> int:
+    """Put trials that failed in some ways back among those that wait; return how many."""
+    wanted = {SHORT.get(kind, kind) for kind in kinds}
+    count = 0
+    with ledger.transaction():
+        for point in ledger.points:
+            for trial in point.trials:
+                failure = trial.failure
+                if failure is None or trial.state not in ("failed", "infeasible"):
+                    continue
+                if "failed" in wanted or failure.kind in wanted:
+                    trial.state, trial.failure, trial.deaths, trial.split = "waiting", None, 0, 1
+                    if point.state == "failed":
+                        point.state = "open"
+                        ledger.save_point(point)
+                    ledger.save_trial(trial)
+                    ledger.decide(point, "retry", f"trial {trial.id}: {failure.kind}")
+                    count += 1
+    return count
+
+
+def _within(path: str, keys: Collection[str]) -> bool:
+    return any(path == key or path.startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
+
+
+def _given(study: StudyConfig) -> dict[str, bool]:
+    from manyfit.config.identity import flat
+
+    return dict.fromkeys(flat(study.base.explicit), True)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str) or value is None
+
+
+def _budget(study: StudyConfig) -> dict[str, Any]:
+    values = study.base.snapshot.values
+    return {key: value for key, value in values.items() if key.startswith("train.stop") and _is_plain(value)}
+
+
+def _stop(study: StudyConfig) -> Any:
+    stop = study.search.stop
+    return None if stop is None else {"class": stop.path, **{k: repr(v) for k, v in stop.params.items()}}
+
+
+def _changed(ledger: Ledger, key: str, now: Any) -> bool:
+    """Whether a fact is another one than at the last start; it is kept for the next one."""
+    before = ledger.get(key)
+    ledger.set(key, {"value": now})
+    return before is not None and before["value"] != now

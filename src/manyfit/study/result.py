@@ -1,0 +1,154 @@
+"""What `sweep` returns, and what can be asked of a study folder later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyfit.core.errors import FolderError
+from manyfit.core.lazy import optional
+from manyfit.store.lock import is_owned
+from manyfit.study.folder import StudyFolder
+from manyfit.study.ledger import read_only
+from manyfit.study.records import PointRecord
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of the space: its values, and what its trials gave."""
+
+    number: int
+    values: Mapping[str, Any]
+    state: str
+    value: float | None
+    """The mean over its seeds of the best value of the objective."""
+    trials: Mapping[int, float | None]
+    """The same for each seed."""
+    folders: Mapping[int, Path]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A study, as its ledger has it: the best point, all trials, and the best model.
+
+    >>> study = manyfit.sweep("studies/lr")     # doctest: +SKIP
+    >>> study.best.values                       # doctest: +SKIP
+    {'train.optimizer.lr': 0.003}
+    """
+
+    folder: Path
+    metric: str
+    mode: str
+    points: Sequence[Point]
+    """Every point, in the order in which it was added."""
+    failures: Mapping[str, int]
+    """How many trials have failed, by kind."""
+    unfinished: int = 0
+    """Trials that wait, because the budget is used up or the study was left."""
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Point:
+        """The best point: by the mean over its seeds, among those that were trained to the end."""
+        if not self.ranked:
+            raise FolderError(f"{self.folder} has no point that has given a value yet")
+        return self.ranked[0]
+
+    @property
+    def ranked(self) -> list[Point]:
+        """Points that can be compared, the best first; those that were given up come last."""
+        sign = 1 if self.mode == "min" else -1
+        known = [point for point in self.points if point.value is not None]
+        return sorted(known, key=lambda p: (p.state != "finished", sign * (p.value or 0.0), p.number))
+
+    @property
+    def trials(self) -> pandas.DataFrame:
+        """One row for each trial: point, seed, state, value, epochs, and the values of the space."""
+        pandas = optional("pandas", "search")
+        return pandas.DataFrame(rows(self.folder))
+
+    def load_model(self) -> nn.Module:
+        """The best model, ready to predict."""
+        from manyfit.run.result import load_model
+
+        return load_model(StudyFolder(self.folder).best)
+
+
+def read_study(place: str | os.PathLike[str]) -> Study:
+    """Read a study from its folder, also while it is running."""
+    folder = StudyFolder(Path(place))
+    points, facts, _ = read_only(folder.ledger)
+    current = seeded(points, facts)
+    objective = facts.get("objective", {"metric": "val_loss", "mode": "min"})
+    sign = 1 if objective["mode"] == "min" else -1
+    failures: dict[str, int] = {}
+    for trial in (t for p in current for t in p.trials):
+        if trial.failure is not None and trial.state in ("failed", "infeasible"):
+            failures[trial.failure.kind] = failures.get(trial.failure.kind, 0) + 1
+    waiting = sum(not t.is_done for p in current if p.state == "open" for t in p.trials)
+    made = [_point(point, folder, sign) for point in current]
+    return Study(
+        folder.path,
+        objective["metric"],
+        objective["mode"],
+        made,
+        failures,
+        waiting,
+        facts.get("seconds") or 0.0,
+    )
+
+
+def seeded(points: Sequence[PointRecord], facts: Mapping[str, Any]) -> list[PointRecord]:
+    """The points that the study has now, with the trials of the seeds that it has now."""
+    seeds = facts.get("seeds")
+    current = [point for point in points if point.current]
+    for point in current:
+        if seeds is not None:
+            point.trials = [trial for trial in point.trials if trial.seed in seeds]
+    return current
+
+
+def _point(point: PointRecord, folder: StudyFolder, sign: int) -> Point:
+    return Point(
+        point.number,
+        point.values,
+        point.state,
+        point.value(sign),
+        {trial.seed: trial.value for trial in point.trials},
+        {trial.seed: folder.trial(trial.id).path for trial in point.trials},
+        point.reason,
+    )
+
+
+def rows(place: Path) -> list[dict[str, Any]]:
+    """One row for each trial, as plain data."""
+    folder = StudyFolder(place)
+    points, facts, _ = read_only(folder.ledger)
+    owned = is_owned(folder.path)
+    found = []
+    for point in seeded(points, facts):
+        for trial in point.trials:
+            state = trial.state if trial.state != "running" or owned else "interrupted"
+            found.append(
+                {
+                    "point": point.number,
+                    "trial": trial.id,
+                    "seed": trial.seed,
+                    "state": "stopped" if point.state == "stopped" and state == "paused" else state,
+                    "value": trial.value,
+                    "epoch": trial.epoch,
+                    "step": trial.step,
+                    "seconds": round(trial.seconds, 3),
+                    "failure": trial.failure.kind if trial.failure is not None else "",
+                    **point.values,
+                }
+            )
+    return found

@@ -1,0 +1,200 @@
+"""Which point comes next. Grids are enumerated; everything else is asked of an Optuna sampler."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from manyfit.config.signature import signature_of
+from manyfit.config.space import Axis, Choice, Patch
+from manyfit.config.study import StudyConfig
+from manyfit.config.tree import plain
+from manyfit.core.lazy import optional
+from manyfit.core.seeds import derive
+
+ATTEMPTS: Final = 40
+"""How often a sampler is asked again when it repeats itself, before chance takes over."""
+EXHAUSTED: Final = ATTEMPTS + 200
+"""How often a point is looked for that is new and allowed, before the space counts as used up."""
+
+
+class Grid:
+    """Every point of the space."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a sampler is told of a point: its values, and the mean over its seeds."""
+
+    values: Mapping[str, Any]
+    state: Literal["running", "finished", "stopped", "failed"]
+    value: float | None = None
+    epoch: int = 0
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_blind(study: StudyConfig) -> bool:
+    """Whether points do not depend on results, so that all of them can be drawn at the start."""
+    return study.is_grid or study.search.method.path == "optuna.samplers.RandomSampler"
+
+
+def grid(study: StudyConfig) -> Iterator[Patch]:
+    """The points of a grid, as many as were asked for."""
+    points = study.space.grid(study.value)
+    for number, patch in enumerate(points):
+        if study.search.trials is not None and number >= study.search.trials:
+            return
+        yield patch
+
+
+class Sampler:
+    """Asks an Optuna sampler for one point after another; what it knows is rebuilt from what it is told."""
+
+    def __init__(self, study: StudyConfig) -> None:
+        self._optuna = optional("optuna", "search")
+        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
+        self._study = study
+        self._told: dict[str, Any] = {}
+        self._direction = "minimize" if study.objective.mode == "min" else "maximize"
+
+    def ask(self, history: Sequence[Observation], number: int, attempt: int) -> tuple[Patch, dict[str, Any]]:
+        """The point with some number, and what the sampler wants to remember of it.
+
+        A pure function of the study's seed, the history, the number and the attempt.
+        """
+        seed = derive(self._study.search.seed, "ask", number, attempt) & 0xFFFF_FFFF
+        by_chance = attempt >= ATTEMPTS
+        sampler = self._optuna.samplers.RandomSampler(seed=seed) if by_chance else self._sampler(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # experimental features of Optuna
+            study = self._optuna.create_study(sampler=sampler, direction=self._direction)
+            if not is_blind(self._study) and not by_chance:
+                study.add_trials([trial for seen in history if (trial := self._frozen(seen)) is not None])
+            trial = study.ask()
+            patch = self._suggested(trial)
+        return patch, dict(trial.system_attrs)
+
+    def _sampler(self, seed: int) -> Any:
+        method = self._study.search.method
+        known = signature_of(method.target).parameters
+        extra = {"constant_liar": True} if "constant_liar" in known else {}
+        supplied = {"seed": seed} if "seed" in known else {}
+        return method.target(**{**extra, **supplied, **method.params})
+
+    def _suggested(self, trial: Any) -> Patch:
+        patch: Patch = {}
+        space = self._study.space
+        for axis in space.axes:
+            if space.is_active(axis, patch, self._study.value):
+                patch = {**patch, **axis.patch(suggest(trial, axis))}
+        return patch
+
+    def _frozen(self, seen: Observation) -> Any:
+        """An observation as a trial of Optuna; None if it is not a point of this space."""
+        key = json.dumps([dict(seen.values), seen.state, seen.value, seen.epoch], sort_keys=True, default=str)
+        if key not in self._told:
+            self._told[key] = frozen_trial(self._study, seen)
+        return self._told[key]
+
+
+def frozen_trial(study: StudyConfig, seen: Observation) -> Any:
+    """A point as a trial of Optuna; None if it is not a point of this space."""
+    optuna = optional("optuna", "search")
+    choices = chosen(study, seen.values)
+    if choices is None:
+        return None
+    states = optuna.trial.TrialState
+    params, distributions = {}, {}
+    for axis in study.space.axes:
+        if axis.name in choices:
+            distributions[axis.name] = distribution(axis)
+            params[axis.name] = _external(axis, choices[axis.name])
+    given: dict[str, Any] = {
+        "params": params,
+        "distributions": distributions,
+        "system_attrs": dict(seen.attrs),
+    }
+    if seen.state == "finished" and seen.value is not None:
+        return optuna.trial.create_trial(state=states.COMPLETE, value=seen.value, **given)
+    if seen.state == "stopped" and seen.value is not None:
+        between = {max(seen.epoch, 1): seen.value}
+        return optuna.trial.create_trial(
+            state=states.PRUNED, value=seen.value, intermediate_values=between, **given
+        )
+    return optuna.trial.create_trial(
+        state=states.RUNNING if seen.state == "running" else states.FAIL, **given
+    )
+
+
+def suggest(trial: Any, axis: Axis) -> Choice:
+    """Ask a trial of Optuna for one axis."""
+    found = axis.range
+    if found is None:
+        words = _words(axis)
+        return words.index(trial.suggest_categorical(axis.name, words))
+    if found.kind == "int":
+        step = int(found.step or 1)
+        return int(trial.suggest_int(axis.name, int(found.low), int(found.high), step=step, log=found.log))
+    return float(trial.suggest_float(axis.name, found.low, found.high, step=found.step, log=found.log))
+
+
+def distribution(axis: Axis) -> Any:
+    """An axis as Optuna knows it."""
+    optuna = optional("optuna", "search")
+    found = axis.range
+    if found is None:
+        return optuna.distributions.CategoricalDistribution(_words(axis))
+    if found.kind == "int":
+        return optuna.distributions.IntDistribution(
+            int(found.low), int(found.high), log=found.log, step=int(found.step or 1)
+        )
+    return optuna.distributions.FloatDistribution(found.low, found.high, log=found.log, step=found.step)
+
+
+def chosen(study: StudyConfig, values: Mapping[str, Any]) -> dict[str, Choice] | None:
+    """Which choice on each axis gives these values; None if they are not a point of the space."""
+    choices: dict[str, Choice] = {}
+    patch: Patch = {}
+    for axis in study.space.axes:
+        if not study.space.is_active(axis, patch, study.value):
+            continue
+        if axis.range is not None:
+            value = values.get(axis.name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not axis.range.low <= value <= axis.range.high:  # type: ignore[operator]
+                return None
+            choices[axis.name] = value  # type: ignore[assignment]
+        else:
+            fits = [i for i, option in enumerate(axis.options) if _fits(option, values)]
+            if not fits:
+                return None
+            choices[axis.name] = max(fits, key=lambda i: len(axis.options[i]))
+        patch = {**patch, **axis.patch(choices[axis.name])}
+    return choices
+
+
+def _fits(option: Patch, values: Mapping[str, Any]) -> bool:
+    return all(key in values and values[key] == plain(node) for key, node in option.items())
+
+
+def _words(axis: Axis) -> list[Any]:
+    """The options of an axis for Optuna: their values, where these are scalars, else their names."""
+    plains = [plain(option[axis.name]) if set(option) == {axis.name} else None for option in axis.options]
+    scalars = all(set(option) == {axis.name} for option in axis.options) and all(
+        isinstance(value, bool | int | float | str) or value is None for value in plains
+    )
+    if scalars and len({(type(value), value) for value in plains}) == len(plains) == len(set(plains)):
+        return plains
+    return [f"{i}: {_shown(option)}" for i, option in enumerate(axis.options)]
+
+
+def _shown(option: Patch) -> str:
+    text = ", ".join(f"{key}={json.dumps(plain(node), default=str)}" for key, node in option.items())
+    return (text or "base")[:200]
+
+
+def _external(axis: Axis, choice: Choice) -> Any:
+    return _words(axis)[int(choice)] if axis.range is None else choice

@@ -1,0 +1,235 @@
+"""What a person sees of a study while it runs: a live table on a terminal, a line an event elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from manyfit.config.study import StudyConfig
+from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.training import describe
+from manyfit.study.units import Outcome, Progress
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+class Shown:
+    """Sees events; by itself it shows nothing."""
+
+    def started(self, point: PointRecord, trial: TrialRecord) -> None:
+        """A unit has begun."""
+
+    def progress(self, progress: Progress) -> None:
+        """A trial has shown a sign of life."""
+
+    def ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
+        """A unit has ended."""
+
+    def stopped(self, point: PointRecord) -> None:
+        """A point was given up."""
+
+    def added(self, point: PointRecord) -> None:
+        """A point was added that nobody had planned."""
+
+    def say(self, text: str) -> None:
+        """Something that has no event of its own."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class Silent(Shown):
+    """Shows nothing."""
+
+
+class Lines(Shown):
+    """One line for each event."""
+
+    def __init__(self, stream: TextIO, study: StudyConfig, points: Sequence[PointRecord]) -> None:
+        self._stream = stream
+        self._study = study
+        self._points = points
+        self._clock = Clock(study, points)
+
+    def ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
+        """Say how a unit went, and how much is left."""
+        value = f"{self._study.objective.metric} {trial.value:.4g}" if trial.value is not None else ""
+        what = trial.state if trial.state != "waiting" else "again"
+        failure = f"{outcome.failure.kind}: {first_line(outcome.failure.message)}" if outcome.failure else ""
+        count, total = self._clock.trials()
+        left = self._clock.left()
+        self._line(
+            f"[{count}/{total}] {what:<8} point {point.number} seed {trial.seed}  epoch {trial.epoch:g}  "
+            f"{value}{failure}  {describe(point.values)}" + (f"  (left {left})" if left else "")
+        )
+
+    def stopped(self, point: PointRecord) -> None:
+        """Say why a point was given up."""
+        self._line(f"stopped  point {point.number}  {point.reason}  {describe(point.values)}")
+
+    def added(self, point: PointRecord) -> None:
+        """Say which point was added."""
+        self._line(f"added    point {point.number} ({point.origin})  {describe(point.values)}")
+
+    def say(self, text: str) -> None:
+        """Say it."""
+        self._line(text)
+
+    def _line(self, text: str) -> None:
+        print(text.rstrip(), file=self._stream, flush=True)
+
+
+class Table(Shown):
+    """A live table: what is being trained, what is best, and how long it will take."""
+
+    def __init__(self, study: StudyConfig, points: Sequence[PointRecord], best: int = 5) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._study = study
+        self._points = points
+        self._best = best
+        self._clock = Clock(study, points)
+        self._running: dict[str, tuple[PointRecord, TrialRecord]] = {}
+        self._signs: dict[str, Progress] = {}
+        self._failed = 0
+        self._live = Live(
+            get_renderable=self._render, console=Console(stderr=True), refresh_per_second=4, transient=True
+        )
+        self._live.start()
+
+    def started(self, point: PointRecord, trial: TrialRecord) -> None:
+        """Show a trial that is being trained."""
+        self._running[trial.id] = (point, trial)
+
+    def progress(self, progress: Progress) -> None:
+        """Show where it is."""
+        self._signs[progress.trial] = progress
+
+    def ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
+        """Take it off the table."""
+        self._running.pop(trial.id, None)
+        self._signs.pop(trial.id, None)
+        self._failed += trial.state in ("failed", "infeasible")
+
+    def say(self, text: str) -> None:
+        """Print it above the table."""
+        self._live.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        """Remove the table; what was found follows below."""
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        from rich import box
+        from rich.console import Group
+        from rich.table import Table as Grid
+
+        objective, epochs = self._study.objective, self._study.base.run.train.epochs
+        done, total = self._clock.trials()
+        failed = f", {self._failed} failed" if self._failed else ""
+        left = self._clock.left()
+        head = f"{done} of {total} trials{failed}" + (f", left {left}" if left else "")
+        now = Grid("training", "seed", "epoch", objective.metric, "values", box=box.SIMPLE, title=head)
+        for id, (point, trial) in list(self._running.items()):
+            sign = self._signs.get(id)
+            epoch = sign.epoch if sign is not None else trial.epoch
+            value = sign.value if sign is not None and sign.value is not None else trial.value
+            shown = f"{value:.4g}" if value is not None else ""
+            now.add_row(
+                f"{point.number}", f"{trial.seed}", f"{epoch:.3g}/{epochs}", shown, describe(point.values)
+            )
+        best = Grid("best", "seeds", "epoch", objective.metric, "values", box=box.SIMPLE)
+        sign_ = objective.sign
+        scored = [
+            (value, p) for p in list(self._points) if (value := p.value(sign_)) is not None and p.current
+        ]
+        for value, point in sorted(scored, key=lambda found: (sign_ * found[0], found[1].id))[: self._best]:
+            epoch = min(point.epoch, epochs)
+            best.add_row(
+                f"{point.number}",
+                f"{len(point.trials)}",
+                f"{epoch:g}",
+                f"{value:.4g}",
+                describe(point.values),
+            )
+        return Group(now, best)
+
+
+class Clock:
+    """How much of a study is done, and how long the rest will take."""
+
+    def __init__(
+        self,
+        study: StudyConfig,
+        points: Sequence[PointRecord],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._study = study
+        self._points = points
+        self._clock = clock
+        self._began = clock()
+        self._start = self._epochs_done()
+        self._cached: tuple[float, tuple[int, int], str] | None = None
+
+    def _epochs_done(self) -> float:
+        return sum(trial.epoch for point in self._points for trial in point.trials)
+
+    def trials(self) -> tuple[int, int]:
+        """Trials that are done, and how many there will be."""
+        return self._look()[1]
+
+    def left(self) -> str:
+        """The time that is left, in words; empty while that cannot be known."""
+        return self._look()[2]
+
+    def _look(self) -> tuple[float, tuple[int, int], str]:
+        """Counting all trials takes time when there are thousands, so it is done once a second."""
+        now = self._clock()
+        if self._cached is None or now - self._cached[0] > 1.0 or len(self._points) < 200:
+            self._cached = (now, self._count(), self._left(now))
+        return self._cached
+
+    def _count(self) -> tuple[int, int]:
+        current = [point for point in self._points if point.current]
+        done = sum(t.is_done or p.state == "stopped" for p in current for t in p.trials)
+        asked = sum(point.origin == "asked" for point in current)
+        planned = 0 if self._study.is_grid else max(0, (self._study.search.trials or 0) - asked)
+        return done, sum(len(p.trials) for p in current) + planned * len(self._study.seeds)
+
+    def _left(self, now: float) -> str:
+        done = self._epochs_done() - self._start
+        took = now - self._began
+        if done <= 0 or took < 1.0:
+            return ""
+        epochs = self._study.base.run.train.epochs
+        rest = sum(
+            max(0.0, (p.granted if p.granted is not None else epochs) - t.epoch)
+            for p in self._points
+            if p.current and p.state == "open"
+            for t in p.trials
+            if not t.is_done and not t.over
+        )
+        return duration(rest * took / done)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 40s, 12m, 3h 20m."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60}s"
+    return f"{whole // 3600}h {whole % 3600 // 60}m"
+
+
+def first_line(text: str) -> str:
+    """The first line of a message, shortened."""
+    return text.strip().partition("\n")[0][:160]
+
+
+def shown_for(stream: TextIO, study: StudyConfig, points: Sequence[Any]) -> Shown:
+    """A table on a terminal, lines elsewhere."""
+    return Table(study, points) if stream.isatty() else Lines(stream, study, points)

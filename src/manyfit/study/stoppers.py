@@ -1,0 +1,161 @@
+"""When a point is given up: halving in step, ASHA, the median rule, patience."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+
+from manyfit.core.errors import UsageError
+from manyfit.study.board import Board, Decision, Go, Stop, View
+
+
+def rungs(first: int, factor: int, epochs: int) -> list[int]:
+    """Epochs at which points are compared: first, first · factor, first · factor² …
+
+    >>> rungs(1, 3, 27)
+    [1, 3, 9]
+    """
+    if first < 1 or factor < 2:
+        raise UsageError(f"first must be 1 or more and factor 2 or more, not {first} and {factor}")
+    found = [first]
+    while found[-1] * factor < epochs:
+        found.append(found[-1] * factor)
+    return [rung for rung in found if rung < epochs]
+
+
+class Halving:
+    """Successive halving in step: when all points have reached a rung, the best of them go on.
+
+    The result does not depend on the order in which points were trained.
+    """
+
+    def __init__(self, first: int = 1, factor: int = 3) -> None:
+        self.first = first
+        self.factor = factor
+        rungs(first, factor, first + 1)
+
+    def pauses(self, epochs: int) -> Sequence[int]:
+        """The rungs."""
+        return rungs(self.first, self.factor, epochs)
+
+    def decide(self, board: Board) -> Sequence[Decision]:
+        """Decide about the lowest rung at which everybody has arrived and somebody waits."""
+        if board.coming:
+            return []
+        taking_part = list(board.points)
+        pauses = [*self.pauses(board.epochs), None]
+        for rung, after in itertools.pairwise(pauses):
+            assert rung is not None
+            if any(p.state == "running" and p.epoch < rung for p in taking_part):
+                return []
+            there = [p for p in taking_part if p.state != "failed" and p.epoch >= rung]
+            best = board.ranked(there, rung)[: max(1, len(taking_part) // self.factor)]
+            found = list(self._verdicts(there, best, rung, after, len(taking_part)))
+            if found:
+                return found
+            taking_part = best
+        return []
+
+    def _verdicts(
+        self, there: list[View], best: list[View], rung: int, after: int | None, count: int
+    ) -> Iterator[Decision]:
+        chosen = {point.number for point in best}
+        for point in there:
+            here = point.record.granted == rung
+            if point.number in chosen and here and point.state in ("waiting", "stopped"):
+                yield Go(point.number, after, f"among the best {len(best)} of {count} after {rung} epochs")
+            elif point.number not in chosen and here and point.state == "waiting":
+                yield Stop(point.number, f"not among the best {len(best)} of {count} after {rung} epochs")
+
+
+class Asha:
+    """Asynchronous successive halving: a point goes on as soon as it is among the best at its rung."""
+
+    def __init__(self, first: int = 1, factor: int = 3) -> None:
+        self.first = first
+        self.factor = factor
+        rungs(first, factor, first + 1)
+
+    def pauses(self, epochs: int) -> Sequence[int]:
+        """The rungs."""
+        return rungs(self.first, self.factor, epochs)
+
+    def decide(self, board: Board) -> Sequence[Decision]:
+        """Let points go on, those at the highest rung first."""
+        pauses = [*self.pauses(board.epochs), None]
+        found: list[Decision] = []
+        for rung, after in reversed(list(itertools.pairwise(pauses))):
+            assert rung is not None
+            there = [p for p in board.points if p.state != "failed" and p.epoch >= rung]
+            for point in board.ranked(there, rung)[: len(there) // self.factor]:
+                if point.state in ("waiting", "stopped") and point.record.granted == rung:
+                    rank = f"among the best {len(there) // self.factor} of {len(there)} after {rung} epochs"
+                    found.append(Go(point.number, after, rank))
+        return found
+
+
+class Median:
+    """A point is given up when it is worse than the median of the others at the same epoch."""
+
+    def __init__(self, after: int = 1, every: int = 1, least: int = 5) -> None:
+        self.after = after
+        self.every = every
+        self.least = least
+        if min(after, every, least) < 1:
+            raise UsageError("after, every and least must be 1 or more")
+
+    def pauses(self, epochs: int) -> Sequence[int]:
+        """Every few epochs."""
+        return range(self.after, epochs, self.every)
+
+    def decide(self, board: Board) -> Sequence[Decision]:
+        """Compare each point that waits with those that have been there."""
+        found: list[Decision] = []
+        every = list(board.points)
+        for point in every:
+            at = point.record.granted
+            if point.state != "waiting" or at is None:
+                continue
+            others = [p.score(at) for p in every if p is not point and p.state != "failed" and p.epoch >= at]
+            if len(others) >= self.least and point.score(at) > (middle := statistics.median(others)):
+                found.append(
+                    Stop(
+                        point.number,
+                        f"{board.sign * point.score(at):.6g} after {at} epochs is worse than the median of "
+                        f"{len(others)} others, {board.sign * middle:.6g}",
+                    )
+                )
+            else:
+                following = at + self.every
+                found.append(Go(point.number, following if following < board.epochs else None))
+        return found
+
+
+class Patience:
+    """A point is given up when it has not become better for some epochs."""
+
+    def __init__(self, epochs: int = 5, min_delta: float = 0.0) -> None:
+        self.epochs = epochs
+        self.min_delta = min_delta
+        if epochs < 1 or min_delta < 0:
+            raise UsageError("epochs must be 1 or more, and min_delta not negative")
+
+    def pauses(self, epochs: int) -> Sequence[int]:
+        """After every epoch."""
+        return range(1, epochs)
+
+    def decide(self, board: Board) -> Sequence[Decision]:
+        """Look at each point alone."""
+        found: list[Decision] = []
+        for point in board.points:
+            at = point.record.granted
+            if point.state != "waiting" or at is None:
+                continue
+            before = at - self.epochs
+            if before >= 1 and not point.score(at) < point.score(before) - self.min_delta:
+                value = board.sign * point.score(at)
+                found.append(Stop(point.number, f"not better than {value:.6g} for {self.epochs} epochs"))
+            else:
+                found.append(Go(point.number, at + 1 if at + 1 < board.epochs else None))
+        return found

@@ -1,0 +1,147 @@
+"""What a study will do, before it does anything: its points, its mistakes, its time and its disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from manyfit.config import Config
+from manyfit.config.identity import digest
+from manyfit.config.space import Patch, located
+from manyfit.config.study import StudyConfig
+from manyfit.config.tree import plain
+from manyfit.core.errors import ConfigError, Problem, UsageError
+from manyfit.study.points import Candidate, configured, name
+from manyfit.study.records import PointRecord
+from manyfit.study.sampling import EXHAUSTED, Sampler, chosen, grid, is_blind
+
+MOST_PROBLEMS: Final = 50
+
+
+@dataclass
+class Survey:
+    """What was found."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    """Points that are known before the first one is trained."""
+    planned: int = 0
+    """Points, with those that are asked for later."""
+    duplicates: int = 0
+    excluded: int | None = None
+    seeds: int = 1
+    structures: dict[str, Candidate] = field(default_factory=dict)
+    """One point for each structure that has to be built: everything but the numbers that do not shape it."""
+    facts: list[dict[str, float]] = field(default_factory=list)
+    """What rehearsals have measured."""
+
+    @property
+    def trials(self) -> int:
+        """Points times seeds."""
+        return self.planned * self.seeds
+
+
+def survey(
+    study: StudyConfig, known: Sequence[PointRecord] = (), tick: Callable[[int], None] = lambda count: None
+) -> Survey:
+    """Draw and check every point that can be known; raise all mistakes together.
+
+    `known` are points that were asked for before: only the missing ones are drawn.
+    """
+    found = Survey(seeds=len(study.seeds))
+    problems: dict[Problem, None] = {}
+    seen: dict[str, None] = {}
+    for number, (patch, attrs) in enumerate(_patches(study, found, known)):
+        tick(number)
+        try:
+            config = configured(study.base, patch)
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
+            if len(problems) >= MOST_PROBLEMS:
+                break
+            continue
+        id = name(config, study.space.keys)
+        if id in seen:
+            found.duplicates += 1
+            continue
+        seen[id] = None
+        values = {key: plain(node) for key, node in patch.items()}
+        kept = Candidate(id, values, "grid" if study.is_grid else "asked", attrs=attrs)
+        found.structures.setdefault(structure(config), kept)
+        if is_blind(study):
+            found.candidates.append(kept)
+    if problems:
+        raise ConfigError(list(problems)[:MOST_PROBLEMS])
+    found.planned = len(found.candidates) if is_blind(study) else study.search.trials or 0
+    if not found.planned:
+        raise UsageError(f"{study.space.origin}: space: the constraints leave no point")
+    return found
+
+
+def _patches(
+    study: StudyConfig, found: Survey, known: Sequence[PointRecord]
+) -> Iterator[tuple[Patch, dict[str, Any]]]:
+    """Every point that is known; for a search that learns, every option and both ends of every range."""
+    if study.is_grid:
+        missing = [axis for axis in study.space.axes if not axis.choices()]
+        for axis in missing:
+            raise ConfigError(
+                [
+                    Problem(
+                        f"space.{axis.name}",
+                        axis.origin,
+                        "a grid over a range needs to know how many points",
+                        "points: 5, or step",
+                    )
+                ]
+            )
+        for patch in grid(study):
+            yield patch, {}
+    elif is_blind(study):
+        yield from _drawn(study, found, known)
+    else:
+        for patch in study.space.probes(study.value):
+            yield patch, {}
+
+
+def _drawn(
+    study: StudyConfig, found: Survey, known: Sequence[PointRecord]
+) -> Iterator[tuple[Patch, dict[str, Any]]]:
+    """Points by chance, each by its number; those that are excluded or repeated are drawn again."""
+    sampler = Sampler(study)
+    seen: set[str] = set()
+    found.excluded = 0
+    kept = [point for point in known if chosen(study, point.values) is not None]
+    for point in kept[: study.search.trials]:
+        seen.add(digest(dict(point.values)))
+        yield located(point.values, study.space.origin), dict(point.attrs)
+    for number in range(len(kept), study.search.trials or 0):
+        for attempt in range(EXHAUSTED):
+            patch, attrs = sampler.ask([], number, attempt)
+            key = digest({k: plain(node) for k, node in patch.items()})
+            if not study.space.allows(patch, study.value):
+                found.excluded += 1
+            elif key in seen:
+                found.duplicates += 1
+            else:
+                seen.add(key)
+                yield patch, attrs
+                break
+        else:
+            return
+
+
+def structure(config: Config) -> str:
+    """What two configs share that are built in the same way: classes, sizes and data, but no rates."""
+    given = config.explicit
+    parts = {part: _without_floats(given.get(part)) for part in ("model", "data")}
+    classes = {".".join(map(str, path)): name for path, name in config.classes.items()}
+    return digest({**parts, "classes": classes, "limit": given.get("train", {}).get("limit")})
+
+
+def _without_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_floats(item) for item in value]
+    return "a number" if isinstance(value, float) else value

@@ -1,0 +1,288 @@
+"""`sweep`: from a study file to trained trials and the best of them, in one call that can be repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyfit.config.override import Overrides
+from manyfit.config.read import dump
+from manyfit.config.study import StudyConfig, load_study
+from manyfit.config.tree import plain
+from manyfit.core.errors import ComponentFailed, RunConflict, UsageError
+from manyfit.run.journal import logged
+from manyfit.run.signals import Watch, watched
+from manyfit.store import durable, provenance
+from manyfit.store.folder import COPIED, RunFolder
+from manyfit.store.lock import owned
+from manyfit.study import best
+from manyfit.study.driver import Driver, Options
+from manyfit.study.executors.base import Executor, Work
+from manyfit.study.executors.choose import choose
+from manyfit.study.folder import StudyFolder
+from manyfit.study.inbox import Inbox, number_of
+from manyfit.study.ledger import Ledger
+from manyfit.study.points import Candidate, trial_name
+from manyfit.study.reconcile import check_base, reconcile, retry
+from manyfit.study.result import Study, read_study
+from manyfit.study.sampling import chosen, is_blind
+from manyfit.study.shown import Shown, Silent, shown_for
+from manyfit.study.survey import Survey, survey
+from manyfit.study.training import Training
+from manyfit.study.units import SHORT, Outcome, Trial, Unit
+
+log = logging.getLogger("manyfit")
+
+Choose = Callable[[StudyConfig, Work, Watch, int], Executor]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a start of a study is asked for, beside the study itself."""
+
+    retry: Sequence[str] = ()
+    only: Sequence[str] = ()
+    fail_fast: bool = False
+    allow_change: Collection[str] = ()
+    quiet: bool = False
+
+
+def sweep(
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides = (),
+    *,
+    folder: str | Path | None = None,
+    retry: Sequence[str] = (),
+    only: Sequence[str] = (),
+    fail_fast: bool = False,
+    allow_change: Collection[str] = (),
+    progress: bool = True,
+) -> Study:
+    """Train what a study describes, and return what was found. The same call again goes on where it stands.
+
+    `source` is a study folder, a YAML file, or the study itself as a dict; then `folder` says where it lies.
+
+    >>> manyfit.sweep("studies/lr", ["search.trials=128"]).best.values     # doctest: +SKIP
+    """
+    study = load_study(source, overrides, folder=Path(folder) if folder is not None else None)
+    wish = Wish(retry, only, fail_fast, allow_change, not progress)
+    return execute(study, wish, from_python=isinstance(source, Mapping))
+
+
+def execute(
+    study: StudyConfig, wish: Wish | None = None, choose: Choose = choose, from_python: bool = False
+) -> Study:
+    """Execute a study that was loaded, on an executor that `choose` makes."""
+    wish = wish or Wish()
+    check_kinds(wish.retry)
+    here = StudyFolder(study.folder)
+    with owned(here.path), logged(here.path / "study.log"), contextlib.ExitStack() as stack:
+        here.check_links()
+        ledger = stack.enter_context(Ledger(here.ledger))
+        watch = stack.enter_context(watched())
+        if from_python:
+            write_study(study, here)
+        run(study, here, ledger, watch, wish, choose, stack)
+    return read_study(here.path)
+
+
+def run(
+    study: StudyConfig,
+    folder: StudyFolder,
+    ledger: Ledger,
+    watch: Watch,
+    wish: Wish,
+    choose: Choose,
+    stack: contextlib.ExitStack,
+) -> None:
+    """Check everything, then train, then export the best. Nothing is written before all is checked."""
+    allowed = set(wish.allow_change)
+    check_base(study, ledger, allowed)
+    known = [point for point in ledger.points if point.origin == "asked"]
+    found = survey(study, known)
+    work = Training(str(write_base(study, folder)), study.objective.metric, allowed=tuple(allowed))
+    engine = choose(study, work, watch, found.trials)
+    stack.callback(engine.close)
+    rehearse(study, found, ledger, engine)
+    inbox = Inbox(folder.inbox)
+    stack.callback(inbox.close)
+    wake = [fd for fd in (inbox.bell, stack.enter_context(signal_pipe())) if fd is not None]
+    driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, wake=wake)
+    begin(driver, found, wish)
+    shown: Shown = Silent() if wish.quiet else shown_for(sys.stderr, study, ledger.points)
+    stack.callback(shown.close)
+    driver.shown = shown
+    driver.options = Options(wanted(ledger, wish.only), wish.fail_fast)
+    driver.run()
+    shown.close()
+    conclude(driver)
+
+
+def begin(driver: Driver, found: Survey, wish: Wish) -> None:
+    """Write down what the study is now: its points, its seeds, and how it was started."""
+    study, ledger = driver.study, driver.ledger
+    record(study, driver.folder, driver.executor)
+    with ledger.transaction():
+        keep_current(study, ledger, found)
+        for item in found.candidates:
+            driver.add(item)
+        ledger.set("objective", {"metric": study.objective.metric, "mode": study.objective.mode})
+        ledger.set("seeds", study.seeds)
+        ledger.set("epochs", study.base.run.train.epochs)
+        ledger.set("trials", found.planned)
+        ledger.set("space", study.space.keys)
+        reconcile(study, driver.folder, ledger, driver.stopper)
+        ledger.set("executor", driver.executor.describe()["executor"])
+        driver.recount()
+    if wish.retry:
+        retry(ledger, wish.retry)
+
+
+def keep_current(study: StudyConfig, ledger: Ledger, found: Survey) -> None:
+    """Points that the study file does not have any more do not count, but nothing is removed."""
+    names = {item.id for item in found.candidates}
+    for point in ledger.points:
+        if point.origin == "grid" or (point.origin == "asked" and is_blind(study)):
+            current = point.id in names
+        elif point.origin == "asked":
+            current = chosen(study, point.values) is not None
+        else:
+            current = True
+        if current != point.current:
+            point.current = current
+            ledger.save_point(point)
+
+
+def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor) -> None:
+    """Build one point of each structure before anything is trained; say at once all that cannot be built."""
+    done = set(ledger.get("rehearsed") or [])
+    todo = {key: item for key, item in found.structures.items() if key not in done}
+    failed = rehearsals(study, found, engine, todo)
+    if failed:
+        lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
+        count = (
+            f"{len(failed)} of {len(found.structures)} structures"
+            if len(found.structures) > 1
+            else "the model"
+        )
+        raise ComponentFailed(f"{count} cannot be trained; nothing was started:\n{lines}")
+    ledger.set("rehearsed", sorted({*done, *todo}))
+
+
+def rehearsals(
+    study: StudyConfig, found: Survey, engine: Executor, todo: Mapping[str, Candidate]
+) -> dict[str, str]:
+    """Rehearse one point of each structure; return what went wrong, by structure."""
+    waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
+    while waiting or running:
+        while waiting and len(running) < engine.slots:
+            key, item = waiting.popitem()
+            trial = Trial(f"{trial_name(item.id, 0)}", str(study.folder / "trials" / ".rehearsal"), item.values, study.seeds[0])
+            running[trial.id] = key
+            engine.submit(Unit((trial,), purpose="rehearse"))
+        for outcome in engine.wait(None):
+            key = running.pop(outcome.trial)
+            if outcome.facts:
+                found.facts.append(dict(outcome.facts))
+            if reason := _mistake(outcome):
+                values = todo[key].values
+                failed[key] = f"{reason} (with {values})" if values else reason
+    return failed
+
+
+def _mistake(outcome: Outcome) -> str:
+    """What a rehearsal has shown to be wrong with the code; a crash is left to the policy."""
+    failure = outcome.failure
+    if failure is None or failure.kind not in ("user error", "data") or failure.process_died:
+        return ""
+    return failure.message
+
+
+def conclude(driver: Driver) -> None:
+    """Export and evaluate the best trial, or all of them, and make room."""
+    study, ledger, folder = driver.study, driver.ledger, driver.folder
+    sign, objective = study.objective.sign, study.objective
+    order = best.ranked(ledger.points, sign)
+    if study.execute.evaluate == "all":
+        driver.evaluate([(p, t) for p in order for t in p.trials if t.state == "finished"])
+    if order:
+        point = order[0]
+        trial = best.best_trial(point, sign)
+        if not best.is_current(folder, trial) and folder.trial(trial.id).checkpoint_folder.is_dir():
+            driver.evaluate([(point, trial)])
+            if folder.trial(trial.id).summary():
+                best.write_best(folder, point, trial, objective.metric, objective.mode)
+    if study.execute.keep is not None:
+        best.prune(folder, ledger.points, study.execute.keep, sign)
+
+
+def write_base(study: StudyConfig, folder: StudyFolder) -> Path:
+    """Keep the base as it is now; workers read it, and trials can be understood later."""
+    text = f"# Written by manyfit: the base of this study.\n{dump(plain(study.base.given.tree))}"
+    file = folder.base(hashlib.sha256(text.encode()).hexdigest())
+    if not file.exists():
+        durable.write(file, text)
+    return file.resolve()
+
+
+def write_study(study: StudyConfig, folder: StudyFolder) -> None:
+    """Keep a study that was given from Python, so that the command line can go on with it."""
+    file = folder.path / "study.yaml"
+    if file.exists() and not file.read_text(errors="replace").startswith(COPIED):
+        raise RunConflict(f"{file} is a study of its own; sweep it, or choose another folder")
+    durable.write(file, f"{COPIED}\n{dump(plain(study.text))}")
+
+
+def record(study: StudyConfig, folder: StudyFolder, engine: Executor) -> None:
+    """Versions, hardware and code, once for all trials of this start."""
+    facts = {
+        "data": {},
+        "modules": {},
+        "base": study.base.fingerprint,
+        "threads": study.base.run.train.threads,
+        **engine.describe(),
+    }
+    provenance.record(RunFolder(folder.path), study.base.project, facts)
+
+
+def wanted(ledger: Ledger, only: Sequence[str]) -> set[int] | None:
+    """The points that `only` names."""
+    if not only:
+        return None
+    ids = {point.id: point.number for point in ledger.points}
+    ids |= {trial.id: trial.point for trial in ledger.trials.values()}
+    return {number_of(text, len(ledger.points), ids) for text in only}
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Refuse a kind of failure that there is not."""
+    known = ("failed", *SHORT, *SHORT.values())
+    for kind in kinds:
+        if kind not in known:
+            raise UsageError(f"there is no kind of failure {kind!r}; there are failed, {', '.join(SHORT)}")
+
+
+@contextlib.contextmanager
+def signal_pipe() -> Iterator[int | None]:
+    """A file descriptor that can be read once a signal has come, so that nobody has to look all the time."""
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)

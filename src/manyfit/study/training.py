@@ -1,0 +1,183 @@
+"""What an executor does with a unit: train its trials, each in a run folder of its own, and answer."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from manyfit.config import Config, load_config
+from manyfit.config.read import dump
+from manyfit.config.tree import plain
+from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, kind_of
+from manyfit.core.secrets import redact
+from manyfit.store import durable
+from manyfit.store.checkpoint import committed, read
+from manyfit.store.events import Event, read_events
+from manyfit.store.folder import RunFolder
+from manyfit.study.points import trial_config
+from manyfit.study.units import Failure, FailureKind, Outcome, Progress, Trial, Unit
+
+if TYPE_CHECKING:
+    from manyfit.run.cohort import Cohort
+    from manyfit.run.plan import Boundary
+    from manyfit.run.signals import Watch
+
+Tell = Callable[[Progress], None]
+
+WRITTEN: Final = "# Written by manyfit: one trial of a study. Change the study, not this file."
+MOST_TEXT: Final = 4_000
+BETWEEN: Final = 0.2
+"""Seconds between signs of life."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Trains units of one study. It is made once and sent to every worker."""
+
+    base: str
+    """The file with the base config, as it was when the study was last started."""
+    metric: str
+    study: str = "../../provenance.json"
+    allowed: tuple[str, ...] = ()
+
+    def __call__(self, unit: Unit, watch: Watch, tell: Tell) -> list[Outcome]:
+        """Train the trials of a unit, one after another."""
+        return [self._one(trial, unit, watch, tell) for trial in unit.trials]
+
+    def _one(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
+        from manyfit.run.trial import conclude, reach
+
+        began, run = time.perf_counter(), RunFolder(Path(trial.folder))
+        before = committed_step(run)
+        try:
+            config = trial_config(base_config(self.base), trial.values, trial.seed, trial.changes)
+            if unit.purpose == "rehearse":
+                from manyfit.run.check import rehearsed
+
+                return Outcome(trial.id, facts=rehearsed(config))
+            allowed = (*self.allowed, *trial.changes)
+            write_config(config, run, trial)
+            if unit.purpose == "evaluate":
+                conclude(config, run, watch, allowed)
+                return Outcome(trial.id, seconds=time.perf_counter() - began)
+            shown = [Signs(trial.id, self.metric, tell)]
+            found = reach(config, run, unit.until, watch, study=self.study, callbacks=shown, allowed=allowed)
+        except (Exception, SystemExit) as error:
+            seconds = time.perf_counter() - began
+            return self._failed(trial, run, failure_of(error), before, seconds)
+        return Outcome(
+            trial.id, found.step, found.epoch, found.trained, found.over, found.reason,
+            curve_of(found.events, self.metric), time.perf_counter() - began,
+        )  # fmt: skip
+
+    def _failed(self, trial: Trial, run: RunFolder, failure: Failure, before: int, seconds: float) -> Outcome:
+        """What has been committed in spite of the failure counts."""
+        try:
+            found = [read(path) for path in committed(run.checkpoint_folder)][-1:]
+            step, epoch = (found[0].step, found[0].epoch) if found else (0, 0.0)
+            curve = curve_of(read_events(run.metrics, found[0].log_length), self.metric) if found else ()
+        except FolderError as error:
+            return Outcome(
+                trial.id, failure=Failure("infrastructure", str(error), group="damaged"), seconds=seconds
+            )
+        return Outcome(
+            trial.id, step, epoch, max(0, step - before), curve=curve, seconds=seconds, failure=failure
+        )
+
+
+class Signs:
+    """Shows that a trial is alive, and how it does."""
+
+    def __init__(self, trial: str, metric: str, tell: Tell) -> None:
+        self._trial = trial
+        self._metric = metric
+        self._tell = tell
+        self._last = 0.0
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Nothing yet."""
+
+    def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
+        """Say where it stands, not too often."""
+        now = time.monotonic()
+        if now - self._last >= BETWEEN:
+            self._last = now
+            value = rows[0].get(self._metric) if rows else None
+            self._tell(Progress(self._trial, boundary.step, boundary.epoch, value))
+
+    def on_end(self, cohort: Cohort) -> None:
+        """Nothing to close."""
+
+
+@functools.lru_cache(maxsize=4)
+def base_config(file: str) -> Config:
+    """The base config, read once in a process."""
+    return load_config(file)
+
+
+def write_config(config: Config, run: RunFolder, trial: Trial) -> None:
+    """Write the trial's own `config.yaml`: the base with its values, references and all."""
+    values = ", ".join(f"{key}: {value!r}" for key, value in trial.values.items())
+    text = f"{WRITTEN}\n# {redact(values)}\n{dump(plain(config.given.tree))}"
+    if not run.config.exists() or run.config.read_text(errors="replace") != text:
+        durable.write(run.config, text)
+
+
+def committed_step(run: RunFolder) -> int:
+    """The step of the newest checkpoint, by its name."""
+    return max((int(path.name.removeprefix("step-")) for path in committed(run.checkpoint_folder)), default=0)
+
+
+def curve_of(events: Sequence[Event], metric: str) -> tuple[tuple[float, float], ...]:
+    """The objective by epoch."""
+    return tuple((event.epoch, event.values[metric]) for event in events if metric in event.values)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An exception as a failure of a known kind."""
+    cause = error.__cause__ if isinstance(error, RunFailed) and error.__cause__ is not None else error
+    lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(cause.__traceback__)]
+    group = hashlib.sha256(repr((type(cause).__name__, frames)).encode()).hexdigest()[:12]
+    text = str(error) if isinstance(error, ManyfitError) else f"{type(error).__name__}: {error}"
+    return Failure(_kind(error), redact(text)[:MOST_TEXT], redact("".join(lines))[-MOST_TEXT:], group)
+
+
+def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, Interrupted):
+        return "preempted"
+    if isinstance(error, FolderError) and not isinstance(error, ConfigError):
+        return "infrastructure"
+    known: dict[str, FailureKind] = {
+        "out of memory": "out of memory",
+        "not a number": "not a number",
+        "diverged": "not a number",
+        "data": "data",
+        "disk": "infrastructure",
+    }
+    return known.get(kind_of(error), "user error")
+
+
+def is_finite(value: float | None) -> bool:
+    """Whether a value can be compared."""
+    return value is not None and math.isfinite(value)
+
+
+def describe(values: Mapping[str, Any]) -> str:
+    """Values of a point for a line: the last part of each key."""
+    return "  ".join(f"{key.rpartition('.')[2]}={_short(value)}" for key, value in values.items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return str(value.get("class", value))
+    return str(value)

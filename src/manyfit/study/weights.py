@@ -1,0 +1,57 @@
+"""Weights that a point begins with: copied when it is cloned, because its parent goes on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from manyfit.core.errors import UsageError
+from manyfit.store import durable
+from manyfit.store.checkpoint import Checkpoint
+from manyfit.study.folder import StudyFolder
+from manyfit.study.records import PointRecord, TrialRecord
+
+
+def keep(folder: StudyFolder, point: PointRecord) -> str:
+    """Copy the newest weights of every seed of a point; return the name of what was copied."""
+    steps = {}
+    for trial in point.trials:
+        for _ in range(5):
+            found = folder.trial(trial.id).checkpoints()
+            if not found:
+                raise UsageError(
+                    f"point {point.number} has no checkpoint yet, so its weights cannot be copied"
+                )
+            if copied(found[-1], folder.weights / f"{trial.id}-{found[-1].step}"):
+                steps[trial.seed] = found[-1].step
+                break
+        else:
+            raise UsageError(f"the weights of point {point.number} change too quickly to be copied")
+    return f"{point.id}@" + ",".join(f"{seed}:{step}" for seed, step in steps.items())
+
+
+def copied(found: Checkpoint, final: Path) -> bool:
+    """Copy a checkpoint; False if it was removed meanwhile."""
+    if final.exists():
+        return True
+    temporary = final.with_name(f".{final.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copytree(found.path, temporary)
+    except (OSError, shutil.Error):
+        shutil.rmtree(temporary, ignore_errors=True)
+        return False
+    durable.commit_folder(temporary, final)
+    return True
+
+
+def start(folder: StudyFolder, project: Path, point: PointRecord, trial: TrialRecord) -> dict[str, str]:
+    """What `train.warm_start` is for a trial of a clone; a seed that its parent lacks takes another one's."""
+    from manyfit.study.points import trial_name
+
+    parent, _, steps = point.parent.partition("@")
+    known = {int(seed): int(step) for seed, step in (item.split(":") for item in steps.split(","))}
+    seed = trial.seed if trial.seed in known else next(iter(known))
+    path = folder.weights / f"{trial_name(parent, seed)}-{known[seed]}"
+    return {"path": str(path.resolve().relative_to(project.resolve()))}
