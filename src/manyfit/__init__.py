@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from manyfit.run.again import evaluate, export, predict
     from manyfit.run.result import RunResult, load_model
     from manyfit.run.train import train
+    from manyfit.study.result import Study
+    from manyfit.study.sweep import sweep
 
 _PUBLIC = {
     "Component": "manyfit.config",
@@ -23,12 +25,14 @@ _PUBLIC = {
     "Kind": "manyfit.config",
     "ManyfitError": "manyfit.core.errors",
     "RunResult": "manyfit.run.result",
+    "Study": "manyfit.study.result",
     "compare": "manyfit.report.compare",
     "evaluate": "manyfit.run.again",
     "export": "manyfit.run.again",
     "load_config": "manyfit.config",
     "load_model": "manyfit.run.result",
     "predict": "manyfit.run.again",
+    "sweep": "manyfit.study.sweep",
     "train": "manyfit.run.train",
 }
 
@@ -40,6 +44,7 @@ __all__ = [
     "Kind",
     "ManyfitError",
     "RunResult",
+    "Study",
     "__version__",
     "compare",
     "evaluate",
@@ -47,6 +52,7 @@ __all__ = [
     "load_config",
     "load_model",
     "predict",
+    "sweep",
     "train",
 ]
 

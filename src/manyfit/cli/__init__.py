@@ -17,6 +17,9 @@ from manyfit.core.version import __version__
 VERBS = {
     "init": "Write a small project that trains at once.",
     "train": "Train a run, or go on with it.",
+    "sweep": "Train the trials of a study, or go on with them.",
+    "status": "Show how a study stands, and its leaderboard.",
+    "study": "Stop, resume, clone and add points of a study; export it.",
     "check": "Try a run out, or prove that it resumes exactly.",
     "evaluate": "Evaluate a run again, row by row.",
     "predict": "Predict rows, also of new data.",

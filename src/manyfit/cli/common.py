@@ -156,6 +156,17 @@ def run_argument(function: F) -> F:
     return click.argument("run", type=click.Path(path_type=Path), shell_complete=complete_run)(function)
 
 
+def study_argument(function: F) -> F:
+    """Add the argument STUDY: a study folder or file."""
+    return click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)(function)
+
+
+def complete_study(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the names of study folders."""
+    found = [str(file.parent) for file in Path().glob("studies/*/study.yaml")]
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
 def allow_change_option(function: F) -> F:
     """Add `--allow-change`."""
     return click.option(

@@ -271,10 +271,12 @@ class Driver:
             return
         self._undecided = False
         for _ in range(1000):
-            board = Board(self.ledger.points, self._sign, self._epochs, self.coming, self.study.search.seed)
-            changed = [self._apply(decision) for decision in self.stopper.decide(board)]
+            changed = [self._apply(decision) for decision in self.stopper.decide(self._board())]
             if not any(changed):
                 return
+
+    def _board(self) -> Board:
+        return Board(self.ledger.points, self._sign, self._epochs, self.coming, self.study.search.seed)
 
     def _apply(self, decision: Decision) -> bool:
         """Carry out a decision; return whether it has changed anything."""
@@ -326,10 +328,13 @@ class Driver:
             return False
         if self._queue or (self.coming and self.options.only is None):
             return bool(self._queue)
-        if self.options.only is None:
-            for point in self.ledger.points:
-                if point.current and View(point, self._sign).state == "waiting":
-                    self.stop(point, f"not chosen to go on after {point.granted} epochs")
+        left = [p for p in self._board().points if p.state == "waiting"] if self.options.only is None else []
+        if left and not any(point.state == "finished" for point in self.ledger.points):
+            best = self._board().ranked(left)[0]
+            self.go(best.record, None, "the best of those that are left")
+            return True
+        for point in left:
+            self.stop(point.record, f"not chosen to go on after {point.record.granted} epochs")
         self._undecided = True
         self._decide()
         return bool(self._queue)

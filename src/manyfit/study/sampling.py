@@ -75,7 +75,7 @@ class Sampler:
                 study.add_trials([trial for seen in history if (trial := self._frozen(seen)) is not None])
             trial = study.ask()
             patch = self._suggested(trial)
-        return patch, dict(trial.system_attrs)
+        return patch, dict(study.get_trials(deepcopy=False)[-1].system_attrs)
 
     def _sampler(self, seed: int) -> Any:
         method = self._study.search.method

@@ -186,7 +186,12 @@ def rehearsals(
     while waiting or running:
         while waiting and len(running) < engine.slots:
             key, item = waiting.popitem()
-            trial = Trial(f"{trial_name(item.id, 0)}", str(study.folder / "trials" / ".rehearsal"), item.values, study.seeds[0])
+            trial = Trial(
+                f"{trial_name(item.id, 0)}",
+                str(study.folder / "trials" / ".rehearsal"),
+                item.values,
+                study.seeds[0],
+            )
             running[trial.id] = key
             engine.submit(Unit((trial,), purpose="rehearse"))
         for outcome in engine.wait(None):

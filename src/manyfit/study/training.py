@@ -51,13 +51,17 @@ class Training:
         """Train the trials of a unit, one after another."""
         return [self._one(trial, unit, watch, tell) for trial in unit.trials]
 
+    def config(self) -> Config:
+        """The base config."""
+        return base_config(self.base)
+
     def _one(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
         from manyfit.run.trial import conclude, reach
 
         began, run = time.perf_counter(), RunFolder(Path(trial.folder))
         before = committed_step(run)
         try:
-            config = trial_config(base_config(self.base), trial.values, trial.seed, trial.changes)
+            config = trial_config(self.config(), trial.values, trial.seed, trial.changes)
             if unit.purpose == "rehearse":
                 from manyfit.run.check import rehearsed
 

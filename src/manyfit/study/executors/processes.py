@@ -24,7 +24,9 @@ from manyfit.study.units import Failure, Outcome, Progress, Unit
 PRELOADED: Final = (
     "manyfit.study.training",
     "manyfit.run.trial",
+    "manyfit.run.check",
     "manyfit.study.executors.worker",
+    "torch._dynamo",
 )
 """What takes long to import, and is therefore imported once for all workers."""
 CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
@@ -58,7 +60,9 @@ class Processes(Executor):
         self._kills = killed_for_memory()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
-        self._workers = [self._start(place) for place in places]
+        self._free = list(places)
+        """Places that have no worker yet: one is started when it is needed."""
+        self._workers: list[_Worker] = []
 
     def _start(self, place: Place) -> _Worker:
         ours, theirs = self._context.Pipe()
@@ -70,7 +74,10 @@ class Processes(Executor):
 
     def submit(self, unit: Unit) -> None:
         """Give a unit to a worker that is free."""
-        worker = next(w for w in self._workers if w.unit is None)
+        worker = next((w for w in self._workers if w.unit is None), None)
+        if worker is None:
+            worker = self._start(self._free.pop(0))
+            self._workers.append(worker)
         for _ in range(3):
             try:
                 worker.pipe.send(unit)
@@ -199,7 +206,8 @@ class Processes(Executor):
 
     def describe(self) -> dict[str, object]:
         """Which cores or GPUs there are."""
-        return {**super().describe(), "places": [list(w.place.cores) or w.place.gpu for w in self._workers]}
+        every = [*(worker.place for worker in self._workers), *self._free]
+        return {**super().describe(), "places": [list(place.cores) or place.gpu for place in every]}
 
 
 def ended(unit: Unit, failure: Failure) -> list[Outcome]:

@@ -1,0 +1,78 @@
+"""`manyfit status`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from manyfit.cli.common import Verb, as_json, json_option, study_argument, table
+
+
+@click.command(cls=Verb)
+@study_argument
+@click.option("--all", "every", is_flag=True, help="Show all points, not only the best ten.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "md", "csv", "latex"]), default="text", show_default=True
+)
+@click.option("--traceback", is_flag=True, help="Show the traceback of each group of failures.")
+@json_option
+def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -> None:
+    """Show how STUDY stands: also while it runs, and after it has crashed."""
+    from manyfit.report.leaderboard import FORMATS, cells, leaderboard
+    from manyfit.study.result import rows
+    from manyfit.study.status import status
+
+    place = study.parent if study.name == "study.yaml" else study
+    facts = status(place)
+    board = leaderboard(place, None if every or form != "text" or json_ else 10)
+    if json_:
+        ranking = [
+            {"rank": r.rank, "point": r.point, "mean": r.mean.mean, "interval": r.mean.half,
+             "seeds": r.mean.count, "state": r.state, "values": r.values}
+            for r in board.rows
+        ]  # fmt: skip
+        as_json({**facts, "leaderboard": ranking, "verdict": board.verdict, "table": rows(place)})
+        return
+    if form != "text":
+        click.echo(FORMATS[form](board))
+        return
+    counts = ", ".join(f"{count} {state}" for state, count in facts["trials"].items())
+    table(
+        [
+            ("study", f"{facts['study']} is {facts['state']}"),
+            ("trials", counts or "none"),
+            ("trained", f"{facts['steps']:,} steps in {facts['seconds']:g} s"),
+        ]
+    )
+    if facts["training"]:
+        click.echo("\ntraining")
+        table(
+            [
+                (t["point"], t["trial"], f"seed {t['seed']}", f"epoch {t['epoch']:g}")
+                for t in facts["training"]
+            ]
+        )
+    if board.rows:
+        header, body = cells(board)
+        click.echo("")
+        table(body, header)
+    if board.verdict:
+        click.echo(f"\n{board.verdict}")
+    print_failures(facts["failures"], place, traceback)
+
+
+def print_failures(failures: Sequence[dict[str, Any]], place: Path, traceback: bool = False) -> None:
+    """Failures at the same place once, with the points that have met them."""
+    if not failures:
+        return
+    click.echo("\nfailed")
+    for group in failures:
+        points = ", ".join(map(str, group["points"][:10]))
+        more = f" and {len(group['points']) - 10} more" if len(group["points"]) > 10 else ""
+        click.echo(f"  {group['count']} × {group['kind']}, points {points}{more}")
+        text = group["traceback"] if traceback and group["traceback"] else group["message"]
+        click.echo("    " + text.strip().replace("\n", "\n    "))
+    click.echo(f"  try them again: manyfit sweep {place} --retry failed")

@@ -1,0 +1,99 @@
+"""`manyfit study`: stop, resume, clone, add, export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from manyfit.cli.common import OverrideVerb, Verb, overrides, study_argument
+
+
+@click.group()
+def command() -> None:
+    """Act on a study, also while it runs; export it."""
+
+
+@command.command(cls=Verb)
+@study_argument
+@click.argument("points", nargs=-1, required=True)
+def stop(study: Path, points: tuple[str, ...]) -> None:
+    """Stop POINTS, by number or name: what they have is committed, and they are not trained further."""
+    send_each(study, "stop", points)
+
+
+@command.command(cls=Verb)
+@study_argument
+@click.argument("points", nargs=-1, required=True)
+def resume(study: Path, points: tuple[str, ...]) -> None:
+    """Let POINTS go on that were stopped, by a person or by a stopper."""
+    send_each(study, "resume", points)
+
+
+@command.command(cls=OverrideVerb)
+@study_argument
+@click.argument("point")
+@click.option("--weights", is_flag=True, help="Begin with the weights that the point has now.")
+def clone(study: Path, point: str, weights: bool) -> None:
+    """Try POINT again with changed values: manyfit study clone studies/lr 3 train.optimizer.lr=1e-4"""
+    from manyfit.study.commands import leave, points_of
+
+    number = points_of(study, [point])[0]
+    leave(study, "clone", number, values(), weights)
+    tell(study, f"a clone of point {number}")
+
+
+@command.command(cls=OverrideVerb)
+@study_argument
+def add(study: Path) -> None:
+    """Try a further point: manyfit study add studies/lr train.optimizer.lr=3e-4 model.hidden=96"""
+    from manyfit.study.commands import leave
+
+    found = values()
+    if not found:
+        raise click.UsageError("give the values of the point: manyfit study add STUDY KEY=VALUE ...")
+    leave(study, "add", None, found)
+    tell(study, "a further point")
+
+
+@command.command(cls=Verb)
+@study_argument
+@click.option("--optuna", "storage", metavar="URL", help="An Optuna storage, such as sqlite:///study.db")
+@click.option("--csv", "csv_", type=click.Path(path_type=Path), help="One row for each trial.")
+def export(study: Path, storage: str | None, csv_: Path | None) -> None:
+    """Write a study in a form that others read."""
+    from manyfit.study.exported import to_csv, to_optuna
+
+    if storage is None and csv_ is None:
+        raise click.UsageError("say where to: --optuna sqlite:///study.db, or --csv trials.csv")
+    if storage is not None:
+        name, count = to_optuna(study, storage)
+        click.echo(f"wrote {count} points as the study {name!r} into {storage}")
+    if csv_ is not None:
+        click.echo(f"wrote {to_csv(study, csv_)} trials into {csv_}")
+
+
+def values() -> dict[str, Any]:
+    """The overrides of the command as values of a point."""
+    from manyfit.study.commands import parsed
+
+    return parsed(overrides())
+
+
+def send_each(study: Path, action: str, points: Sequence[str]) -> None:
+    """Leave a command for each point."""
+    from manyfit.study.commands import leave, points_of
+
+    for number in points_of(study, points):
+        leave(study, action, number)
+        tell(study, f"{action} point {number}")
+
+
+def tell(study: Path, what: str) -> None:
+    """Say whether the command is carried out now or later."""
+    from manyfit.store.lock import is_owned
+
+    when = "now" if is_owned(study) else f"when the study is started: manyfit sweep {study}"
+    click.echo(f"{what}: {when}")

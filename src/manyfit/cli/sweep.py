@@ -1,0 +1,115 @@
+"""`manyfit sweep`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from manyfit.cli.common import (
+    OverrideVerb,
+    allow_change_option,
+    as_json,
+    json_option,
+    overrides,
+    study_argument,
+    table,
+)
+
+if TYPE_CHECKING:
+    from manyfit.study.result import Study
+
+
+@click.command(cls=OverrideVerb)
+@study_argument
+@click.option(
+    "--dry-run", is_flag=True, help="Check all trials, and say what they would cost. Train nothing."
+)
+@click.option(
+    "--retry",
+    multiple=True,
+    metavar="KIND",
+    help="Try failed trials again: failed (all of them), oom, nan, user, data, infrastructure, timeout.",
+)
+@click.option("--only", multiple=True, metavar="POINT", help="Train only this point, by number or name.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
+@allow_change_option
+@json_option
+def command(
+    study: Path,
+    dry_run: bool,
+    retry: tuple[str, ...],
+    only: tuple[str, ...],
+    fail_fast: bool,
+    allow_change: tuple[str, ...],
+    json_: bool,
+) -> None:
+    """Train every trial of STUDY: a folder with a study.yaml, or such a file.
+
+    The same command again goes on where it stands; a study that was given more values, seeds, epochs or
+    trials trains what is missing. Exits with 1 if a trial has failed, after the others are done.
+
+    \b
+    manyfit sweep studies/lr
+    manyfit sweep studies/lr --dry-run
+    manyfit sweep studies/lr search.seeds=5 execute.workers=4
+    """
+    if dry_run:
+        rehearse(study, json_)
+        return
+    from manyfit.study.sweep import sweep
+
+    found = sweep(study, overrides(), retry=retry, only=only, fail_fast=fail_fast, allow_change=allow_change)
+    if json_:
+        from manyfit.study.status import status
+
+        as_json({**status(found.folder), "best": _best(found)})
+    else:
+        closing(found)
+    if found.failures:
+        click.get_current_context().exit(1)
+
+
+def rehearse(study: Path, json_: bool) -> None:
+    """Print what a study would do."""
+    from manyfit.study.rehearsal import rehearsal
+
+    found = rehearsal(study, overrides())
+    if json_:
+        as_json(found)
+        return
+    table([(name.replace("_", " "), text) for name, text in found["shown"].items()])
+
+
+def _best(found: Study) -> dict[str, object] | None:
+    if not found.ranked:
+        return None
+    return {"point": found.best.number, "value": found.best.value, "values": dict(found.best.values)}
+
+
+def closing(found: Study) -> None:
+    """Print the leaderboard, what failed, and where to look."""
+    from manyfit.cli.status import print_failures
+    from manyfit.report.leaderboard import cells, leaderboard
+    from manyfit.study.status import status
+
+    board = leaderboard(found, 10)
+    if board.rows:
+        header, body = cells(board)
+        table(body, header)
+        if len(found.ranked) > len(body):
+            click.echo(f"… and {len(found.ranked) - len(body)} more: manyfit status {found.folder} --all")
+    if board.verdict:
+        click.echo(f"\n{board.verdict}")
+    facts = status(found.folder)
+    print_failures(facts["failures"], found.folder)
+    if found.unfinished:
+        click.echo(f"\n{found.unfinished} trials are not finished; the same command goes on with them")
+    best = found.folder / "best"
+    if (best / "best.json").exists():
+        quoted = shlex.quote(str(best))
+        click.echo(f"\nbest model   {best}  (a run folder: exported, and evaluated on the test split)")
+        click.echo(f"its rows     {best / 'reports' / 'test.csv'}")
+        click.echo(f"predict      manyfit predict {quoted} --data new.npz")

@@ -1,0 +1,130 @@
+"""A study as a table: its points, the best first, and what the replicates allow to say about two of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.report.replicates import Mean, mean_of, paired
+from manyfit.study.result import Point, Study, read_study
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One point."""
+
+    rank: int
+    point: int
+    mean: Mean
+    state: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderboard:
+    """The points of a study that can be compared."""
+
+    metric: str
+    keys: Sequence[str]
+    rows: Sequence[Row]
+    verdict: str
+
+
+def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderboard:
+    """Rank the points of a study by their means."""
+    found = study if isinstance(study, Study) else read_study(study)
+    ranked = found.ranked
+    keys = list(dict.fromkeys(key for point in ranked for key in point.values))
+    rows = [
+        Row(i, point.number, mean_of(_values(point)), point.state, dict(point.values))
+        for i, point in enumerate(ranked[:count], 1)
+    ]
+    return Leaderboard(found.metric, keys, rows, _verdict(ranked))
+
+
+def _values(point: Point) -> list[float]:
+    return [value for value in point.trials.values() if value is not None]
+
+
+def _verdict(ranked: Sequence[Point]) -> str:
+    """Whether the first is better than the second."""
+    if len(ranked) < 2:
+        return ""
+    first, second = ({s: v for s, v in p.trials.items() if v is not None} for p in ranked[:2])
+    found = paired(first, second)
+    if found is None:
+        return ""
+    return f"point {ranked[0].number} against point {ranked[1].number}: {found.verdict}"
+
+
+def cells(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
+    """Header and rows as text."""
+    names = [_unique(key, board.keys) for key in board.keys]
+    header = ["rank", "point", board.metric, "seeds", "state", *names]
+    body = [
+        [
+            str(row.rank), str(row.point), str(row.mean), str(row.mean.count), row.state,
+            *(_cell(row.values.get(key)) for key in board.keys),
+        ]
+        for row in board.rows
+    ]  # fmt: skip
+    return header, body
+
+
+def _unique(key: str, keys: Sequence[str]) -> str:
+    """The last part of a key, if no other key ends with it."""
+    last = key.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def as_markdown(board: Leaderboard) -> str:
+    """A table for Markdown."""
+    header, body = cells(board)
+    lines = [header, ["---"] * len(header), *body]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def as_csv(board: Leaderboard) -> str:
+    """Comma-separated values, with full precision and the interval in a column of its own."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["rank", "point", board.metric, "interval", "seeds", "state", *board.keys])
+    for row in board.rows:
+        half = "" if row.mean.half is None else repr(row.mean.half)
+        shown = ["" if (value := row.values.get(key)) is None else value for key in board.keys]
+        writer.writerow([row.rank, row.point, repr(row.mean.mean), half, row.mean.count, row.state, *shown])
+    return stream.getvalue().rstrip("\n")
+
+
+def as_latex(board: Leaderboard) -> str:
+    """A tabular for LaTeX."""
+    header, body = cells(board)
+    lines = [" & ".join(map(_escaped, line)) + r" \\" for line in (header, *body)]
+    return "\n".join(
+        [f"\\begin{{tabular}}{{{'l' * len(header)}}}", "\\hline", lines[0], "\\hline", *lines[1:], "\\hline",
+         "\\end{tabular}"]
+    )  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    for character in "\\&%$#_{}":
+        mark = "\\textbackslash{}" if character == "\\" else f"\\{character}"
+        text = text.replace(character, mark) if character != "\\" else text.replace("\\", mark)
+    return text.replace("±", "$\\pm$").replace("–", "--")
+
+
+FORMATS: Final[dict[str, Callable[[Leaderboard], str]]] = {
+    "md": as_markdown,
+    "csv": as_csv,
+    "latex": as_latex,
+}

@@ -1,0 +1,46 @@
+"""What people ask of a study, from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from manyfit.config.override import Overrides, collect
+from manyfit.config.tree import dotted, plain
+from manyfit.core.errors import ConfigError, Problem, UsageError
+from manyfit.study.folder import StudyFolder
+from manyfit.study.inbox import Command, number_of, send
+from manyfit.study.ledger import read_only
+
+
+def points_of(place: Path, texts: Sequence[str]) -> list[int]:
+    """The numbers of points, from what a person writes."""
+    points, _, _ = read_only(StudyFolder(place).ledger)
+    ids = {point.id: point.number for point in points}
+    ids |= {trial.id: point.number for point in points for trial in point.trials}
+    return [number_of(text, len(points), ids) for text in texts]
+
+
+def leave(
+    place: Path,
+    action: str,
+    point: int | None = None,
+    values: Mapping[str, Any] | None = None,
+    weights: bool = False,
+) -> None:
+    """Leave a command for the driver."""
+    read_only(StudyFolder(place).ledger)
+    send(StudyFolder(place).inbox, Command(action, point, values or {}, weights))
+
+
+def parsed(overrides: Overrides) -> dict[str, Any]:
+    """Overrides as the values of a point."""
+    problems: list[Problem] = []
+    found = collect(overrides, problems)
+    if problems:
+        raise ConfigError(problems)
+    for override in found:
+        if override.action != "set":
+            raise UsageError(f"{override.origin}: a point has values only: KEY=VALUE")
+    return {dotted(override.path): plain(override.value) for override in found}

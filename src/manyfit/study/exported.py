@@ -1,0 +1,62 @@
+"""A study in forms that others read: an Optuna storage, a table."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from manyfit.config.study import load_study
+from manyfit.core.errors import UsageError
+from manyfit.core.lazy import optional
+from manyfit.study.board import View
+from manyfit.study.folder import StudyFolder
+from manyfit.study.ledger import read_only
+from manyfit.study.result import rows, seeded
+from manyfit.study.sampling import Observation, frozen_trial
+
+
+def to_optuna(place: Path, storage: str) -> tuple[str, int]:
+    """Write every point of the space as a trial of Optuna; return the study's name and how many they are."""
+    optuna = optional("optuna", "search")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder, study = StudyFolder(place), load_study(place)
+    points, facts, _ = read_only(folder.ledger)
+    found = []
+    for point in seeded(points, facts):
+        view, sign = View(point, study.objective.sign), study.objective.sign
+        state = "running" if view.state == "waiting" else view.state
+        trial = frozen_trial(
+            study, Observation(point.values, state, point.value(sign), int(view.record.granted or 0))
+        )
+        if trial is None:
+            continue
+        curve = dict.fromkeys(int(epoch) for t in point.trials for epoch, _ in t.curve)
+        means = {epoch: point.value(sign, epoch) for epoch in curve}
+        trial.intermediate_values = {epoch: value for epoch, value in means.items() if value is not None}
+        trial.user_attrs = {
+            "point": point.number,
+            **{f"seed {t.seed}": t.value for t in point.trials},
+            **{f"folder of seed {t.seed}": str(folder.trial(t.id).path) for t in point.trials},
+        }
+        found.append(trial)
+    direction = "minimize" if study.objective.mode == "min" else "maximize"
+    try:
+        made = optuna.create_study(storage=storage, study_name=folder.name, direction=direction)
+    except optuna.exceptions.DuplicatedStudyError:
+        raise UsageError(f"{storage} has a study {folder.name!r} already; choose another file") from None
+    except Exception as error:  # whatever a database says about its address
+        text = str(error).strip().partition("\n")[0]
+        raise UsageError(f"{storage} cannot be written: {text}") from error
+    made.add_trials(found)
+    return folder.name, len(found)
+
+
+def to_csv(place: Path, file: Path) -> int:
+    """Write one row for each trial."""
+    found = rows(place)
+    header = list(dict.fromkeys(key for row in found for key in row))
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, header)
+        writer.writeheader()
+        writer.writerows(found)
+    return len(found)

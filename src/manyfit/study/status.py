@@ -1,0 +1,76 @@
+"""How a study stands, from its folder alone: while it runs, after it has ended, and after a crash."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from manyfit.store.lock import is_owned
+from manyfit.study.folder import StudyFolder
+from manyfit.study.ledger import read_only
+from manyfit.study.records import PointRecord
+from manyfit.study.result import seeded
+
+
+def status(place: Path) -> dict[str, Any]:
+    """State, counts, what is being trained, and failures in groups."""
+    folder = StudyFolder(place)
+    points, facts, decisions = read_only(folder.ledger)
+    current, running = seeded(points, facts), is_owned(folder.path)
+    trials = [trial for point in current for trial in point.trials]
+    planned = (facts.get("trials") or len(current)) * len(facts.get("seeds") or [0])
+    counts = Counter(_state(point, trial, running) for point in current for trial in point.trials)
+    counts["planned"] = max(0, planned - len(trials))
+    left = sum(counts[state] for state in ("waiting", "running", "interrupted", "paused", "planned"))
+    return {
+        "study": folder.name,
+        "folder": str(folder.path),
+        "state": "running" if running else "unfinished" if left else "finished",
+        "objective": facts.get("objective"),
+        "points": len(current),
+        "trials": {state: count for state, count in counts.items() if count},
+        "steps": sum(trial.step for trial in trials),
+        "seconds": round(float(facts.get("seconds") or 0.0), 1),
+        "training": [
+            {"point": t.point, "trial": t.id, "seed": t.seed, "epoch": t.epoch, "value": t.value}
+            for t in trials
+            if t.state == "running"
+        ],
+        "failures": failures(current),
+        "decisions": len(decisions),
+    }
+
+
+def _state(point: PointRecord, trial: Any, running: bool) -> str:
+    if trial.state == "running" and not running:
+        return "interrupted"
+    if point.state == "stopped" and trial.state in ("paused", "waiting"):
+        return "stopped"
+    return str(trial.state)
+
+
+def failures(points: list[PointRecord]) -> list[dict[str, Any]]:
+    """Failures at the same place once, with the trials that have met them."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for point in points:
+        for trial in point.trials:
+            if trial.failure is None or trial.state not in ("failed", "infeasible"):
+                continue
+            key = (trial.failure.kind, trial.failure.group or trial.failure.message)
+            group = groups.setdefault(
+                key,
+                {
+                    "kind": trial.failure.kind,
+                    "count": 0,
+                    "message": trial.failure.message,
+                    "traceback": trial.failure.traceback,
+                    "points": [],
+                    "trials": [],
+                },
+            )
+            group["count"] += 1
+            group["trials"].append(trial.id)
+            if point.number not in group["points"]:
+                group["points"].append(point.number)
+    return sorted(groups.values(), key=lambda group: -group["count"])
