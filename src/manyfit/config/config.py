@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Final
 
 from manyfit.config.component import Component
 from manyfit.config.identity import Difference, Snapshot, diff, digest, flat, identity, normal
@@ -19,6 +19,8 @@ from manyfit.config.signature import INHERITED, REQUIRED, signature_of
 from manyfit.config.tree import Map, Node, Path, Seq, dotted, find, from_plain, leaves, plain
 from manyfit.core.errors import ConfigError, FolderError, Origin
 from manyfit.core.secrets import Secret
+
+MOST_TEXTS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -113,15 +115,14 @@ class Config(Mapping[str, Any]):
 
     def resolved(self) -> str:
         """The text of `config.resolved.yaml`: what was given, what was filled in, and what it all means."""
-        document = {
-            "config": _escaped(self.tree),
+        derived = {
             "defaults": self._flat(self.defaults),
             "derived": self._flat(self.derived),
             "classes": {dotted(path): name for path, name in self.classes.items()},
             "kinds": {dotted(path): str(kind) for path, kind in self.kinds.items()},
-            "fingerprint": self.fingerprint,
         }
-        return dump(document)
+        rest = "".join(_dumped(name, part) for name, part in derived.items())
+        return dump({"config": _escaped(self.tree)}) + rest + dump({"fingerprint": self.fingerprint})
 
     def section(self, name: str) -> Any:
         """A user's own section as the object that its class makes, with its secrets filled in."""
@@ -187,6 +188,19 @@ def snapshot(resolved: Node) -> Snapshot:
         raise FolderError(
             f"{resolved.origin.file} is not a resolved config that manyfit wrote ({error!r})"
         ) from error
+
+
+_texts: dict[tuple[str, str], str] = {}
+
+
+def _dumped(name: str, part: Mapping[str, Any]) -> str:
+    """The text of a part of a resolved config: the trials of a study have most of them in common."""
+    key = name, repr(part)
+    if key not in _texts:
+        if len(_texts) > MOST_TEXTS:
+            _texts.clear()
+        _texts[key] = dump({name: part})
+    return _texts[key]
 
 
 def _escaped(node: Node) -> Any:

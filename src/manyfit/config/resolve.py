@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -50,14 +51,23 @@ def resolve(text: str, role: Role, source: Path | None) -> Any:
         raise ResolveError(f"{text!r} is not a class path", "names joined by dots, such as models.MLP")
     if source is not None:
         activate(source)
+    known = _found.get((path, source))
+    if known is not None and sys.modules.get(known[0]) is known[1]:
+        return known[2]
     module_name, _, attributes = path.partition(":") if ":" in path else _split(path)
     module = _import(module_name, source)
-    return _walk(module, attributes, text)
+    target = _walk(module, attributes, text)
+    _found[path, source] = (module_name, module, target)
+    return target
+
+
+_found: dict[tuple[str, Path | None], tuple[str, ModuleType, Any]] = {}
+"""What was found before, for as long as its module is not imported anew: a study asks for every trial."""
 
 
 def activate(source: Path) -> None:
     """Put the user's code first on the import path, and forget modules of another project's code."""
-    here = source.resolve()
+    here = _real(source)
     if _activated == [here] and sys.path[:1] == [str(here)]:
         return
     if sys.path[:1] != [str(here)]:
@@ -73,6 +83,11 @@ def activate(source: Path) -> None:
         ):
             del sys.modules[name]
     _activated[:] = [here]
+
+
+@functools.lru_cache(maxsize=64)
+def _real(source: Path) -> Path:
+    return source.resolve()
 
 
 def _split(path: str) -> tuple[str, str, str]:

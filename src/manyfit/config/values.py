@@ -445,7 +445,7 @@ def _adapter(annotation: Any) -> Any:
 
 def _constrains(mark: Any) -> bool:
     """Whether pydantic understands a mark in `Annotated`."""
-    return (
+    return not isinstance(mark, Kind | Role) and (
         isinstance(mark, BaseMetadata | GroupedMetadata)
         or type(mark).__name__ == "FieldInfo"
         or hasattr(mark, "__get_pydantic_core_schema__")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -19,6 +18,7 @@ from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
 from manyfit.data import Data, Limited, NotASource, Order, Source, Split, as_source
+from manyfit.data.randomness import seed_for
 from manyfit.learn.objective import Objective
 from manyfit.learn.torch import TorchLearner
 from manyfit.run.evaluator import Evaluator
@@ -223,6 +223,12 @@ def threads(count: int | None) -> Iterator[int]:
 
 def seed_everything(seed: int) -> None:
     """Seed every global generator that user code may draw from while it is built."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFF_FFFF)
-    torch.manual_seed(seed)
+    seed_for(seed)
+    if has_accelerator():
+        torch.manual_seed(seed)
+
+
+@functools.cache
+def has_accelerator() -> bool:
+    """Whether there are further generators. Seeding those that are not there is slow, and kept for ever."""
+    return torch.accelerator.is_available()

@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -15,11 +16,22 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def imported(source: Path) -> dict[str, str]:
     """Every module that was imported from a folder, with the hash of its syntax tree."""
     root = f"{source.resolve()}{os.sep}"
+    state = (root, len(sys.modules), next(reversed(sys.modules), ""))
+    if _last.get("state") != state:
+        # There are thousands of modules, and a study asks for every trial.
+        _last["state"], _last["files"] = state, _files(root)
+    return {name: digest(file) for name, file in _last["files"].items()}
+
+
+_last: dict[str, Any] = {}
+
+
+def _files(root: str) -> dict[str, Path]:
     found = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and file.endswith(".py") and file.startswith(root):
-            found[name] = digest(Path(file))
+            found[name] = Path(file)
     return found
 
 

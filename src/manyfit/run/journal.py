@@ -63,13 +63,15 @@ def logged(path: Path, passing: bool = False) -> Iterator[None]:
     handler.passing = passing
     handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
-    level = log.level
-    log.setLevel(min(level or logging.INFO, logging.INFO))
+    level, wanted = log.level, min(log.level or logging.INFO, logging.INFO)
+    if wanted != level:
+        log.setLevel(wanted)  # which is slow: all loggers forget what they know
     try:
         yield
     finally:
         log.removeHandler(handler)
-        log.setLevel(level)
+        if wanted != level:
+            log.setLevel(level)
         handler.close()
 
 

@@ -107,8 +107,7 @@ def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
 
 
 def begin(opened: Opened, record: Record) -> None:
-    """Try one batch of evaluation, then keep what was given, what it means, and where it comes from."""
-    rehearse(opened.built)
+    """Keep what was given, what it means, and where it comes from."""
     config, run = opened.config, opened.run
     if not run.config.exists() or run.config.read_text(errors="replace").startswith(COPIED):
         durable.write(run.config, f"{COPIED}, with every reference filled in.\n{config.dump()}")

@@ -43,7 +43,7 @@ def train(
     from manyfit.run.finish import finish
     from manyfit.run.mirror import finished, mirrors
     from manyfit.run.progress import progress_for
-    from manyfit.run.stretch import advance, begin, opened, write_resolved
+    from manyfit.run.stretch import advance, begin, opened, rehearse, write_resolved
 
     config, run = located(source, overrides, folder)
     shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
@@ -58,6 +58,7 @@ def train(
         if here.is_over and run.summary().get("step") == here.step:
             write_resolved(here.config, run)
             return result(run)
+        rehearse(here.built)
         begin(here, lambda run, facts: provenance.record(run, config.project, facts))
         trackers = mirrors(here.config, run)
         with recorded(run), finished(trackers, run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,12 +141,17 @@ class RunFolder:
 
     def check_links(self) -> None:
         """Refuse a folder in which a link would lead what is written, or read, out of it."""
-        for name in WRITTEN:
-            for entry in (self.path / name, *(self.path / name).glob("*")):
-                if entry.is_symlink():
-                    raise FolderError(
-                        f"{entry} is a link; manyfit writes into the folder itself, so link the whole folder"
-                    )
+        for place in (str(self.path), *(os.path.join(self.path, name) for name in WRITTEN)):  # noqa: PTH118
+            if not os.path.isdir(place):  # noqa: PTH112
+                continue
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    written = place != str(self.path) or entry.name in WRITTEN
+                    if written and entry.is_symlink():
+                        raise FolderError(
+                            f"{entry.path} is a link; manyfit writes into the folder itself, so link the "
+                            "whole folder"
+                        )
 
     def events(self) -> list[Event]:
         """The event log, as far as it is whole."""

@@ -40,6 +40,7 @@ def serve(pipe: Connection, work: Work, place: Place) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     settle(place)
+    gc.freeze()  # what was imported stays; looking through it after every unit would take long
     try:
         pipe.send("ready")
         while True:
