@@ -28,7 +28,7 @@ def choose(study: StudyConfig, work: Work, watch: Watch, trials: int) -> Executo
     found = places(execute.workers, threads, gpus, count_bytes(execute.memory), usable_cores)
     if execute.on == "auto" and (len(found) == 1 or trials == 1):
         return Inline(work, watch)
-    return Processes(work, found[: max(1, trials)], seconds(execute.timeout))
+    return Processes(work, found[: max(1, trials)], seconds(execute.timeout), threads)
 
 
 def chosen_gpus(study: StudyConfig) -> list[str]:

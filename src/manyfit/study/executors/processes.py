@@ -51,12 +51,15 @@ class _Worker:
 class Processes(Executor):
     """Keeps a worker for each place; one that died, or that ran out of memory, is replaced."""
 
-    def __init__(self, work: Work, places: Sequence[Place], timeout: float | None = None) -> None:
-        """`timeout` is how long a unit may show no sign of life."""
+    def __init__(
+        self, work: Work, places: Sequence[Place], timeout: float | None = None, threads: int = 1
+    ) -> None:
+        """`timeout` is how long a unit may show no sign of life; `threads` is what a unit uses."""
         check_picklable(work)
         self.slots = len(places)
         self._work = work
         self._timeout = timeout
+        self._threads = threads
         self._kills = killed_for_memory()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
@@ -67,7 +70,7 @@ class Processes(Executor):
     def _start(self, place: Place) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=serve, args=(theirs, self._work, place), name="manyfit-worker")
-        with _starting, without_main():
+        with _starting, without_main(), few_threads(self._threads):
             process.start()
         theirs.close()
         return _Worker(place, process, ours, seen=time.monotonic())
@@ -234,6 +237,22 @@ def without_main() -> Iterator[None]:
         yield
     finally:
         main.__dict__.update(hidden)
+
+
+@contextlib.contextmanager
+def few_threads(count: int) -> Iterator[None]:
+    """Have the libraries below torch start no more threads than a unit uses.
+
+    They read this once, when they are loaded; what `torch.set_num_threads` says later does not reach all of
+    them, and threads that wait for work on the one core that a worker is pinned to halve its speed.
+    """
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = before or str(count)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
 
 
 def killed_for_memory() -> int:
