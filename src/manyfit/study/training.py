@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import math
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from manyfit.config import Config, load_config
 from manyfit.config.read import dump
 from manyfit.config.tree import plain
-from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, kind_of
+from manyfit.core.errors import FolderError
 from manyfit.core.secrets import redact
 from manyfit.store import durable
 from manyfit.store.checkpoint import committed, read
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
+from manyfit.study.failures import failure_of
 from manyfit.study.points import trial_config
-from manyfit.study.units import Failure, FailureKind, Outcome, Progress, Trial, Unit
+from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
 if TYPE_CHECKING:
     from manyfit.run.cohort import Cohort
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 Tell = Callable[[Progress], None]
 
 WRITTEN: Final = "# Written by manyfit: one trial of a study. Change the study, not this file."
-MOST_TEXT: Final = 4_000
 BETWEEN: Final = 0.2
 """Seconds between signs of life."""
 
@@ -142,36 +139,6 @@ def committed_step(run: RunFolder) -> int:
 def curve_of(events: Sequence[Event], metric: str) -> tuple[tuple[float, float], ...]:
     """The objective by epoch."""
     return tuple((event.epoch, event.values[metric]) for event in events if metric in event.values)
-
-
-def failure_of(error: BaseException) -> Failure:
-    """An exception as a failure of a known kind."""
-    cause = error.__cause__ if isinstance(error, RunFailed) and error.__cause__ is not None else error
-    lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
-    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(cause.__traceback__)]
-    group = hashlib.sha256(repr((type(cause).__name__, frames)).encode()).hexdigest()[:12]
-    text = str(error) if isinstance(error, ManyfitError) else f"{type(error).__name__}: {error}"
-    return Failure(_kind(error), redact(text)[:MOST_TEXT], redact("".join(lines))[-MOST_TEXT:], group)
-
-
-def _kind(error: BaseException) -> FailureKind:
-    if isinstance(error, Interrupted):
-        return "preempted"
-    if isinstance(error, FolderError) and not isinstance(error, ConfigError):
-        return "infrastructure"
-    known: dict[str, FailureKind] = {
-        "out of memory": "out of memory",
-        "not a number": "not a number",
-        "diverged": "not a number",
-        "data": "data",
-        "disk": "infrastructure",
-    }
-    return known.get(kind_of(error), "user error")
-
-
-def is_finite(value: float | None) -> bool:
-    """Whether a value can be compared."""
-    return value is not None and math.isfinite(value)
 
 
 def describe(values: Mapping[str, Any]) -> str:

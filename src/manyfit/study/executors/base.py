@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from manyfit.study.failures import failure_of
 from manyfit.study.units import Outcome, Progress, Unit
 
 if TYPE_CHECKING:
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 
 Work: TypeAlias = "Callable[[Unit, Watch, Callable[[Progress], None]], list[Outcome]]"
 """What is done with a unit. It must be picklable for executors with other processes."""
+
+
+def attempt(work: Work, unit: Unit, watch: Watch, tell: Callable[[Progress], None]) -> list[Outcome]:
+    """Do the work; an exception is how all trials of the unit have ended."""
+    try:
+        return work(unit, watch, tell)
+    except (Exception, SystemExit) as error:
+        return [Outcome(trial.id, failure=failure_of(error)) for trial in unit.trials]
 
 
 class Executor(ABC):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from manyfit.run.signals import Watch
-from manyfit.study.executors.base import Executor, Work
+from manyfit.study.executors.base import Executor, Work, attempt
 from manyfit.study.units import Outcome, Progress, Unit
 
 
@@ -34,7 +34,7 @@ class Inline(Executor):
         unit = self._waiting.popleft()
         self._current = _Interrupt(self._watch, [trial.id for trial in unit.trials])
         try:
-            return self._work(unit, self._current, self._told)
+            return attempt(self._work, unit, self._current, self._told)
         finally:
             self._current = None
 

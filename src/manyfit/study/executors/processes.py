@@ -36,7 +36,7 @@ GRACE: Final = 60.0
 _starting = threading.Lock()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     place: Place
     process: Any
@@ -103,7 +103,9 @@ class Processes(Executor):
         for worker in list(self._workers):
             if worker.pipe in ready:
                 outcomes += self._heard(worker)
-            if worker.process.sentinel in ready and worker in self._workers:
+            if worker not in self._workers:
+                continue  # it was replaced
+            if worker.process.sentinel in ready:
                 outcomes += self._heard(worker)  # what it said before it died
                 outcomes += self._died(worker)
             elif (limit := self._deadline(worker)) is not None and time.monotonic() >= limit:

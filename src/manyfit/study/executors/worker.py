@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from manyfit.study.executors.base import Work
+from manyfit.study.executors.base import Work, attempt
 from manyfit.study.units import Outcome, Unit
 
 OUTPUT: Final = "output.log"
@@ -60,7 +60,7 @@ def answered(unit: Unit, work: Work, pipe: Connection) -> list[Outcome]:
 
     with captured(unit), watched() as watch:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return work(unit, watch, pipe.send)
+        return attempt(work, unit, watch, pipe.send)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,38 @@
+"""Exceptions as failures of a known kind."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from typing import Final
+
+from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, kind_of
+from manyfit.core.secrets import redact
+from manyfit.study.units import Failure, FailureKind
+
+MOST_TEXT: Final = 4_000
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An exception as a failure of a known kind."""
+    cause = error.__cause__ if isinstance(error, RunFailed) and error.__cause__ is not None else error
+    lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(cause.__traceback__)]
+    group = hashlib.sha256(repr((type(cause).__name__, frames)).encode()).hexdigest()[:12]
+    text = str(error) if isinstance(error, ManyfitError) else f"{type(error).__name__}: {error}"
+    return Failure(_kind(error), redact(text)[:MOST_TEXT], redact("".join(lines))[-MOST_TEXT:], group)
+
+
+def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, Interrupted):
+        return "preempted"
+    if isinstance(error, FolderError) and not isinstance(error, ConfigError):
+        return "infrastructure"
+    known: dict[str, FailureKind] = {
+        "out of memory": "out of memory",
+        "not a number": "not a number",
+        "diverged": "not a number",
+        "data": "data",
+        "disk": "infrastructure",
+    }
+    return known.get(kind_of(error), "user error")

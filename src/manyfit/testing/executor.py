@@ -1,0 +1,183 @@
+"""What every executor promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyfit.study.executors.base import Executor
+from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
+
+
+def work(unit: Unit, watch: Any, tell: Callable[[Progress], None]) -> list[Outcome]:
+    """What the units of the contract do: each trial says by its values how it ends."""
+    return [_one(trial, watch, tell) for trial in unit.trials]
+
+
+def _one(trial: Trial, watch: Any, tell: Callable[[Progress], None]) -> Outcome:
+    how = trial.values.get("how", "well")
+    tell(Progress(trial.id, 1, 0.5))
+    if how == "badly":
+        raise ValueError("as it was told")
+    if how == "exits":
+        os._exit(0)
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(int(trial.values.get("pauses", 0))):
+        if watch.number:
+            return Outcome(trial.id, 1, 0.5, 1, failure=Failure("preempted", "asked to end"))
+        time.sleep(0.02)
+    return Outcome(
+        trial.id, 2, 1.0, 2, True, curve=((1.0, float(trial.values.get("value", 0.5))),), seconds=0.01
+    )
+
+
+class ExecutorContract:
+    """Subclass it and implement `make`: an executor of two slots, or one, that does `work` with its units."""
+
+    def make(self) -> Executor:
+        """Return an executor that does what `manyfit.testing.executor.work` says."""
+        raise NotImplementedError
+
+    simulates = False
+    """Whether it makes results up, so that `work` is not done at all."""
+
+    @pytest.fixture
+    def executor(self) -> Any:
+        """An executor, which is closed afterwards."""
+        made = self.make()
+        yield made
+        made.close()
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """Where trials lie."""
+        return tmp_path
+
+    def unit(self, folder: Path, *names: str, until: int | None = None, **values: Any) -> Unit:
+        """A unit of some trials."""
+        return Unit(tuple(Trial(name, str(folder / name), values, 0) for name in names), until)
+
+    def all_of(self, executor: Executor, units: Sequence[Unit], most: float = 60.0) -> dict[str, Outcome]:
+        """Hand units out as slots become free, and collect every answer."""
+        waiting, found, busy = list(units), dict[str, Outcome](), dict[str, int]()
+        limit = time.monotonic() + most
+        while waiting or busy:
+            while waiting and len(set(busy.values())) < executor.slots:
+                unit = waiting.pop(0)
+                busy |= dict.fromkeys((trial.id for trial in unit.trials), len(waiting))
+                executor.submit(unit)
+            for outcome in executor.wait(5.0):
+                assert outcome.trial not in found, f"{outcome.trial} was answered twice"
+                found[outcome.trial] = outcome
+                del busy[outcome.trial]
+            assert time.monotonic() < limit, f"no answer for {sorted(busy)}"
+        return found
+
+    def test_every_trial_is_answered_once(self, executor: Executor, folder: Path) -> None:
+        """Also if there are many more than slots, and several in a unit."""
+        units = [self.unit(folder, f"a{i}", f"b{i}") for i in range(8)]
+        found = self.all_of(executor, units)
+        assert sorted(found) == sorted(trial.id for unit in units for trial in unit.trials)
+        assert all(outcome.over and outcome.failure is None for outcome in found.values())
+
+    def test_it_shows_signs_of_life(self, executor: Executor, folder: Path) -> None:
+        """Progress is told before the outcome is returned."""
+        if self.simulates:
+            pytest.skip("what is made up shows no sign of life")
+        told: list[Progress] = []
+        executor.tell = told.append
+        self.all_of(executor, [self.unit(folder, "a"), self.unit(folder, "b")])
+        assert {progress.trial for progress in told} == {"a", "b"}
+
+    def test_a_failure_leaves_the_others_alone(self, executor: Executor, folder: Path) -> None:
+        """It is an outcome like any other."""
+        if self.simulates:
+            pytest.skip("what is made up fails only where that was made up, too")
+        found = self.all_of(
+            executor, [self.unit(folder, "a"), self.unit(folder, "b", how="badly"), self.unit(folder, "c")]
+        )
+        failure = found["b"].failure
+        assert failure is not None
+        assert (failure.kind, failure.message) == ("user error", "ValueError: as it was told")
+        assert "as it was told" in failure.traceback
+        assert found["a"].over
+        assert found["c"].over
+
+    def test_a_crash_leaves_the_others_alone(self, executor: Executor, folder: Path) -> None:
+        """A process that dies is answered for, and the next unit finds a worker."""
+        if self.simulates or not executor.isolates:
+            pytest.skip("this executor does not isolate crashes")
+        units = [self.unit(folder, name, how=how) for name, how in
+                 {"a": "well", "b": "dies", "c": "well", "d": "exits", "e": "well"}.items()]  # fmt: skip
+        found = self.all_of(executor, units)
+        kinds = {name: outcome.failure.kind for name, outcome in found.items() if outcome.failure}
+        assert kinds == {"b": "infrastructure", "d": "user error"}
+        assert all(found[name].over for name in "ace")
+
+    def test_waiting_ends_when_time_is_up(self, executor: Executor, folder: Path) -> None:
+        """Nothing was submitted, so nothing is answered."""
+        assert executor.wait(0.05) == []
+
+    def test_a_file_descriptor_wakes_it(self, executor: Executor, folder: Path) -> None:
+        """So that nobody has to look again and again whether something has come."""
+        if self.simulates or not executor.isolates:
+            pytest.skip("this executor works while it waits")
+        reading, writing = os.pipe()
+        try:
+            os.write(writing, b"!")
+            began = time.monotonic()
+            executor.wait(30.0, [reading])
+            assert time.monotonic() - began < 10
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+    def test_trials_can_be_interrupted(self, executor: Executor, folder: Path) -> None:
+        """One that is asked to end commits what it has; the others go on."""
+        if executor.slots < 2 or self.simulates:
+            pytest.skip("this needs two units at once, in real time")
+        told: list[str] = []
+        executor.tell = lambda progress: told.append(progress.trial)
+        executor.submit(self.unit(folder, "a", pauses=3000))
+        executor.submit(self.unit(folder, "b", pauses=20))
+        while len(told) < 2:
+            executor.wait(10.0)
+        executor.interrupt(["a"])
+        found: dict[str, Outcome] = {}
+        while len(found) < 2:
+            found |= {outcome.trial: outcome for outcome in executor.wait(30.0)}
+        assert found["a"].failure is not None
+        assert found["a"].failure.kind == "preempted"
+        assert found["b"].over
+
+    def test_closing_leaves_nothing_behind(self, folder: Path) -> None:
+        """Also what is in the middle of a unit ends."""
+        before = _children()
+        executor = self.make()
+        executor.submit(self.unit(folder, "a", pauses=0 if self.simulates or not executor.isolates else 3000))
+        executor.wait(0.2 if executor.isolates else None)
+        executor.close()
+        limit = time.monotonic() + 5
+        while _children() - before and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert not _children() - before
+
+    def test_its_clock_does_not_go_back(self, executor: Executor, folder: Path) -> None:
+        """Budgets are counted on it."""
+        first = executor.now()
+        self.all_of(executor, [self.unit(folder, "a")])
+        assert executor.now() >= first
+
+
+def _children() -> set[int]:
+    """Worker processes that live now."""
+    import multiprocessing
+
+    return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
