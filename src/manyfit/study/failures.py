@@ -8,6 +8,7 @@ from typing import Final
 
 from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.secrets import redact
+from manyfit.core.trace import user_frame
 from manyfit.study.units import Failure, FailureKind
 
 MOST_TEXT: Final = 4_000
@@ -19,7 +20,10 @@ def failure_of(error: BaseException) -> Failure:
     lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(cause.__traceback__)]
     group = hashlib.sha256(repr((type(cause).__name__, frames)).encode()).hexdigest()[:12]
-    text = str(error) if isinstance(error, ManyfitError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, ManyfitError):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}\n  at {user_frame(error)}"
     return Failure(_kind(error), redact(text)[:MOST_TEXT], redact("".join(lines))[-MOST_TEXT:], group)
 
 

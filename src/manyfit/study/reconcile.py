@@ -37,9 +37,10 @@ def reconcile(
                 ledger.add_trial(point, seed)
             for trial in point.trials:
                 _trial(trial, point, study, folder, more, crashed, folders)
-                ledger.save_trial(trial)
             _point(point, stopper, pauses, study, other_rule)
             ledger.save_point(point)
+            for trial in point.trials:
+                ledger.save_trial(trial)
 
 
 def _trial(
@@ -85,10 +86,11 @@ def _point(
     if stopper is None:
         point.granted = None
     elif point.granted not in pauses:
-        point.granted = next_pause(stopper, min(t.epoch for t in point.trials), epochs)
+        point.granted = next_pause(stopper, min(t.epoch for t in point.trials) - 0.5, epochs)
     for trial in point.trials:
-        if trial.state == "paused" and (point.granted is None or trial.epoch < point.granted):
-            trial.state = "waiting"
+        short = point.granted is None or trial.epoch < point.granted
+        if trial.state in ("paused", "waiting") and not trial.over:
+            trial.state = "waiting" if short else "paused"
 
 
 def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config.override import Overrides
-from manyfit.config.read import dump
+from manyfit.config.read import dump, read_file
 from manyfit.config.study import StudyConfig, load_study
-from manyfit.config.tree import plain
-from manyfit.core.errors import ComponentFailed, RunConflict, UsageError
+from manyfit.config.tree import Leaf, find, plain
+from manyfit.core.errors import ComponentFailed, ConfigError, RunConflict, UsageError
 from manyfit.run.journal import logged
 from manyfit.run.signals import Watch, watched
 from manyfit.store import durable, provenance
@@ -28,6 +28,7 @@ from manyfit.study import best
 from manyfit.study.driver import Driver, Options
 from manyfit.study.executors.base import Executor, Work
 from manyfit.study.executors.choose import choose
+from manyfit.study.executors.processes import prepare, usable_cores
 from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Inbox, number_of
 from manyfit.study.ledger import Ledger
@@ -73,6 +74,8 @@ def sweep(
 
     >>> manyfit.sweep("studies/lr", ["search.trials=128"]).best.values     # doctest: +SKIP
     """
+    if not is_inline(source, overrides):
+        prepare()
     study = load_study(source, overrides, folder=Path(folder) if folder is not None else None)
     wish = Wish(retry, only, fail_fast, allow_change, not progress)
     return execute(study, wish, from_python=isinstance(source, Mapping))
@@ -164,9 +167,12 @@ def keep_current(study: StudyConfig, ledger: Ledger, found: Survey) -> None:
 
 def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor) -> None:
     """Build one point of each structure before anything is trained; say at once all that cannot be built."""
-    done = set(ledger.get("rehearsed") or [])
+    done = {*(ledger.get("rehearsed") or []), *(ledger.get("rehearsing") or [])}
+    ledger.set("rehearsed", sorted(done))
     todo = {key: item for key, item in found.structures.items() if key not in done}
-    failed = rehearsals(study, found, engine, todo)
+    # What crashes here without isolation is not tried again at the next start, but left to the policy.
+    note = (lambda keys: ledger.set("rehearsing", keys)) if not engine.isolates else (lambda keys: None)
+    failed = rehearsals(study, found, engine, todo, note)
     if failed:
         lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
         count = (
@@ -179,9 +185,13 @@ def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor
 
 
 def rehearsals(
-    study: StudyConfig, found: Survey, engine: Executor, todo: Mapping[str, Candidate]
+    study: StudyConfig,
+    found: Survey,
+    engine: Executor,
+    todo: Mapping[str, Candidate],
+    note: Callable[[list[str]], None] = lambda keys: None,
 ) -> dict[str, str]:
-    """Rehearse one point of each structure; return what went wrong, by structure."""
+    """Rehearse one point of each structure; return what went wrong, by structure. `note` is told before."""
     waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
     while waiting or running:
         while waiting and len(running) < engine.slots:
@@ -193,6 +203,7 @@ def rehearsals(
                 study.seeds[0],
             )
             running[trial.id] = key
+            note(list(running.values()))
             engine.submit(Unit((trial,), purpose="rehearse"))
         for outcome in engine.wait(None):
             key = running.pop(outcome.trial)
@@ -201,6 +212,7 @@ def rehearsals(
             if reason := _mistake(outcome):
                 values = todo[key].values
                 failed[key] = f"{reason} (with {values})" if values else reason
+    note([])
     return failed
 
 
@@ -244,7 +256,10 @@ def write_study(study: StudyConfig, folder: StudyFolder) -> None:
     file = folder.path / "study.yaml"
     if file.exists() and not file.read_text(errors="replace").startswith(COPIED):
         raise RunConflict(f"{file} is a study of its own; sweep it, or choose another folder")
-    durable.write(file, f"{COPIED}\n{dump(plain(study.text))}")
+    text = plain(study.text)
+    if isinstance(text["base"], str):  # in a file, paths are counted from its folder
+        text["base"] = os.path.relpath(study.base.project / text["base"], folder.path.resolve())
+    durable.write(file, f"{COPIED}\n{dump(text)}")
 
 
 def record(study: StudyConfig, folder: StudyFolder, engine: Executor) -> None:
@@ -266,6 +281,20 @@ def wanted(ledger: Ledger, only: Sequence[str]) -> set[int] | None:
     ids = {point.id: point.number for point in ledger.points}
     ids |= {trial.id: trial.point for trial in ledger.trials.values()}
     return {number_of(text, len(ledger.points), ids) for text in only}
+
+
+def is_inline(source: str | Path | Mapping[str, Any], overrides: Overrides) -> bool:
+    """Whether no workers will be needed, as far as that can be seen before anything is loaded."""
+    if len(usable_cores()) == 1 or any(str(word) == "execute.on=inline" for word in overrides):
+        return True
+    if isinstance(source, Mapping):
+        return bool(source.get("execute", {}).get("on") == "inline")
+    try:
+        file = Path(source) / "study.yaml" if Path(source).is_dir() else Path(source)
+        node = find(read_file(file), ("execute", "on"))
+    except (ConfigError, OSError):
+        return True  # which will be said soon
+    return isinstance(node, Leaf) and node.value == "inline"
 
 
 def check_kinds(kinds: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
@@ -226,6 +227,13 @@ def check_picklable(work: Work) -> None:
         pickle.dumps(work)
     except Exception as error:
         raise UsageError(f"{work!r} cannot be sent to other processes: {error}") from error
+
+
+def prepare(threads: int = 1) -> None:
+    """Let the server that workers are forked from begin its imports now, beside what happens here."""
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    with _starting, without_main(), few_threads(threads):
+        forkserver.ensure_running()
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from manyfit.study.executors.base import Work, attempt
 from manyfit.study.units import Outcome, Unit
@@ -36,6 +37,7 @@ def serve(pipe: Connection, work: Work, place: Place) -> None:
     """Work until nobody wants anything any more."""
     from manyfit.data.workers import die_with_parent
 
+    let_the_server_end()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -52,6 +54,18 @@ def serve(pipe: Connection, work: Work, place: Place) -> None:
             gc.collect()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def let_the_server_end() -> None:
+    """Let go of the pipe that keeps the fork server alive for as long as its children live.
+
+    With it closed, the server ends when the driver does, however that happens, and this process with it.
+    """
+    server: Any = forkserver._forkserver
+    alive = getattr(server, "_forkserver_alive_fd", None)
+    if alive is not None:
+        os.close(alive)
+        server._forkserver_alive_fd = None
 
 
 def answered(unit: Unit, work: Work, pipe: Connection) -> list[Outcome]:
