@@ -493,3 +493,20 @@ def test_the_base_must_belong_to_the_project(lab, tmp_path_factory):
     lab.write(base=str(other / "runs/x/config.yaml"))
     with pytest.raises(ConfigError, match="another project"):
         lab.sweep()
+
+
+def test_mirrors_of_a_study(lab, cli):
+    mlflow = pytest.importorskip("mlflow")
+    lab.write(search__seeds=1, track={"tensorboard": True, "mlflow": "sqlite:///m.db"})
+    found = lab.sweep()
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{lab.root}/m.db")
+    number = client.get_experiment_by_name("test").experiment_id
+    runs = client.search_runs([number])
+    parent = next(run for run in runs if run.data.tags.get("manyfit.study") == "s")
+    below = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    evaluated = [run for run in below if run.data.tags.get("manyfit.evaluates")]
+    assert len(below) - len(evaluated) == 6
+    assert parent.data.metrics["best_val_loss"] == pytest.approx(found.best.value)
+    assert len(list(lab.folder.glob("tensorboard/*/events.out.tfevents.*"))) == 6
+    assert cli("track", "sync", lab.folder).code == 0
+    assert len(client.search_runs([number])) == len(runs)  # nothing is sent twice

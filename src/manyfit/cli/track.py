@@ -19,10 +19,10 @@ def command() -> None:
 @click.option("--mlflow", "uri", help="The address of MLflow, if it is not the one in the config.")
 @json_option
 def sync(runs: tuple[Path, ...], uri: str | None, json_: bool) -> None:
-    """Send what TensorBoard and MLflow have missed of each RUN. Nothing is sent twice."""
+    """Send what TensorBoard and MLflow have missed of each RUN or study. Nothing is sent twice."""
     from manyfit.run.tracking import sync as bring_up_to_date
 
-    found = {str(run): bring_up_to_date(run, uri) for run in runs}
+    found = {str(run): _study(run, uri) if is_study(run) else bring_up_to_date(run, uri) for run in runs}
     if json_:
         as_json(found)
         return
@@ -30,3 +30,16 @@ def sync(runs: tuple[Path, ...], uri: str | None, json_: bool) -> None:
         [(run, name, count) for run, sent in found.items() for name, count in sent.items()],
         ("run", "tracker", "rows"),
     )
+
+
+def is_study(place: Path) -> bool:
+    """Whether a folder holds a study."""
+    return (place / "ledger.db").is_file()
+
+
+def _study(place: Path, uri: str | None) -> dict[str, int]:
+    from manyfit.config.study import load_study
+    from manyfit.study.mirror import mirror
+
+    track = load_study(place).track
+    return mirror(place, track.tensorboard, uri or track.mlflow)

@@ -41,10 +41,16 @@ class Checker(Values):
     """Whether sections of the user's own may stand at the top."""
 
     def __init__(
-        self, root: Node, project: FilePath, source: FilePath | None, frozen: Mapping[str, Any]
+        self,
+        root: Node,
+        project: FilePath,
+        source: FilePath | None,
+        frozen: Mapping[str, Any],
+        memo: dict[Any, Any] | None = None,
     ) -> None:
         super().__init__(root, project, source)
         self.frozen = frozen
+        self.memo = memo if memo is not None else {}
 
     # -- components -------------------------------------------------------------------------------
 
@@ -55,6 +61,33 @@ class Checker(Values):
 
         With `keep`, the section around it holds the component itself, to be built when its time comes.
         """
+        if not keep or any(path[:n] in self.classes for n in range(len(path))):
+            return self._component(node, role, path, wanted, keep)
+        known = self.memo.get(path)
+        if known is None or known.node is not node or known.role is not role:
+            known = self._learned(node, role, path, wanted)
+        for name, found in known.learned.items():
+            getattr(self, name).update(found)
+        return known.value
+
+    def _learned(self, node: Node, role: Role, path: Path, wanted: type | None) -> _Known:
+        """Check a component, and remember it with all that was learned on the way, if it is right."""
+        names = ("kinds", "classes", "defaults", "derived")
+        outer = {name: getattr(self, name) for name in names}
+        before = len(self.problems)
+        for name in names:
+            setattr(self, name, {})
+        try:
+            value = self._component(node, role, path, wanted, keep=True)
+            known = _Known(node, role, value, {name: getattr(self, name) for name in names})
+        finally:
+            for name, found in outer.items():
+                setattr(self, name, found)
+        if len(self.problems) == before:
+            self.memo[path] = known
+        return known
+
+    def _component(self, node: Node, role: Role, path: Path, wanted: type | None, keep: bool) -> Any:
         key = class_word(node) if isinstance(node, Map) else ""
         named = node.items[key] if isinstance(node, Map) and key else node
         if isinstance(named, Leaf) and isinstance(named.value, Unresolved):
@@ -225,6 +258,16 @@ class Checker(Values):
         for mark in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(mark, Kind):
                 self.kinds[path] = mark
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Known:
+    """A component that was checked, and what was learned on the way."""
+
+    node: Node
+    role: Role
+    value: Any
+    learned: Mapping[str, Mapping[Path, Any]]
 
 
 def derived_mark(parameter: Parameter) -> Derived | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any, Final
@@ -31,6 +31,8 @@ class Given:
     project: FilePath
     file: FilePath | None
     frozen: Mapping[str, Any]
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Components that were checked before, for patches of this config that leave them as they are."""
 
 
 @dataclass(frozen=True)

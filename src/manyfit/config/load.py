@@ -58,8 +58,10 @@ def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any
     """A config with further overrides, or other frozen values. No file is read; all is checked anew."""
     problems: list[Problem] = []
     tree = _overridden(config.given.tree, overrides, problems)
-    fixed = config.given.frozen if frozen is None else frozen
-    return _checked(dataclasses.replace(config.given, tree=tree, frozen=fixed), problems)
+    given = dataclasses.replace(config.given, tree=tree)
+    if frozen is not None:
+        given = dataclasses.replace(given, frozen=frozen, memo={})
+    return _checked(given, problems)
 
 
 def load_component(file: FilePath, section: str, role: Role) -> Component:
@@ -124,7 +126,7 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     tree = resolver.resolve()
     problems += resolver.problems
     problems += _source_problems(tree, given.project)
-    checker = Checker(tree, given.project, source_folder(tree, given.project), given.frozen)
+    checker = Checker(tree, given.project, source_folder(tree, given.project), given.frozen, given.memo)
     known = signature_of(Run).parameters
     checker.sections = [
         ("train", signature_of(Train).parameters),

@@ -103,11 +103,12 @@ class Resolver:
         self.busy.append(path)
         if isinstance(node, Map):
             items = {key: self.node(value, (*path, key)) for key, value in node.items.items()}
-            result: Node = Map(items, node.origin, node.keys)
+            same = all(items[key] is value for key, value in node.items.items())
+            result: Node = node if same else Map(items, node.origin, node.keys)
         elif isinstance(node, Seq):
-            result = Seq(
-                tuple(self.node(item, (*path, str(i))) for i, item in enumerate(node.items)), node.origin
-            )
+            found = tuple(self.node(item, (*path, str(i))) for i, item in enumerate(node.items))
+            same = all(new is old for new, old in zip(found, node.items, strict=True))
+            result = node if same else Seq(found, node.origin)
         else:
             result = self.leaf(node, path)
         self.busy.pop()

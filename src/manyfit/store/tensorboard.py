@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from manyfit.store.events import Event
 
@@ -31,6 +32,20 @@ class TensorBoardMirror:
                 Record(wall_time=event.time, step=event.step, summary=Summary(value=values))
             )
         self._writer.flush()
+
+    def add(self, summary: Any) -> None:
+        """Write a summary that TensorBoard's own code has made, such as that of its HParams page."""
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+
+        self._writer.add_event(Record(summary=summary))
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        """Write one value."""
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        found = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+        self._writer.add_event(Record(step=step, summary=found))
 
     def close(self) -> None:
         """Close the file."""

@@ -67,9 +67,9 @@ class Sampler:
         """
         seed = derive(self._study.search.seed, "ask", number, attempt) & 0xFFFF_FFFF
         by_chance = attempt >= ATTEMPTS
-        sampler = self._optuna.samplers.RandomSampler(seed=seed) if by_chance else self._sampler(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # experimental features of Optuna
+            sampler = self._optuna.samplers.RandomSampler(seed=seed) if by_chance else self._sampler(seed)
             study = self._optuna.create_study(sampler=sampler, direction=self._direction)
             if not is_blind(self._study) and not by_chance:
                 study.add_trials([trial for seen in history if (trial := self._frozen(seen)) is not None])

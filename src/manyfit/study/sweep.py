@@ -19,6 +19,7 @@ from manyfit.config.read import dump, read_file
 from manyfit.config.study import StudyConfig, load_study
 from manyfit.config.tree import Leaf, find, plain
 from manyfit.core.errors import ComponentFailed, ConfigError, RunConflict, UsageError
+from manyfit.core.secrets import redact
 from manyfit.run.journal import logged
 from manyfit.run.signals import Watch, watched
 from manyfit.store import durable, provenance
@@ -32,6 +33,7 @@ from manyfit.study.executors.processes import prepare, usable_cores
 from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Inbox, number_of
 from manyfit.study.ledger import Ledger
+from manyfit.study.mirror import mirror
 from manyfit.study.points import Candidate, trial_name
 from manyfit.study.reconcile import check_base, reconcile, retry
 from manyfit.study.result import Study, read_study
@@ -128,6 +130,7 @@ def run(
     driver.run()
     shown.close()
     conclude(driver)
+    track(study, folder)
 
 
 def begin(driver: Driver, found: Survey, wish: Wish) -> None:
@@ -143,7 +146,8 @@ def begin(driver: Driver, found: Survey, wish: Wish) -> None:
         ledger.set("epochs", study.base.run.train.epochs)
         ledger.set("trials", found.planned)
         ledger.set("space", study.space.keys)
-        reconcile(study, driver.folder, ledger, driver.stopper)
+        keeps = driver.executor.keeps_folders
+        reconcile(study, driver.folder, ledger, driver.stopper, folders=keeps)
         ledger.set("executor", driver.executor.describe()["executor"])
         driver.recount()
     if wish.retry:
@@ -240,6 +244,20 @@ def conclude(driver: Driver) -> None:
                 best.write_best(folder, point, trial, objective.metric, objective.mode)
     if study.execute.keep is not None:
         best.prune(folder, ledger.points, study.execute.keep, sign)
+
+
+def track(study: StudyConfig, folder: StudyFolder) -> None:
+    """Bring the mirrors up to date; one that is down is caught up later, and never spoils a study."""
+    wanted = study.track
+    if not wanted.tensorboard and wanted.mlflow is None:
+        return
+    try:
+        mirror(folder.path, wanted.tensorboard, wanted.mlflow)
+    except UsageError:
+        raise
+    except Exception as error:  # a tracker may fail in any way
+        text = redact(str(error)).strip().partition("\n")[0][:200]
+        log.warning("a mirror is behind: %s; when it is back: manyfit track sync %s", text, folder.path)
 
 
 def write_base(study: StudyConfig, folder: StudyFolder) -> Path:

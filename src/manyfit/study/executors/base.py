@@ -30,6 +30,8 @@ class Executor(ABC):
 
     isolates: ClassVar[bool] = True
     """Whether a crash in a unit leaves the others, and the caller, alone."""
+    keeps_folders: ClassVar[bool] = True
+    """Whether trials have run folders, which are the truth about how far they are."""
     slots: int = 1
     """How many units it works on at once."""
     tell: Callable[[Progress], None] = staticmethod(lambda progress: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from manyfit.core.seeds import derive
 from manyfit.study.executors.base import Executor
@@ -24,6 +24,8 @@ def exponential(values: Mapping[str, Any], seed: int, epoch: int) -> float:
 
 class Simulated(Executor):
     """Answers what a study would have measured. An epoch takes the time that `seconds` says."""
+
+    keeps_folders: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class Simulated(Executor):
     def _outcome(self, trial: Trial, unit: Unit) -> Outcome:
         start = self._reached.get(trial.id, 0)
         until = min(unit.until if unit.until is not None else self._epochs, self._epochs)
-        if unit.purpose == "evaluate":
+        if unit.purpose != "train":
             return Outcome(trial.id, seconds=self._seconds(trial))
         if (failure := self._failure(trial)) is not None:
             return Outcome(trial.id, start * self._steps, start, failure=failure)

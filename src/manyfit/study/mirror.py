@@ -1,0 +1,122 @@
+"""A study in TensorBoard's HParams page and in MLflow: mirrors, made from the ledger and the run folders."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from manyfit.core.errors import FolderError
+from manyfit.core.lazy import optional
+from manyfit.core.secrets import redact
+from manyfit.run.tracking import address_of, committed_events, mlflow_mirror
+from manyfit.store import durable
+from manyfit.store.files import read_json
+from manyfit.store.folder import RunFolder
+from manyfit.store.tensorboard import TensorBoardMirror
+from manyfit.study.folder import StudyFolder
+from manyfit.study.ledger import read_only
+from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.result import seeded
+
+log = logging.getLogger("manyfit")
+
+
+def mirror(place: Path, tensorboard: bool, mlflow: Any) -> dict[str, int]:
+    """Bring the mirrors of a study up to date; return how many trials each has."""
+    folder = StudyFolder(place)
+    points, facts, _ = read_only(folder.ledger)
+    trials = [(point, trial) for point in seeded(points, facts) for trial in point.trials if trial.step]
+    sent: dict[str, int] = {}
+    if tensorboard:
+        sent["tensorboard"] = to_tensorboard(folder, trials, facts)
+    if mlflow is not None:
+        sent["mlflow"] = to_mlflow(folder, trials, facts, address_of(mlflow, RunFolder(place)))
+    return sent
+
+
+def to_tensorboard(
+    folder: StudyFolder, trials: list[tuple[PointRecord, TrialRecord]], facts: dict[str, Any]
+) -> int:
+    """Write `tensorboard/`: curves and values of every trial, which the HParams page shows side by side."""
+    from tensorboard.plugins.hparams import summary_v2 as hparams
+
+    metric = facts["objective"]["metric"]
+    for point, trial in trials:
+        place = folder.path / "tensorboard" / f"{point.number}-seed-{trial.seed}"
+        events = committed_events(folder.trial(trial.id))
+        shown = {key: _plain(value) for key, value in point.values.items()}
+        first = hparams.hparams_pb({**shown, "seed": trial.seed}, trial_id=trial.id)
+        written = TensorBoardMirror(place, events)
+        written.add(first)
+        if trial.value is not None:
+            written.scalar(f"best {metric}", trial.value, trial.step)
+        written.close()
+    return len(trials)
+
+
+def _plain(value: Any) -> bool | float | str:
+    return value if isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
+
+
+def to_mlflow(
+    folder: StudyFolder, trials: list[tuple[PointRecord, TrialRecord]], facts: dict[str, Any], uri: str
+) -> int:
+    """Send a run for the study, and below it one for each trial; what was sent before is not sent again."""
+    mlflow = optional("mlflow", "mlflow")
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    parent = ""
+    for point, trial in trials:
+        run = folder.trial(trial.id)
+        try:
+            found = mlflow_mirror(run, uri)
+        except FolderError as error:
+            log.warning("trial %s is not mirrored: %s", trial.id, error)
+            continue
+        parent = parent or _parent(client, folder, found.experiment, facts, uri)
+        tags = {**found.tags, "mlflow.parentRunId": parent, "manyfit.point": str(point.number)}
+        summary = run.summary()
+        over = bool(summary) and summary.get("step") == trial.step
+        found.tags = tags
+        found.sync(committed_events(run), summary if over else None, _status(point, trial))
+    if parent:
+        _best(client, parent, trials, facts)
+    return len(trials)
+
+
+def _status(point: PointRecord, trial: TrialRecord) -> str:
+    if trial.state in ("failed", "infeasible"):
+        return "FAILED"
+    return "FINISHED" if trial.over else "KILLED" if point.state == "stopped" else "RUNNING"
+
+
+def _parent(client: Any, folder: StudyFolder, experiment: str, facts: dict[str, Any], uri: str) -> str:
+    """The run that stands for the study; it is made once."""
+    file = folder.path / "track.json"
+    known = read_json(file, {})
+    id = known.get(redact(uri), {}).get("run_id", "")
+    if id:
+        return str(id)
+    found = client.get_experiment_by_name(experiment)
+    number = found.experiment_id if found is not None else client.create_experiment(experiment)
+    tags = {"manyfit.study": folder.name, "manyfit.objective": json.dumps(facts["objective"])}
+    made = client.create_run(number, tags=tags, run_name=folder.name)
+    durable.write(file, json.dumps({**known, redact(uri): {"run_id": made.info.run_id}}, indent=1) + "\n")
+    return str(made.info.run_id)
+
+
+def _best(
+    client: Any, parent: str, trials: list[tuple[PointRecord, TrialRecord]], facts: dict[str, Any]
+) -> None:
+    """The best value so far, as a metric of the study."""
+    sign = 1 if facts["objective"]["mode"] == "min" else -1
+    values = [value for value in _values(trials) if value is not None]
+    if values:
+        client.log_metric(parent, f"best_{facts['objective']['metric']}", min(values, key=lambda v: sign * v))
+    client.update_run(parent, status="FINISHED")
+
+
+def _values(trials: list[tuple[PointRecord, TrialRecord]]) -> Iterator[float | None]:
+    return (trial.value for _, trial in trials)
