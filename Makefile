@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 .PHONY: help demo test soak lint format bench docs clean
 
 help:
-	@echo "make demo    set up, train a model on real digits and show where to look"
+	@echo "make demo    set up, train a model on real digits, then a study of 48 trials, and show the leaderboard"
 	@echo "make test    set up and run all tests"
 	@echo "make soak    run the whole crash and fuzz matrices"
 	@echo "make lint    ruff and mypy"
@@ -29,14 +29,16 @@ demo: $(VENV)/.core
 	@test -e demo/runs/digits-mlp/config.yaml || $(BIN)/manyfit init demo
 	$(BIN)/manyfit train demo/runs/digits-mlp
 	@echo
-	$(BIN)/manyfit list demo
+	$(BIN)/manyfit sweep demo/studies/digits
 	@echo
 	@echo "Look at:"
 	@echo "  demo/src/models.py                          the model"
 	@echo "  demo/runs/digits-mlp/config.yaml            what was trained, and how"
 	@echo "  demo/runs/digits-mlp/reports/test.csv       every test image: target, prediction, confidence, loss"
+	@echo "  demo/studies/digits/study.yaml              which variants were compared"
+	@echo "  $(BIN)/manyfit status demo/studies/digits   the leaderboard, at any time"
 	@echo "  $(BIN)/tensorboard --logdir demo/runs       the curves"
-	@echo "  $(BIN)/manyfit train demo/runs/digits-mlp -p train.epochs 30      train it further"
+	@echo "  $(BIN)/manyfit sweep demo/studies/digits search.seeds=3      train one more seed of everything"
 
 test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile -m "not soak"

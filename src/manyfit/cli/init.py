@@ -34,4 +34,5 @@ def command(folder: Path) -> None:
         durable.write(target, source.read_bytes())
         click.echo(f"wrote {target}", err=True)
     steps = f"cd {folder} && " if folder != Path() else ""
-    click.echo(f"Train it:  {steps}manyfit train runs/digits-mlp")
+    click.echo(f"Train it:       {steps}manyfit train runs/digits-mlp")
+    click.echo(f"Compare more:   {steps}manyfit sweep studies/digits")
