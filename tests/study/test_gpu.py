@@ -1,0 +1,70 @@
+"""Studies on GPUs: workers are pinned to them, and memory that runs out is met with smaller batches."""
+
+import json
+
+import pytest
+import torch
+
+from manyfit.core.errors import UsageError
+from manyfit.study.executors.choose import idle_gpus, visible_gpus
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+def sessions(lab):
+    return [json.loads(p.read_text())["sessions"][-1] for p in lab.folder.glob("trials/*/provenance.json")]
+
+
+@gpu
+def test_workers_are_pinned_to_gpus(lab):
+    lab.write(search__seeds=1, execute={"on": "processes", "workers": 2})
+    found = lab.sweep()
+    assert not found.failures
+    assert all(session["device"].startswith("cuda") for session in sessions(lab))
+    facts = json.loads((lab.folder / "provenance.json").read_text())["sessions"][-1]
+    assert facts["places"] == ["0", "0"] or set(facts["places"]) <= set(visible_gpus())
+
+
+@gpu
+def test_gpus_by_index_and_idle_ones(lab):
+    lab.write(search__seeds=1, space={"model.hidden": [4, 8]}, execute={"on": "processes", "gpus": [0]})
+    assert not lab.sweep().failures
+    with pytest.raises(UsageError, match="there is no GPU 77"):
+        lab.sweep("execute.gpus=[77]")
+    assert idle_gpus() is not None
+
+
+HUNGRY = '''
+import torch
+from torch import nn
+
+
+class Hungry(nn.Module):
+    """Needs {share} of the memory for a whole batch, and half of that for half of one."""
+
+    def __init__(self, hidden: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+    def forward(self, x):
+        if self.training:
+            {need}
+        return self.layers(x)
+'''
+ON_GPU = (
+    "torch.empty(int(len(x) / 16 * 1.2 * torch.cuda.mem_get_info()[1]), dtype=torch.uint8, device=x.device)"
+)
+ON_CPU = "\n            if len(x) > 8: raise torch.OutOfMemoryError('made up')"
+
+
+@pytest.mark.parametrize("need", [pytest.param(ON_GPU, marks=gpu), ON_CPU], ids=["gpu", "cpu"])
+def test_memory_that_suffices_for_half_a_batch(lab, need):
+    lab.project.write("src/hungry.py", HUNGRY.format(share="more than all", need=need))
+    lab.project.config(lab.project.changed(model={"class": "hungry.Hungry"}))
+    lab.write(search__seeds=1, space={"model.hidden": [4, 8]}, execute={"on": "processes", "workers": 1})
+    found = lab.sweep()
+    assert not found.failures
+    assert {row[0] for row in lab.rows("select split from trials")} == {2}
+    resolved = next(lab.folder.glob("trials/*/config.resolved.yaml")).read_text()
+    assert "accumulate: 2" in resolved
+    assert lab.sweep().best == found.best  # and it can be started again
