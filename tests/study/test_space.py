@@ -176,8 +176,8 @@ def test_samplers_are_pure_functions_and_respect_the_space(lab, method):
     study = load_study(lab.folder)
     history, sampler = [], Sampler(study)
     for number in range(12):
-        patch, _ = sampler.ask(history, number, 0)
-        again, _ = Sampler(study).ask(history, number, 0)
+        patch = sampler.ask(history, number, 0).patch
+        again = Sampler(study).ask(history, number, 0).patch
         values = {key: plain(node) for key, node in patch.items()}
         assert values == {key: plain(node) for key, node in again.items()}
         assert ("train.optimizer.momentum" in values) == (values["train.optimizer"]["class"] == "sgd")

@@ -341,7 +341,7 @@ def test_failures_are_typed_grouped_and_tried_again_on_demand(failing, cli):
     }  # not by itself
     attempts = len(failing.rows("select number from assignments"))
     failing.sweep(retry=["nan", "oom"])
-    assert len(failing.rows("select number from assignments")) == attempts + 2 + 4
+    assert len(failing.rows("select number from assignments")) == attempts + 2 + 2  # batches stay halved
     with pytest.raises(UsageError, match="no kind of failure 'ohm'"):
         failing.sweep(retry=["ohm"])
 

@@ -28,6 +28,8 @@ RANGES: Final = ("linear", "log", "int")
 WORDS: Final = (*RANGES, "values", "step", "points", "when")
 SPECIAL: Final = ("zip", "list", "ablate", "constraints")
 MOST_POINTS: Final = 1_000_000
+MOST_TURNS: Final = 16
+"""How many combinations are tried to find one that constraints allow."""
 
 Patch: TypeAlias = Mapping[str, Node]
 Choice: TypeAlias = int | float
@@ -61,6 +63,22 @@ class Range:
         else:
             return []
         return list(dict.fromkeys(map(self.tidy, values)))
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is one of its numbers."""
+        if isinstance(value, bool) or not isinstance(value, int if self.kind == "int" else int | float):
+            return False
+        step = self.step or (1 if self.kind == "int" else None)
+        places = (value - self.low) / step if step else 0.0
+        return bool(self.low <= value <= self.high and abs(places - round(places)) < 1e-6)
+
+    def count(self) -> int:
+        """How many values a grid over it has; 0 if nobody said so."""
+        if self.points is not None and not self.step:
+            return self.points
+        if self.step or (self.kind == "int" and not self.log):
+            return int((self.high - self.low) / (self.step or 1) + 1e-9) + 1
+        return 0
 
     def tidy(self, value: float) -> float:
         """A number as a person would write it."""
@@ -136,10 +154,14 @@ class Space:
         return all(lookup(patch, key, base) in wanted for key, wanted in axis.when.items())
 
     def allows(self, patch: Patch, base: Callable[[str], Any]) -> bool:
-        """Whether no constraint excludes a point."""
+        """Whether no constraint excludes a point. One about a key that is not there holds."""
+        conditional = {key for axis in self.axes if axis.when for key in axis.keys}
         for expression, origin in self.constraints:
             try:
-                if not expression(lambda key: lookup(patch, key, base)):
+                silent = any(
+                    key in conditional and lookup(patch, key, base) is None for key in expression.keys
+                )
+                if not silent and not expression(lambda key: lookup(patch, key, base)):
                     return False
             except (TypeError, ZeroDivisionError, ValueError) as error:
                 shown = {key: lookup(patch, key, base) for key in expression.keys}
@@ -153,36 +175,33 @@ class Space:
         return True
 
     def probes(self, base: Callable[[str], Any]) -> Iterator[Patch]:
-        """Points that together hold every option and both ends of every range."""
+        """Points that together hold every option and both ends of every range, as far as that is allowed."""
         for axis in self.axes:
             for choice in axis.ends():
-                patch: Patch = {}
-                for other in self.axes:
-                    if other is axis:
-                        patch = {**patch, **axis.patch(choice)}
-                    elif other.name in axis.when:
-                        patch = {**patch, **self._wanted(other, axis)}
-                    elif self.is_active(other, patch, base):
-                        patch = {**patch, **other.patch(other.ends()[0])}
-                yield patch
+                tries = (self._probe(axis, choice, turn, base) for turn in range(MOST_TURNS))
+                yield from itertools.islice((patch for patch in tries if self.allows(patch, base)), 1)
 
-    def _wanted(self, parent: Axis, axis: Axis) -> Patch:
-        """The first choice of an axis that makes another one active."""
-        for choice in parent.ends():
-            patch = parent.patch(choice)
-            if parent.name in patch and plain(patch[parent.name]) in axis.when[parent.name]:
-                return patch
-        return parent.patch(parent.ends()[0])
-
-    def size(self, base: Callable[[str], Any]) -> int | None:
-        """How many points there are; None if a range makes them countless."""
-        if any(axis.range is not None and not _is_finite(axis.range) for axis in self.axes):
-            return None
-        return sum(1 for _ in itertools.islice(self.grid(base), MOST_POINTS + 1))
+    def _probe(self, axis: Axis, choice: Choice, turn: int, base: Callable[[str], Any]) -> Patch:
+        """A point with one choice, and others that make it possible; `turn` varies those that are free."""
+        needed = dict(axis.when)
+        for other in reversed(self.axes):
+            if any(_is_about(key, other) for key in needed):
+                needed = {**other.when, **needed}
+        patch: Patch = {}
+        for other in self.axes:
+            if other is axis:
+                patch = {**patch, **axis.patch(choice)}
+            elif self.is_active(other, patch, base):
+                offers = [{**patch, **other.patch(each)} for each in other.ends()]
+                asked = {key: wanted for key, wanted in needed.items() if _is_about(key, other)}
+                fitting = [p for p in offers if all(lookup(p, k, base) in w for k, w in asked.items())]
+                patch = (fitting or offers)[turn % len(fitting or offers)]
+        return patch
 
 
-def _is_finite(found: Range) -> bool:
-    return found.kind == "int" or bool(found.step)
+def _is_about(key: str, axis: Axis) -> bool:
+    """Whether a condition asks about what an axis sets."""
+    return any(key == other or key.startswith(f"{other}.") for other in axis.keys)
 
 
 def lookup(patch: Patch, key: str, base: Callable[[str], Any]) -> Any:

@@ -43,18 +43,18 @@ def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderbo
         Row(i, point.number, mean_of(_values(point)), point.state, dict(point.values))
         for i, point in enumerate(ranked[:count], 1)
     ]
-    return Leaderboard(found.metric, keys, rows, _verdict(ranked))
+    return Leaderboard(found.metric, keys, rows, _verdict(ranked, 1 if found.mode == "min" else -1))
 
 
 def _values(point: Point) -> list[float]:
     return [value for value in point.trials.values() if value is not None]
 
 
-def _verdict(ranked: Sequence[Point]) -> str:
-    """Whether the first is better than the second."""
-    if len(ranked) < 2:
+def _verdict(ranked: Sequence[Point], sign: int) -> str:
+    """Whether the first is better than the second; only what was trained to the end is compared."""
+    if len(ranked) < 2 or any(point.state != "finished" for point in ranked[:2]):
         return ""
-    first, second = ({s: v for s, v in p.trials.items() if v is not None} for p in ranked[:2])
+    first, second = ({s: sign * v for s, v in p.trials.items() if v is not None} for p in ranked[:2])
     found = paired(first, second)
     if found is None:
         return ""
@@ -117,9 +117,8 @@ def as_latex(board: Leaderboard) -> str:
 
 
 def _escaped(text: str) -> str:
-    for character in "\\&%$#_{}":
-        mark = "\\textbackslash{}" if character == "\\" else f"\\{character}"
-        text = text.replace(character, mark) if character != "\\" else text.replace("\\", mark)
+    marks = {"\\": "\\textbackslash{}", **{character: f"\\{character}" for character in "&%$#_{}"}}
+    text = "".join(marks.get(character, character) for character in text)
     return text.replace("±", "$\\pm$").replace("–", "--")
 
 

@@ -30,7 +30,7 @@ def mean_of(values: Sequence[float], level: float = 0.95) -> Mean:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """The difference of two points on the same seeds."""
+    """By how much the second of two points is worse than the first on the same seeds, if less is better."""
 
     difference: Mean
     p: float | None
@@ -40,9 +40,9 @@ class Paired:
     def verdict(self) -> str:
         """What may be said: "better" only with replicates, an interval and a test behind it."""
         if self.p is None:
-            return "one seed each: this does not show which is better; raise search.seeds"
+            return "too few seeds to show which is better; raise search.seeds"
         shown = f"{self.difference} on {self.difference.count} seeds (paired t-test, p = {self.p:.2g})"
-        if self.p < 0.05:
+        if self.p < 0.05 and self.difference.mean > 0:
             return f"better, by {shown}"
         return f"not shown to be better: they differ by {shown}"
 
@@ -57,8 +57,8 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | 
     if len(found) < 2:
         return Paired(difference, None)
     spread = math.sqrt(math.fsum((value - difference.mean) ** 2 for value in found) / (len(found) - 1))
-    if spread == 0:
-        return Paired(difference, 1.0 if difference.mean == 0 else 0.0)
+    if spread <= 1e-9 * abs(difference.mean):  # the same difference for every seed, which says nothing about chance
+        return Paired(difference, None)
     t = abs(difference.mean) / (spread / math.sqrt(len(found)))
     return Paired(difference, 2 * (1 - t_probability(t, len(found) - 1)))
 

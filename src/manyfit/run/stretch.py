@@ -19,7 +19,7 @@ from manyfit.run.code import imported
 from manyfit.run.cohort import Cohort, Member
 from manyfit.run.measure import Whole
 from manyfit.run.signals import Watch
-from manyfit.run.stopping import ending
+from manyfit.run.stopping import Ending, ending
 from manyfit.run.trainer import Callback, fit
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, newest, set_aside
@@ -54,8 +54,15 @@ class Opened:
             return False
         if self.last.step >= self.built.plan.total:
             return self.last.note.measured
+        return self.ending is not None
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why the run has stopped early, if it has."""
+        if self.last is None:
+            return None
         events = read_events(self.run.metrics, self.last.log_length)
-        return ending(self.config.run.train, events, self.built.plan.steps_per_epoch) is not None
+        return ending(self.config.run.train, events, self.built.plan.steps_per_epoch)
 
 
 @contextmanager

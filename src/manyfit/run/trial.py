@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from manyfit.config import Config
+from manyfit.core.errors import Interrupted
 from manyfit.run.finish import finish, write_summary
 from manyfit.run.journal import failures, logged, recorded
-from manyfit.run.signals import Watch
+from manyfit.run.signals import Asked, Watch
 from manyfit.run.stretch import advance, begin, opened
 from manyfit.run.trainer import Callback
 from manyfit.store import provenance
@@ -47,7 +48,8 @@ def reach(
         failures(run, "the trial"),
         opened(config, run, allowed) as here,
     ):
-        last, over, reason = here.last, here.is_over, ""
+        last, over, stopped = here.last, here.is_over, here.ending
+        reason = stopped.reason if over and stopped is not None else ""
         done = last is not None and until is not None and last.epoch >= until and last.note.measured
         if not (over or done):
             begin(here, lambda run, facts: provenance.record_briefly(run, study, facts))
@@ -73,4 +75,7 @@ def conclude(config: Config, run: RunFolder, watch: Watch, allowed: Collection[s
         opened(config, run, allowed) as here,
     ):
         reason = str(run.summary().get("stopped", ""))
-        finish(here.config, run, here.built, watch, reason, shown=False)
+        try:
+            finish(here.config, run, here.built, watch, reason, shown=False)
+        except Asked:
+            raise Interrupted(f"ended while {run.path} was evaluated", watch.number) from None

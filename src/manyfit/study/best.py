@@ -43,6 +43,13 @@ def is_current(folder: StudyFolder, trial: TrialRecord) -> bool:
     return note.get("trial") == trial.id and note.get("step") == trial.step
 
 
+def is_evaluated(folder: StudyFolder, trial: TrialRecord) -> bool:
+    """Whether a trial was exported and evaluated as it is now."""
+    run = folder.trial(trial.id)
+    summary = run.summary()
+    return bool(summary.get("splits")) and summary.get("step") == trial.step and run.exported.is_dir()
+
+
 def write_best(folder: StudyFolder, point: PointRecord, trial: TrialRecord, metric: str, mode: str) -> None:
     """Copy the trial, with its best checkpoint alone, so that it can be used and passed on."""
     source = folder.trial(trial.id)
@@ -76,11 +83,14 @@ def _end_at(run: RunFolder, step: int) -> None:
 
 
 def prune(folder: StudyFolder, points: Sequence[PointRecord], keep: int, sign: int) -> list[str]:
-    """Remove the checkpoints of all but the best points; what is open keeps its own. Return whose."""
+    """Remove the checkpoints of all but the best points. Return whose.
+
+    What is open keeps its own, so does what failed and may be tried again, and what the study once had.
+    """
     kept = {point.number for point in ranked(points, sign)[:keep]}
     removed = []
     for point in points:
-        if point.number in kept or point.state == "open":
+        if point.number in kept or point.state not in ("finished", "stopped") or not point.current:
             continue
         for trial in point.trials:
             checkpoints = folder.trial(trial.id).checkpoint_folder

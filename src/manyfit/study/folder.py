@@ -80,4 +80,6 @@ class StudyFolder:
         """Refuse a folder in which a link would lead what is written out of it."""
         for name in WRITTEN:
             if (self.path / name).is_symlink():
-                raise FolderError(f"{self.path / name} is a link; link the whole study folder instead")
+                raise FolderError(
+                    f"{self.path / name} is a link, which would lead out of the study; remove it"
+                )

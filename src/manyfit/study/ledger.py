@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -92,9 +93,11 @@ class Ledger:
 
     def close(self) -> None:
         """Close it so that the one file is whole: a copy of it without its write-ahead log would be empty."""
-        if self._db.execute("pragma journal_mode").fetchone()[0] == "wal":
-            self._db.execute("pragma wal_checkpoint(truncate)")
-            self._db.execute("pragma journal_mode=delete")
+        with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it now: then its log stays
+            self._db.execute("pragma busy_timeout=1000")
+            if self._db.execute("pragma journal_mode").fetchone()[0] == "wal":
+                self._db.execute("pragma wal_checkpoint(truncate)")
+                self._db.execute("pragma journal_mode=delete")
         self._db.close()
 
     def __enter__(self) -> Ledger:
@@ -121,10 +124,6 @@ class Ledger:
     def point(self, id: str) -> PointRecord | None:
         """A point by its name."""
         return self._by_id.get(id)
-
-    def decisions(self) -> list[tuple[float, int | None, str, str]]:
-        """What was decided, when, about which point, and why."""
-        return list(self._db.execute("select time, point, action, reason from decisions order by number"))
 
     # -- writing ----------------------------------------------------------------------------------
 

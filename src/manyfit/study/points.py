@@ -25,7 +25,7 @@ class Candidate:
     values: Mapping[str, Any]
     origin: str
     parent: str = ""
-    """The point whose weights it begins with, and the epoch: `<id>@<epoch>`."""
+    """The point whose weights it begins with, and their steps by seed: `<id>@<seed>:<step>,…`."""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     """What a sampler wants to remember of it."""
 

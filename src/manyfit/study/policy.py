@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from manyfit.study.records import TrialRecord
 from manyfit.study.units import Failure
+
+PREEMPTIONS: Final = 20
+"""How often a trial may be preempted without getting further: schedulers do that, and so does broken code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,11 @@ class Verdict:
 def verdict(trial: TrialRecord, failure: Failure, retries: int) -> Verdict:
     """Preempted: again. Infrastructure: again from the checkpoint, some times. Out of memory: once more, with
     half of each batch at a time. Everything else would only happen again."""
-    if failure.kind == "preempted":
-        return Verdict("waiting", "goes on from its checkpoint")
-    if failure.kind == "infrastructure":
-        if trial.deaths < retries:
-            again = f"try {trial.deaths + 2} of {retries + 1}, from its checkpoint"
-            return Verdict("waiting", again, died=True)
-        return Verdict("failed", f"failed {retries + 1} times without getting further", died=True)
+    if failure.kind in ("preempted", "infrastructure"):
+        most = retries if failure.kind == "infrastructure" else max(retries, PREEMPTIONS)
+        if trial.deaths < most:
+            return Verdict("waiting", "goes on from its checkpoint", died=True)
+        return Verdict("failed", f"{failure.kind} {most + 1} times without getting further", died=True)
     if failure.kind == "out of memory":
         if trial.split == 1:
             return Verdict("waiting", "once more, with batches cut in halves", split=True)

@@ -6,16 +6,19 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from manyfit.config.cadence import Cadence
 from manyfit.config.identity import Snapshot, diff
 from manyfit.config.kinds import Kind
 from manyfit.config.study import StudyConfig
-from manyfit.core.errors import RunConflict
+from manyfit.core.errors import FolderError, RunConflict, UsageError
 from manyfit.run.guard import is_allowed
 from manyfit.study.board import Stopper, next_pause
 from manyfit.study.folder import StudyFolder
 from manyfit.study.ledger import Ledger
-from manyfit.study.records import PointRecord, TrialRecord
-from manyfit.study.units import SHORT, Failure
+from manyfit.study.records import PointRecord, TrialRecord, epochs_of
+from manyfit.study.schedule import close
+from manyfit.study.training import committed_progress
+from manyfit.study.units import SHORT, Failure, Outcome
 
 log = logging.getLogger("manyfit")
 
@@ -26,18 +29,19 @@ def reconcile(
     """Bring the ledger in line. Nothing is called running any more; what the study now asks for is open."""
     more = _changed(ledger, "budget", _budget(study))
     other_rule = _changed(ledger, "stop", _stop(study))
-    crashed = str(ledger.get("executor") or "") == "inline"
+    crashed = ledger.get("isolates") is False
     pauses = set(stopper.pauses(study.base.run.train.epochs)) if stopper is not None else set()
     with ledger.transaction():
         for point in ledger.points:
             if not point.current:
                 continue
             point.trials = [trial for trial in point.trials if trial.seed in study.seeds]
-            for seed in study.seeds:
+            for seed in study.seeds if point.state != "stopped" else ():
                 ledger.add_trial(point, seed)
             for trial in point.trials:
                 _trial(trial, point, study, folder, more, crashed, folders)
             _point(point, stopper, pauses, study, other_rule)
+            close(point)
             ledger.save_point(point)
             for trial in point.trials:
                 ledger.save_trial(trial)
@@ -59,23 +63,37 @@ def _trial(
         trial.curve, trial.value, trial.failure = (), None, None
     if trial.state == "running":
         trial.state = "waiting"
-        if crashed:
+        before = trial.step
+        if folders:
+            _look(trial, folder, study)
+        if crashed and trial.step == before:
             trial.deaths += 1
             if trial.deaths > study.execute.retries:
                 trial.state = "failed"
                 text = f"the process died {trial.deaths} times while this trial was trained in it"
                 trial.failure = Failure("infrastructure", text, group="driver", process_died=True)
-    epochs = point.values.get("train.epochs", study.base.run.train.epochs)
+    epochs = epochs_of(point.values, study.base.run.train.epochs)
     ended_early = bool(trial.reason)
     if trial.state == "finished" and ((trial.epoch < epochs and not ended_early) or (ended_early and more)):
         trial.state, trial.over, trial.reason = "waiting", False, ""
+
+
+def _look(trial: TrialRecord, folder: StudyFolder, study: StudyConfig) -> None:
+    """What a trial has committed before everything died: its run folder knows."""
+    try:
+        step, epoch, curve = committed_progress(folder.trial(trial.id), study.objective.metric)
+    except FolderError as error:
+        log.warning("%s", error)
+        return
+    found = Outcome(trial.id, step, epoch, max(0, step - trial.step), curve=curve)
+    trial.take(found, study.objective.sign)
 
 
 def _point(
     point: PointRecord, stopper: Stopper | None, pauses: Collection[int], study: StudyConfig, other_rule: bool
 ) -> None:
     """What a point is now: open if a trial of it is, and granted up to a pause that there still is."""
-    epochs = point.values.get("train.epochs", study.base.run.train.epochs)
+    epochs = epochs_of(point.values, study.base.run.train.epochs)
     by_person = point.granted == 0
     if point.state == "stopped" and other_rule and not by_person:
         point.state, point.reason = "open", ""
@@ -113,9 +131,29 @@ def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> 
                 "its trials would not be comparable: make another study, put the old values back, or go on "
                 "with new trials beside the old ones: --allow-change base"
             )
+
+
+def keep_base(study: StudyConfig, ledger: Ledger) -> None:
+    """Keep the base for the next start, once everything was checked."""
+    now = study.base.snapshot
     values = {key: value for key, value in now.values.items() if _is_plain(value)}
     kinds_now = {key: str(kind) for key, kind in now.kinds.items()}
     ledger.set("base", {"values": values, "kinds": kinds_now, "given": _given(study)})
+
+
+def check_pauses(study: StudyConfig) -> None:
+    """A stopper compares what was measured, so something has to be measured where it pauses."""
+    stop, train = study.search.stop, study.base.run.train
+    cadence = Cadence.parse(train.every.validate)
+    if stop is None or not study.objective.metric.startswith("val_") or cadence.unit != "ep":
+        return
+    stopper: Stopper = stop.build()
+    missed = [pause for pause in stopper.pauses(train.epochs) if pause % cadence.amount]
+    if missed:
+        raise UsageError(
+            f"{stop.origin}: search.stop: points are compared after {missed[0]} epochs, but validated only "
+            f"every {train.every.validate}: choose other epochs for the stopper, or validate more often"
+        )
 
 
 def retry(ledger: Ledger, kinds: Sequence[str]) -> int:
@@ -129,7 +167,7 @@ def retry(ledger: Ledger, kinds: Sequence[str]) -> int:
                 if failure is None or trial.state not in ("failed", "infeasible"):
                     continue
                 if "failed" in wanted or failure.kind in wanted:
-                    trial.state, trial.failure, trial.deaths, trial.split = "waiting", None, 0, 1
+                    trial.state, trial.failure, trial.deaths = "waiting", None, 0
                     if point.state == "failed":
                         point.state = "open"
                         ledger.save_point(point)

@@ -12,9 +12,10 @@ from manyfit.study.units import Failure, Outcome
 
 TrialState: TypeAlias = Literal["waiting", "running", "paused", "finished", "failed", "infeasible"]
 PointState: TypeAlias = Literal["open", "finished", "stopped", "failed"]
+Curve: TypeAlias = tuple[tuple[float, float], ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TrialRecord:
     """One point with one seed: how far it is, and what it has given."""
 
@@ -25,11 +26,11 @@ class TrialRecord:
     step: int = 0
     epoch: float = 0.0
     steps: int = 0
-    """Steps that were trained for it and committed."""
+    """Steps that were trained for it, as far as somebody could say so; `step` is what counts."""
     seconds: float = 0.0
     value: float | None = None
     """The best of the objective so far."""
-    curve: tuple[tuple[float, float], ...] = ()
+    curve: Curve = ()
     over: bool = False
     reason: str = ""
     deaths: int = 0
@@ -37,6 +38,7 @@ class TrialRecord:
     split: int = 1
     """Into how many parts a batch is cut because memory ran out."""
     failure: Failure | None = None
+    _bests: tuple[Curve, int, list[float]] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -58,13 +60,19 @@ class TrialRecord:
             self.over, self.reason = True, outcome.reason
 
     def best(self, epoch: float, sign: int) -> float | None:
-        """The best value up to an epoch; what is not a number is never the best."""
+        """The best value up to an epoch; what is not finite is never the best."""
+        if self._bests is None or self._bests[0] is not self.curve or self._bests[1] != sign:
+            found, best = [], math.inf
+            for _, value in self.curve:
+                best = min(best, sign * value) if math.isfinite(value) else best
+                found.append(best)
+            self._bests = (self.curve, sign, found)
         end = bisect.bisect_right(self.curve, (epoch, math.inf))
-        values = [value for _, value in self.curve[:end] if not math.isnan(value)]
-        return min(values, key=lambda value: sign * value) if values else None
+        best = self._bests[2][end - 1] if end else math.inf
+        return sign * best if math.isfinite(best) else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PointRecord:
     """One point of the space: its values, its trials, and what was decided about it."""
 
@@ -79,16 +87,21 @@ class PointRecord:
     state: PointState = "open"
     reason: str = ""
     granted: int | None = None
-    """Epochs that it may be trained for, as decided so far; None is to the end."""
+    """Epochs that it may be trained for, as decided so far; None is to the end, 0 is stopped by a person."""
     trials: list[TrialRecord] = field(default_factory=list)
 
     def value(self, sign: int, epoch: float = math.inf) -> float | None:
         """The mean over the seeds of the best value up to an epoch; None if a seed has none or has failed."""
-        found = [trial.best(epoch, sign) if not trial.failure else None for trial in self.trials]
+        found = [trial.best(epoch, sign) if trial.failure is None else None for trial in self.trials]
         known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
+        return math.fsum(known) / len(known) if known and len(known) == len(found) else None
 
     @property
     def epoch(self) -> float:
         """Epochs that all seeds have done; one that is over has done them all."""
         return min((math.inf if trial.over else trial.epoch for trial in self.trials), default=0.0)
+
+
+def epochs_of(values: Mapping[str, Any], base: int) -> int:
+    """How many epochs a point has: its own number, if it has one, else that of the base."""
+    return int(values.get("train.epochs", base))

@@ -25,6 +25,7 @@ class Point:
     """A point of the space: its values, and what its trials gave."""
 
     number: int
+    id: str
     values: Mapping[str, Any]
     state: str
     value: float | None
@@ -67,7 +68,7 @@ class Study:
         """Points that can be compared, the best first; those that were given up come last."""
         sign = 1 if self.mode == "min" else -1
         known = [point for point in self.points if point.value is not None]
-        return sorted(known, key=lambda p: (p.state != "finished", sign * (p.value or 0.0), p.number))
+        return sorted(known, key=lambda p: (p.state != "finished", sign * (p.value or 0.0), p.id))
 
     @property
     def trials(self) -> pandas.DataFrame:
@@ -119,6 +120,7 @@ def seeded(points: Sequence[PointRecord], facts: Mapping[str, Any]) -> list[Poin
 def _point(point: PointRecord, folder: StudyFolder, sign: int) -> Point:
     return Point(
         point.number,
+        point.id,
         point.values,
         point.state,
         point.value(sign),

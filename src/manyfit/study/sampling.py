@@ -50,6 +50,15 @@ def grid(study: StudyConfig) -> Iterator[Patch]:
         yield patch
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A point, and what the sampler wants to remember of it and of the whole search."""
+
+    patch: Patch
+    attrs: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+
 class Sampler:
     """Asks an Optuna sampler for one point after another; what it knows is rebuilt from what it is told."""
 
@@ -60,12 +69,19 @@ class Sampler:
         self._told: dict[str, Any] = {}
         self._direction = "minimize" if study.objective.mode == "min" else "maximize"
 
-    def ask(self, history: Sequence[Observation], number: int, attempt: int) -> tuple[Patch, dict[str, Any]]:
-        """The point with some number, and what the sampler wants to remember of it.
+    def ask(
+        self,
+        history: Sequence[Observation],
+        number: int,
+        attempt: int,
+        state: Mapping[str, Any] | None = None,
+    ) -> Asked:
+        """The point with some number: a pure function of the study's seed and of what is given here.
 
-        A pure function of the study's seed, the history, the number and the attempt.
+        `state` is what the sampler wanted to remember of the whole search when it was asked last.
         """
-        seed = derive(self._study.search.seed, "ask", number, attempt) & 0xFFFF_FFFF
+        purpose = ("ask", number, attempt) if not self._is_sequence() else ("sequence",)
+        seed = derive(self._study.search.seed, *purpose) & 0xFFFF_FFFF
         by_chance = attempt >= ATTEMPTS
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # experimental features of Optuna
@@ -73,9 +89,18 @@ class Sampler:
             study = self._optuna.create_study(sampler=sampler, direction=self._direction)
             if not is_blind(self._study) and not by_chance:
                 study.add_trials([trial for seen in history if (trial := self._frozen(seen)) is not None])
+            storage, id = study._storage, study._study_id
+            for key, value in (state or {}).items():
+                storage.set_study_system_attr(id, key, value)
             trial = study.ask()
             patch = self._suggested(trial)
-        return patch, dict(study.get_trials(deepcopy=False)[-1].system_attrs)
+            attrs = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
+            kept = {k: v for k, v in storage.get_study_system_attrs(id).items() if not k.startswith("study:")}
+        return Asked(patch, attrs, kept)
+
+    def _is_sequence(self) -> bool:
+        """Whether the points of a sampler are those of one sequence, which has one seed."""
+        return bool(self._study.search.method.path == "optuna.samplers.QMCSampler")
 
     def _sampler(self, seed: int) -> Any:
         method = self._study.search.method
@@ -163,8 +188,7 @@ def chosen(study: StudyConfig, values: Mapping[str, Any]) -> dict[str, Choice] |
             continue
         if axis.range is not None:
             value = values.get(axis.name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not axis.range.low <= value <= axis.range.high:  # type: ignore[operator]
+            if not axis.range.holds(value):
                 return None
             choices[axis.name] = value  # type: ignore[assignment]
         else:

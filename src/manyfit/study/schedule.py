@@ -1,8 +1,8 @@
-"""What can be trained now: a pure function of what the ledger holds."""
+"""What can be trained now: pure functions of what the ledger holds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from manyfit.study.records import PointRecord, TrialRecord
@@ -27,13 +27,11 @@ def ready(points: Iterable[PointRecord], only: Collection[int] | None = None) ->
     return sorted(found, key=lambda r: (r.trial.deaths > 0, -r.trial.epoch, r.point.number, r.trial.seed))
 
 
-def waiting(point: PointRecord, only: Collection[int] | None = None) -> Iterator[Ready]:
+def waiting(point: PointRecord, only: Collection[int] | None = None) -> list[Ready]:
     """Trials of one point that can be trained."""
     if not point.current or point.state != "open" or (only is not None and point.number not in only):
-        return
-    for trial in point.trials:
-        if trial.state == "waiting":
-            yield Ready(point, trial)
+        return []
+    return [Ready(point, trial) for trial in point.trials if trial.state == "waiting"]
 
 
 def grant(point: PointRecord, until: int | None) -> list[TrialRecord]:
@@ -42,7 +40,23 @@ def grant(point: PointRecord, until: int | None) -> list[TrialRecord]:
     changed = []
     for trial in point.trials:
         short = not trial.over and (until is None or trial.epoch < until)
-        if trial.state == "paused" and short:
-            trial.state = "waiting"
-            changed.append(trial)
+        if trial.state in ("paused", "waiting"):
+            trial.state = "waiting" if short else "paused"
+            changed += [trial] if short else []
     return changed
+
+
+def close(point: PointRecord) -> bool:
+    """Close a point of which nothing can be trained any more; return whether it was closed now.
+
+    One failed seed makes a point incomparable, so the others of it do not wait for a decision.
+    """
+    states = {trial.state for trial in point.trials}
+    if point.state != "open" or not states:
+        return False
+    failed = bool(states & {"failed", "infeasible"})
+    if states == {"finished"}:
+        point.state = "finished"
+    elif failed and not states & {"waiting", "running"}:
+        point.state = "failed"
+    return point.state != "open"

@@ -19,9 +19,10 @@ def status(place: Path) -> dict[str, Any]:
     points, facts, decisions = read_only(folder.ledger)
     current, running = seeded(points, facts), is_owned(folder.path)
     trials = [trial for point in current for trial in point.trials]
-    planned = (facts.get("trials") or len(current)) * len(facts.get("seeds") or [0])
+    asked = sum(point.origin == "asked" for point in current)
+    planned = max(0, (facts.get("trials") or 0) - asked) if asked else 0
     counts = Counter(_state(point, trial, running) for point in current for trial in point.trials)
-    counts["planned"] = max(0, planned - len(trials))
+    counts["planned"] = planned * len(facts.get("seeds") or [0])
     left = sum(counts[state] for state in ("waiting", "running", "interrupted", "paused", "planned"))
     return {
         "study": folder.name,
@@ -45,7 +46,7 @@ def status(place: Path) -> dict[str, Any]:
 def _state(point: PointRecord, trial: Any, running: bool) -> str:
     if trial.state == "running" and not running:
         return "interrupted"
-    if point.state == "stopped" and trial.state in ("paused", "waiting"):
+    if point.state in ("stopped", "failed") and trial.state in ("paused", "waiting"):
         return "stopped"
     return str(trial.state)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from manyfit.config import Config
 from manyfit.config.identity import digest
-from manyfit.config.space import Patch, located
+from manyfit.config.space import MOST_POINTS, Patch, located
 from manyfit.config.study import StudyConfig
 from manyfit.config.tree import plain
 from manyfit.core.errors import ConfigError, Problem, UsageError
@@ -41,9 +41,7 @@ class Survey:
         return self.planned * self.seeds
 
 
-def survey(
-    study: StudyConfig, known: Sequence[PointRecord] = (), tick: Callable[[int], None] = lambda count: None
-) -> Survey:
+def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
     """Draw and check every point that can be known; raise all mistakes together.
 
     `known` are points that were asked for before: only the missing ones are drawn.
@@ -52,7 +50,8 @@ def survey(
     problems: dict[Problem, None] = {}
     seen: dict[str, None] = {}
     for number, (patch, attrs) in enumerate(_patches(study, found, known)):
-        tick(number)
+        if number >= MOST_POINTS:
+            raise UsageError(f"{study.space.origin}: space: it has more than {MOST_POINTS:,} points")
         try:
             config = configured(study.base, patch)
         except ConfigError as error:
@@ -83,18 +82,20 @@ def _patches(
 ) -> Iterator[tuple[Patch, dict[str, Any]]]:
     """Every point that is known; for a search that learns, every option and both ends of every range."""
     if study.is_grid:
-        missing = [axis for axis in study.space.axes if not axis.choices()]
-        for axis in missing:
-            raise ConfigError(
-                [
-                    Problem(
-                        f"space.{axis.name}",
-                        axis.origin,
-                        "a grid over a range needs to know how many points",
-                        "points: 5, or step",
-                    )
-                ]
-            )
+        for axis in study.space.axes:
+            count = axis.range.count() if axis.range is not None else len(axis.options)
+            if not count:
+                text = "a grid over a range needs to know how many points"
+                raise ConfigError([Problem(f"space.{axis.name}", axis.origin, text, "points: 5, or step")])
+            if count > MOST_POINTS:
+                text = f"a grid over this range has {count:,} points"
+                raise ConfigError(
+                    [
+                        Problem(
+                            f"space.{axis.name}", axis.origin, text, f"at most {MOST_POINTS:,}; or points: 5"
+                        )
+                    ]
+                )
         for patch in grid(study):
             yield patch, {}
     elif is_blind(study):
@@ -117,7 +118,8 @@ def _drawn(
         yield located(point.values, study.space.origin), dict(point.attrs)
     for number in range(len(kept), study.search.trials or 0):
         for attempt in range(EXHAUSTED):
-            patch, attrs = sampler.ask([], number, attempt)
+            asked = sampler.ask([], number, attempt)
+            patch, attrs = asked.patch, dict(asked.attrs)
             key = digest({k: plain(node) for k, node in patch.items()})
             if not study.space.allows(patch, study.value):
                 found.excluded += 1

@@ -18,7 +18,7 @@ from manyfit.config.override import Overrides
 from manyfit.config.read import dump, read_file
 from manyfit.config.study import StudyConfig, load_study
 from manyfit.config.tree import Leaf, find, plain
-from manyfit.core.errors import ComponentFailed, ConfigError, RunConflict, UsageError
+from manyfit.core.errors import ComponentFailed, ConfigError, Interrupted, RunConflict, UsageError
 from manyfit.core.secrets import redact
 from manyfit.run.journal import logged
 from manyfit.run.signals import Watch, watched
@@ -34,8 +34,8 @@ from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Inbox, number_of
 from manyfit.study.ledger import Ledger
 from manyfit.study.mirror import mirror
-from manyfit.study.points import Candidate, trial_name
-from manyfit.study.reconcile import check_base, reconcile, retry
+from manyfit.study.points import Candidate
+from manyfit.study.reconcile import check_base, check_pauses, keep_base, reconcile, retry
 from manyfit.study.result import Study, read_study
 from manyfit.study.sampling import chosen, is_blind
 from manyfit.study.shown import Shown, Silent, shown_for
@@ -57,6 +57,19 @@ class Wish:
     fail_fast: bool = False
     allow_change: Collection[str] = ()
     quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Whether somebody asks to end, and what wakes those who wait."""
+
+    watch: Watch
+    signals: int | None
+
+    @property
+    def wake(self) -> list[int]:
+        """File descriptors that can be read once a signal has come."""
+        return [self.signals] if self.signals is not None else []
 
 
 def sweep(
@@ -112,16 +125,17 @@ def run(
     """Check everything, then train, then export the best. Nothing is written before all is checked."""
     allowed = set(wish.allow_change)
     check_base(study, ledger, allowed)
+    check_pauses(study)
     known = [point for point in ledger.points if point.origin == "asked"]
     found = survey(study, known)
     work = Training(str(write_base(study, folder)), study.objective.metric, allowed=tuple(allowed))
     engine = choose(study, work, watch, found.trials)
     stack.callback(engine.close)
-    rehearse(study, found, ledger, engine)
+    signals = stack.enter_context(signal_pipe())
+    rehearse(study, found, ledger, engine, Asking(watch, signals))
     inbox = Inbox(folder.inbox)
     stack.callback(inbox.close)
-    wake = [fd for fd in (inbox.bell, stack.enter_context(signal_pipe())) if fd is not None]
-    driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, wake=wake)
+    driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
     begin(driver, found, wish)
     shown: Shown = Silent() if wish.quiet else shown_for(sys.stderr, study, ledger.points)
     stack.callback(shown.close)
@@ -148,8 +162,9 @@ def begin(driver: Driver, found: Survey, wish: Wish) -> None:
         ledger.set("space", study.space.keys)
         keeps = driver.executor.keeps_folders
         reconcile(study, driver.folder, ledger, driver.stopper, folders=keeps)
-        ledger.set("executor", driver.executor.describe()["executor"])
-        driver.recount()
+        ledger.set("isolates", driver.executor.isolates)
+        driver.asker.recount()
+        keep_base(study, ledger)
     if wish.retry:
         retry(ledger, wish.retry)
 
@@ -169,14 +184,14 @@ def keep_current(study: StudyConfig, ledger: Ledger, found: Survey) -> None:
             ledger.save_point(point)
 
 
-def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor) -> None:
+def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor, asking: Asking) -> None:
     """Build one point of each structure before anything is trained; say at once all that cannot be built."""
     done = {*(ledger.get("rehearsed") or []), *(ledger.get("rehearsing") or [])}
     ledger.set("rehearsed", sorted(done))
     todo = {key: item for key, item in found.structures.items() if key not in done}
     # What crashes here without isolation is not tried again at the next start, but left to the policy.
     note = (lambda keys: ledger.set("rehearsing", keys)) if not engine.isolates else (lambda keys: None)
-    failed = rehearsals(study, found, engine, todo, note)
+    failed = rehearsals(study, found, engine, todo, note, asking)
     if failed:
         lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
         count = (
@@ -194,6 +209,7 @@ def rehearsals(
     engine: Executor,
     todo: Mapping[str, Candidate],
     note: Callable[[list[str]], None] = lambda keys: None,
+    asking: Asking | None = None,
 ) -> dict[str, str]:
     """Rehearse one point of each structure; return what went wrong, by structure. `note` is told before."""
     waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
@@ -201,7 +217,7 @@ def rehearsals(
         while waiting and len(running) < engine.slots:
             key, item = waiting.popitem()
             trial = Trial(
-                f"{trial_name(item.id, 0)}",
+                f"rehearsal-{item.id}",
                 str(study.folder / "trials" / ".rehearsal"),
                 item.values,
                 study.seeds[0],
@@ -209,7 +225,9 @@ def rehearsals(
             running[trial.id] = key
             note(list(running.values()))
             engine.submit(Unit((trial,), purpose="rehearse"))
-        for outcome in engine.wait(None):
+        if asking is not None and asking.watch.number:
+            raise Interrupted("ended before anything was trained", asking.watch.number)
+        for outcome in engine.wait(None, asking.wake if asking is not None else ()):
             key = running.pop(outcome.trial)
             if outcome.facts:
                 found.facts.append(dict(outcome.facts))
@@ -234,16 +252,16 @@ def conclude(driver: Driver) -> None:
     sign, objective = study.objective.sign, study.objective
     order = best.ranked(ledger.points, sign)
     if study.execute.evaluate == "all":
-        driver.evaluate([(p, t) for p in order for t in p.trials if t.state == "finished"])
-    if order:
+        todo = [(p, t) for p in order for t in p.trials if t.state == "finished"]
+        driver.evaluate([item for item in todo if not best.is_evaluated(folder, item[1])])
+    if order and driver.executor.keeps_folders:
         point = order[0]
         trial = best.best_trial(point, sign)
-        if not best.is_current(folder, trial) and folder.trial(trial.id).checkpoint_folder.is_dir():
-            driver.evaluate([(point, trial)])
-            if folder.trial(trial.id).summary():
+        there = folder.trial(trial.id).checkpoint_folder.is_dir()
+        if there and not best.is_current(folder, trial):
+            done = best.is_evaluated(folder, trial) or driver.evaluate([(point, trial)])
+            if done:
                 best.write_best(folder, point, trial, objective.metric, objective.mode)
-    if study.execute.keep is not None:
-        best.prune(folder, ledger.points, study.execute.keep, sign)
 
 
 def track(study: StudyConfig, folder: StudyFolder) -> None:

@@ -15,11 +15,12 @@ from manyfit.config.tree import plain
 from manyfit.core.errors import FolderError
 from manyfit.core.secrets import redact
 from manyfit.store import durable
-from manyfit.store.checkpoint import committed, read
+from manyfit.store.checkpoint import committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.study.failures import failure_of
 from manyfit.study.points import trial_config
+from manyfit.study.records import Curve
 from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 Tell = Callable[[Progress], None]
 
 WRITTEN: Final = "# Written by manyfit: one trial of a study. Change the study, not this file."
+OURS: Final = ("train.accumulate", "train.warm_start")
+"""What the study itself may change of a trial: its policy for memory, and where cloned weights lie."""
 BETWEEN: Final = 0.2
 """Seconds between signs of life."""
 
@@ -63,7 +66,7 @@ class Training:
                 from manyfit.run.check import rehearsed
 
                 return Outcome(trial.id, facts=rehearsed(config))
-            allowed = (*self.allowed, *trial.changes)
+            allowed = (*self.allowed, *OURS)
             write_config(config, run, trial)
             if unit.purpose == "evaluate":
                 conclude(config, run, watch, allowed)
@@ -81,9 +84,7 @@ class Training:
     def _failed(self, trial: Trial, run: RunFolder, failure: Failure, before: int, seconds: float) -> Outcome:
         """What has been committed in spite of the failure counts."""
         try:
-            found = [read(path) for path in committed(run.checkpoint_folder)][-1:]
-            step, epoch = (found[0].step, found[0].epoch) if found else (0, 0.0)
-            curve = curve_of(read_events(run.metrics, found[0].log_length), self.metric) if found else ()
+            step, epoch, curve = committed_progress(run, self.metric)
         except FolderError as error:
             return Outcome(
                 trial.id, failure=Failure("infrastructure", str(error), group="damaged"), seconds=seconds
@@ -136,7 +137,15 @@ def committed_step(run: RunFolder) -> int:
     return max((int(path.name.removeprefix("step-")) for path in committed(run.checkpoint_folder)), default=0)
 
 
-def curve_of(events: Sequence[Event], metric: str) -> tuple[tuple[float, float], ...]:
+def committed_progress(run: RunFolder, metric: str) -> tuple[int, float, Curve]:
+    """How far a run is, and its objective by epoch, as its newest checkpoint has it."""
+    found = run.checkpoints()[-1:]
+    if not found:
+        return 0, 0.0, ()
+    return found[0].step, found[0].epoch, curve_of(read_events(run.metrics, found[0].log_length), metric)
+
+
+def curve_of(events: Sequence[Event], metric: str) -> Curve:
     """The objective by epoch."""
     return tuple((event.epoch, event.values[metric]) for event in events if metric in event.values)
 

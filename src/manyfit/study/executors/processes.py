@@ -17,12 +17,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import RunFailed, UsageError
 from manyfit.study.executors.base import Executor, Work
+from manyfit.study.executors.server import DRIVER
 from manyfit.study.executors.worker import Place, serve
 from manyfit.study.units import Failure, Outcome, Progress, Unit
 
 PRELOADED: Final = (
+    "manyfit.study.executors.server",
     "manyfit.study.training",
     "manyfit.run.trial",
     "manyfit.run.check",
@@ -31,6 +33,7 @@ PRELOADED: Final = (
 )
 """What takes long to import, and is therefore imported once for all workers."""
 CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+MOST_STARTS: Final = 5
 GRACE: Final = 60.0
 """Seconds in which a worker that was asked to end must have committed what it has."""
 
@@ -47,6 +50,8 @@ class _Worker:
     """When it last showed a sign of life."""
     asked: float | None = None
     """When it was asked to end."""
+    kills: int = 0
+    """How many processes the system had killed for their memory when the unit began."""
 
 
 class Processes(Executor):
@@ -61,7 +66,6 @@ class Processes(Executor):
         self._work = work
         self._timeout = timeout
         self._threads = threads
-        self._kills = killed_for_memory()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
         self._free = list(places)
@@ -78,17 +82,19 @@ class Processes(Executor):
 
     def submit(self, unit: Unit) -> None:
         """Give a unit to a worker that is free."""
-        worker = next((w for w in self._workers if w.unit is None), None)
-        if worker is None:
-            worker = self._start(self._free.pop(0))
-            self._workers.append(worker)
-        for _ in range(3):
+        for _ in range(MOST_STARTS):
+            worker = next((w for w in self._workers if w.unit is None), None)
+            if worker is None:
+                worker = self._start(self._free.pop(0))
+                self._workers.append(worker)
             try:
                 worker.pipe.send(unit)
-                break
             except (BrokenPipeError, ConnectionResetError):
-                worker = self._replace(worker)
-        worker.unit, worker.seen, worker.asked = unit, time.monotonic(), None
+                self._end(worker)
+                continue
+            worker.unit, worker.seen, worker.kills = unit, time.monotonic(), killed_for_memory()
+            return
+        raise RunFailed(f"workers end as soon as they are started ({MOST_STARTS} of them did)")
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
         """Listen to the workers."""
@@ -130,9 +136,14 @@ class Processes(Executor):
                     self.tell(message)
                 elif isinstance(message, list):
                     found += message
+                    poisoned = any(
+                        o.failure is not None
+                        and (o.failure.kind == "out of memory" or worker.place.gpu is not None)
+                        for o in message
+                    )
                     worker.unit = None
-                    if any(o.failure is not None and o.failure.kind == "out of memory" for o in message):
-                        self._replace(worker)
+                    if poisoned or worker.asked is not None:  # a signal may still be on its way to it
+                        self._end(worker)
                         return found
         except (EOFError, OSError, pickle.UnpicklingError):
             worker.process.join(1.0)  # the sentinel says the rest
@@ -141,34 +152,16 @@ class Processes(Executor):
     def _died(self, worker: _Worker) -> list[Outcome]:
         worker.process.join()
         code, unit, asked = worker.process.exitcode, worker.unit, worker.asked
-        self._replace(worker)
+        self._end(worker)
         if unit is None:
             return []
-        failure = Failure("preempted", "ended on request", process_died=True) if asked else self._death(code)
-        return ended(unit, failure)
-
-    def _death(self, code: int | None) -> Failure:
-        """Why a process is no more, from how it ended."""
-        if code is not None and code >= 0:
-            text = f"the code of the trial ended its process with exit code {code}"
-            return Failure("user error", text, group=f"exit {code}", process_died=True)
-        number = -(code or -signal.SIGKILL)
-        name = signal.Signals(number).name
-        kills, self._kills = self._kills, killed_for_memory()
-        if number == signal.SIGKILL and self._kills > kills:
-            return Failure(
-                "out of memory", "the system killed the process for its memory", group=name, process_died=True
-            )
-        what = "crashed" if number in CRASHES else "was ended"
-        return Failure(
-            "infrastructure", f"the process of the trial {what} by {name}", group=name, process_died=True
-        )
+        if asked:
+            return ended(unit, Failure("preempted", "ended on request", process_died=True))
+        return ended(unit, death(code, killed_for_memory() > worker.kills))
 
     def _hangs(self, worker: _Worker) -> list[Outcome]:
         unit, asked = worker.unit, worker.asked
-        worker.process.kill()
-        worker.process.join()
-        self._replace(worker)
+        self._end(worker)
         if asked is not None:
             failure = Failure("preempted", "did not end when it was asked, and was killed", process_died=True)
         else:
@@ -177,15 +170,15 @@ class Processes(Executor):
             )
         return ended(unit, failure) if unit is not None else []
 
-    def _replace(self, worker: _Worker) -> _Worker:
+    def _end(self, worker: _Worker) -> None:
+        """End a worker; another one takes its place when there is something to do."""
         worker.pipe.close()
         if worker.process.is_alive():
             worker.process.kill()
         worker.process.join()
         worker.process.close()
-        fresh = self._start(worker.place)
-        self._workers[self._workers.index(worker)] = fresh
-        return fresh
+        self._workers.remove(worker)
+        self._free.append(worker.place)
 
     def interrupt(self, trials: Collection[str] | None = None) -> None:
         """Ask workers to commit what they have."""
@@ -214,6 +207,22 @@ class Processes(Executor):
         """Which cores or GPUs there are."""
         every = [*(worker.place for worker in self._workers), *self._free]
         return {**super().describe(), "places": [list(place.cores) or place.gpu for place in every]}
+
+
+def death(code: int | None, for_memory: bool) -> Failure:
+    """Why a process is no more, from how it ended."""
+    if code is not None and code >= 0:
+        text = f"the code of the trial ended its process with exit code {code}"
+        return Failure("user error", text, group=f"exit {code}", process_died=True)
+    number = -(code or -signal.SIGKILL)
+    name = signal.Signals(number).name
+    if number == signal.SIGKILL and for_memory:
+        text = "the system killed the process for its memory"
+        return Failure("out of memory", text, group=name, process_died=True)
+    what = "crashed" if number in CRASHES else "was ended"
+    return Failure(
+        "infrastructure", f"the process of the trial {what} by {name}", group=name, process_died=True
+    )
 
 
 def ended(unit: Unit, failure: Failure) -> list[Outcome]:
@@ -257,10 +266,11 @@ def few_threads(count: int) -> Iterator[None]:
     them, and threads that wait for work on the one core that a worker is pinned to halve its speed.
     """
     before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = before or str(count)
+    os.environ |= {"OMP_NUM_THREADS": before or str(count), DRIVER: str(os.getpid())}
     try:
         yield
     finally:
+        del os.environ[DRIVER]
         if before is None:
             del os.environ["OMP_NUM_THREADS"]
 

@@ -60,7 +60,7 @@ class Simulated(Executor):
         start = self._reached.get(trial.id, 0)
         until = min(unit.until if unit.until is not None else self._epochs, self._epochs)
         if unit.purpose != "train":
-            return Outcome(trial.id, seconds=self._seconds(trial))
+            return Outcome(trial.id)
         if (failure := self._failure(trial)) is not None:
             return Outcome(trial.id, start * self._steps, start, failure=failure)
         self._reached[trial.id] = until

@@ -102,8 +102,9 @@ def captured(unit: Unit) -> Iterator[None]:
             os.dup2(before, number)
             os.close(before)
         os.close(file)
-        if not (folder / OUTPUT).stat().st_size:
-            (folder / OUTPUT).unlink()
+        with contextlib.suppress(OSError):
+            if not (folder / OUTPUT).stat().st_size:
+                (folder / OUTPUT).unlink()
 
 
 def settle(place: Place) -> None:
