@@ -105,11 +105,14 @@ def test_a_point_that_was_stopped_goes_on_with_all_its_seeds(lab):
 
 def test_a_seed_that_failed_closes_its_point(lab):
     points(lab, 3, search={"method": "grid", "seeds": 2, "stop": "halving"}, set={"train.epochs": 4})
-    failing = lambda trial: (
-        Failure("not a number", "nan")
-        if trial.seed == 4 and trial.values["train.optimizer.lr"] == 1.0
-        else None
-    )  # noqa: E731
+
+    def failing(trial):
+        return (
+            Failure("not a number", "nan")
+            if trial.seed == 4 and trial.values["train.optimizer.lr"] == 1.0
+            else None
+        )
+
     found = lab.execute(lambda *_: Simulated(2, epochs=4, failure=failing))
     assert [p.state for p in found.points].count("failed") == 1
     assert status(lab.folder)["state"] == "finished"

@@ -57,7 +57,9 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | 
     if len(found) < 2:
         return Paired(difference, None)
     spread = math.sqrt(math.fsum((value - difference.mean) ** 2 for value in found) / (len(found) - 1))
-    if spread <= 1e-9 * abs(difference.mean):  # the same difference for every seed, which says nothing about chance
+    if spread <= 1e-9 * abs(
+        difference.mean
+    ):  # the same difference for every seed, which says nothing about chance
         return Paired(difference, None)
     t = abs(difference.mean) / (spread / math.sqrt(len(found)))
     return Paired(difference, 2 * (1 - t_probability(t, len(found) - 1)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from manyfit.config import Config, patch
 from manyfit.core.state import State
@@ -21,15 +22,14 @@ from manyfit.run.measure import Whole
 from manyfit.run.signals import Watch
 from manyfit.run.stopping import Ending, ending
 from manyfit.run.trainer import Callback, fit
-from manyfit.store import durable
+from manyfit.store import durable, provenance
 from manyfit.store.checkpoint import Checkpoint, newest, set_aside
 from manyfit.store.events import EventLog, read_events
 from manyfit.store.folder import COPIED, RunFolder
 
 log = logging.getLogger("manyfit")
 
-Record = Callable[[RunFolder, Mapping[str, Any]], None]
-"""Adds a start to the provenance of a run."""
+RESOLVED: Final = "# Written by manyfit. Edit config.yaml, not this file.\n"
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,18 @@ def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
     return found.checkpoint, found.state
 
 
-def begin(opened: Opened, record: Record) -> None:
-    """Keep what was given, what it means, and where it comes from."""
+def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
+    """Keep what was given, what it means, and where it comes from; `given` is the text of config.yaml."""
     config, run = opened.config, opened.run
-    if not run.config.exists() or run.config.read_text(errors="replace").startswith(COPIED):
-        durable.write(run.config, f"{COPIED}, with every reference filled in.\n{config.dump()}")
-    write_resolved(config, run)
-    record(run, opened.facts)
+    files: dict[Path, bytes | str] = {}
+    before = run.config.read_text(errors="replace") if run.config.exists() else ""
+    if not before or before.startswith(COPIED):
+        given = f"{COPIED}, with every reference filled in.\n{config.dump()}"
+    if given and given != before:
+        files[run.config] = given
+    files[run.resolved] = RESOLVED + config.resolved()
+    files[run.provenance] = provenance.added(run, session)
+    durable.write_all(files)
 
 
 def rehearse(built: Built) -> None:
@@ -162,6 +167,4 @@ def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: 
 
 def write_resolved(config: Config, run: RunFolder) -> None:
     """Keep what the config means."""
-    durable.write(
-        run.resolved, "# Written by manyfit. Edit config.yaml, not this file.\n" + config.resolved()
-    )
+    durable.write(run.resolved, RESOLVED + config.resolved())

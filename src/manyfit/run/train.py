@@ -59,7 +59,7 @@ def train(
             write_resolved(here.config, run)
             return result(run)
         rehearse(here.built)
-        begin(here, lambda run, facts: provenance.record(run, config.project, facts))
+        begin(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
         with recorded(run), finished(trackers, run):
             member = advance(here, [*trackers, *shown], watch)

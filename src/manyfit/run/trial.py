@@ -38,10 +38,14 @@ def reach(
     watch: Watch,
     *,
     study: str,
+    given: str = "",
     callbacks: Sequence[Callback] = (),
     allowed: Collection[str] = (),
 ) -> Reached:
-    """Train until some epochs are done, or to the end. `study` says where versions and code are recorded."""
+    """Train until some epochs are done, or to the end.
+
+    `study` says where versions and code are recorded, `given` is what `config.yaml` shall say.
+    """
     with (
         owned(run.path),
         logged(run.path / "run.log"),
@@ -52,7 +56,7 @@ def reach(
         reason = stopped.reason if over and stopped is not None else ""
         done = last is not None and until is not None and last.epoch >= until and last.note.measured
         if not (over or done):
-            begin(here, lambda run, facts: provenance.record_briefly(run, study, facts))
+            begin(here, provenance.brief_session(study, here.facts), given)
             with recorded(run):
                 member = advance(here, callbacks, watch, until)
             reason = member.ended.reason if member.ended is not None else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 before: Callable[[str, Path], None] | None = None
@@ -19,17 +19,27 @@ def _about_to(operation: str, path: Path) -> None:
 
 def write(path: Path, data: bytes | str) -> None:
     """Replace a file by new content: a temporary beside it, flushed to disk, then one rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    write_all({path: data})
+
+
+def write_all(files: Mapping[Path, bytes | str]) -> None:
+    """Replace several files of one folder; each is whole or as it was, and the folder is flushed once."""
+    for folder in {path.parent for path in files}:
+        folder.mkdir(parents=True, exist_ok=True)
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
     try:
-        write_new(temporary, data)
-        _about_to("replace", path)
-        temporary.replace(path)
+        for path, data in files.items():
+            write_new(temporary[path], data)
+        for path in files:
+            _about_to("replace", path)
+            temporary[path].replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        for left in temporary.values():
+            with contextlib.suppress(OSError):
+                left.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    for folder in {path.parent for path in files}:
+        sync_folder(folder)
 
 
 def write_new(path: Path, data: bytes | str) -> None:

@@ -39,8 +39,13 @@ MAX_FILES = 500
 
 
 def record(run: RunFolder, project: Path, facts: Mapping[str, Any]) -> None:
-    """Add this start to a provenance file. Secrets are taken out of everything that is written."""
-    session = {
+    """Add this start to a provenance file."""
+    durable.write(run.provenance, added(run, session(project, facts)))
+
+
+def session(project: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A start: how, with which versions, on which machine, with which code."""
+    return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "python": platform.python_version(),
@@ -49,16 +54,17 @@ def record(run: RunFolder, project: Path, facts: Mapping[str, Any]) -> None:
         "code": code(project),
         **facts,
     }
-    document = {"sessions": [*run.sessions(), session]}
-    durable.write(run.provenance, json.dumps(redacted(document), indent=1) + "\n")
 
 
-def record_briefly(run: RunFolder, study: str, facts: Mapping[str, Any]) -> None:
-    """Add a start whose versions, hardware and code are recorded once for a whole study."""
+def brief_session(study: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A start whose versions, hardware and code are recorded once for a whole study."""
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    session = {"started": started, "study": study, "versions": {}, "code": {}, **facts}
-    document = {"sessions": [*run.sessions(), session]}
-    durable.write(run.provenance, json.dumps(redacted(document), indent=1) + "\n")
+    return {"started": started, "study": study, "versions": {}, "code": {}, **facts}
+
+
+def added(run: RunFolder, session: Mapping[str, Any]) -> str:
+    """The provenance file with one more start. Secrets are taken out of everything that is written."""
+    return json.dumps(redacted({"sessions": [*run.sessions(), session]}), indent=1) + "\n"
 
 
 def versions() -> dict[str, str]:

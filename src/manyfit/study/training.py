@@ -14,7 +14,6 @@ from manyfit.config.read import dump
 from manyfit.config.tree import plain
 from manyfit.core.errors import FolderError
 from manyfit.core.secrets import redact
-from manyfit.store import durable
 from manyfit.store.checkpoint import committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
@@ -67,12 +66,14 @@ class Training:
 
                 return Outcome(trial.id, facts=rehearsed(config))
             allowed = (*self.allowed, *OURS)
-            write_config(config, run, trial)
             if unit.purpose == "evaluate":
                 conclude(config, run, watch, allowed)
                 return Outcome(trial.id, seconds=time.perf_counter() - began)
             shown = [Signs(trial.id, self.metric, tell)]
-            found = reach(config, run, unit.until, watch, study=self.study, callbacks=shown, allowed=allowed)
+            found = reach(
+                config, run, unit.until, watch, study=self.study, given=text_of(config, trial),
+                callbacks=shown, allowed=allowed,
+            )  # fmt: skip
         except (Exception, SystemExit) as error:
             seconds = time.perf_counter() - began
             return self._failed(trial, run, failure_of(error), before, seconds)
@@ -124,12 +125,10 @@ def base_config(file: str) -> Config:
     return load_config(file)
 
 
-def write_config(config: Config, run: RunFolder, trial: Trial) -> None:
-    """Write the trial's own `config.yaml`: the base with its values, references and all."""
+def text_of(config: Config, trial: Trial) -> str:
+    """The trial's own `config.yaml`: the base with its values, references and all."""
     values = ", ".join(f"{key}: {value!r}" for key, value in trial.values.items())
-    text = f"{WRITTEN}\n# {redact(values)}\n{dump(plain(config.given.tree))}"
-    if not run.config.exists() or run.config.read_text(errors="replace") != text:
-        durable.write(run.config, text)
+    return f"{WRITTEN}\n# {redact(values)}\n{dump(plain(config.given.tree))}"
 
 
 def committed_step(run: RunFolder) -> int:
