@@ -35,6 +35,8 @@ class Member:
         self.writer = Writer(self.folder.checkpoint_folder, self.keep, self.log.sync)
         self._saved: tuple[int, bool] | None = None
         self._kept = [found.note for found in self.folder.checkpoints()]
+        self.last: Note | None = self._kept[-1] if self._kept else None
+        """The newest state that was handed over to be written."""
         self._judge = Judge(self.config.run.train)
         for event in self.committed:
             self._judge.see(event)
@@ -70,7 +72,13 @@ class Member:
         self._saved = (boundary.step, measured)
         note = self._note(boundary, steps_per_epoch, measured)
         self._kept = [*self.keep.ranked(self._kept)[: self.keep.top], note]
+        self.last = note
         self.writer.put(state, note)
+
+    @property
+    def best(self) -> Note | None:
+        """The best of the states that were kept, else the last."""
+        return next(iter(self.keep.ranked(self._kept)), self.last)
 
     def settle(self) -> None:
         """Learn which rows have been committed since. Raises what went wrong while writing."""

@@ -12,7 +12,7 @@ from manyfit.run.build import Built
 from manyfit.run.evaluate import Report, evaluate
 from manyfit.run.export import export_weights
 from manyfit.run.signals import Watch
-from manyfit.store.checkpoint import Checkpoint, Keep
+from manyfit.store.checkpoint import Checkpoint, Keep, Note
 from manyfit.store.folder import RunFolder
 
 log = logging.getLogger("manyfit")
@@ -38,8 +38,8 @@ def finish(
 def write_summary(
     config: Config,
     run: RunFolder,
-    best: Checkpoint,
-    last: Checkpoint,
+    best: Checkpoint | Note,
+    last: Checkpoint | Note,
     reason: str,
     reports: Mapping[str, Report],
 ) -> None:

@@ -52,21 +52,23 @@ def reach(
         failures(run, "the trial"),
         opened(config, run, allowed) as here,
     ):
-        last, over, stopped = here.last, here.is_over, here.ending
+        last, over, stopped = here.last.note if here.last else None, here.is_over, here.ending
         reason = stopped.reason if over and stopped is not None else ""
-        done = last is not None and until is not None and last.epoch >= until and last.note.measured
+        done = last is not None and until is not None and last.epoch >= until and last.measured
+        best, events = None, None
         if not (over or done):
             begin(here, provenance.brief_session(study, here.facts), given)
             with recorded(run):
                 member = advance(here, callbacks, watch, until)
             reason = member.ended.reason if member.ended is not None else ""
-            last = run.checkpoints()[-1]
+            last, best, events = member.last, member.best, member.committed
+            assert last is not None
             over = bool(reason) or last.step >= here.built.plan.total
         assert last is not None
-        if over and run.summary().get("step") != last.step:
-            best = run.chosen(config.run.export.metric, config.run.export.mode)
-            write_summary(config, run, best, last, reason, {})
-        events = read_events(run.metrics, last.log_length)
+        if over and (events is not None or run.summary().get("step") != last.step):
+            chosen = best or run.chosen(config.run.export.metric, config.run.export.mode)
+            write_summary(config, run, chosen, last, reason, {})
+        events = events if events is not None else read_events(run.metrics, last.log_length)
         return Reached(last.step, last.epoch, last.step - here.step, over, reason, events)
 
 

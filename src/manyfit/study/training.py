@@ -133,6 +133,8 @@ def text_of(config: Config, trial: Trial) -> str:
 
 def committed_step(run: RunFolder) -> int:
     """The step of the newest checkpoint, by its name."""
+    if not run.checkpoint_folder.is_dir():
+        return 0
     return max((int(path.name.removeprefix("step-")) for path in committed(run.checkpoint_folder)), default=0)
 
 
