@@ -215,7 +215,7 @@ def test_the_best_is_the_same_for_everybody(lab):
     from manyfit.study.best import ranked
     from manyfit.study.ledger import read_only
 
-    assert ranked(read_only(lab.folder / "ledger.db")[0], 1)[0].number == found.best.number
+    assert ranked(read_only(lab.folder / "ledger.db")[0], 1, 2)[0].number == found.best.number
 
 
 def test_better_needs_evidence(lab):
@@ -282,3 +282,133 @@ def test_a_running_study_obeys(lab):
 
     found = lab.execute(lambda study, work, watch, trials: Busy(work, watch))
     assert [p.state for p in found.points] == ["finished", "finished", "finished", "stopped", "finished"]
+
+
+def test_another_objective_has_its_own_values(lab):
+    points(lab, 3, search__seeds=1)
+    lab.sweep()
+    points(lab, 3, search__seeds=1, objective={"metric": "val_accuracy", "mode": "max"})
+    found = lab.sweep()
+    logged = {p.number: max(row["val_accuracy"] for row in lab.log(p.folders[3].name)) for p in found.points}
+    assert {p.number: p.value for p in found.points} == logged
+    assert found.best.value == max(logged.values())
+    assert json.loads((lab.folder / "best" / "best.json").read_text())["metric"] == "val_accuracy"
+
+
+def test_from_a_grid_to_a_search_and_back(lab):
+    lab.write(search={"method": "grid", "seeds": 1}, space={"model.hidden": [4, 8]})
+    lab.sweep()
+    steps = lab.steps()
+    lab.write(search={"method": "tpe", "trials": 2, "seeds": 1}, space={"model.hidden": [4, 8]})
+    assert len(lab.sweep().ranked) == 2 and lab.steps() == steps
+    lab.write(search={"method": "grid", "seeds": 1}, space={"model.hidden": [4, 8]})
+    assert len(lab.sweep().ranked) == 2 and lab.steps() == steps
+
+
+def test_constraints_that_come_later_count(lab):
+    lab.write(search={"method": "random", "trials": 6}, space={"model.hidden": {"int": [2, 60]}})
+    lab.sweep()
+    lab.write(
+        search={"method": "random", "trials": 6},
+        space={"model.hidden": {"int": [2, 60]}, "constraints": ["model.hidden > 30"]},
+    )
+    found = lab.sweep()
+    assert len(found.points) == 6 and all(p.values["model.hidden"] > 30 for p in found.points)
+
+
+@pytest.mark.parametrize(
+    ("space", "method", "says"),
+    [
+        ({"model.hidden": {"int": [1, 10**20]}}, "grid", "too large"),
+        ({"train.optimizer.lr": {"linear": [0, 1], "step": 1e-9}}, "grid", "1,000,000,000 points or more"),
+        (
+            {"model.hidden": {"int": [1, 1000]}, "train.optimizer.lr": {"linear": [0.1, 1], "points": 5000}},
+            "grid",
+            "points or more",
+        ),
+        ({"model.hidden": {"int": [1, 9]}, "constraints": ["model.hidden > 10"]}, "tpe", "constraints"),
+        (
+            {"model.hidden": {"int": [1, 9]}, "constraints": ["model.hidden > 'x'"]},
+            "tpe",
+            "space.constraints",
+        ),
+        (
+            {"model.hidden": {"int": [1, 9]}, "constraints": ["'a' * 10 > model.hidden"]},
+            "grid",
+            "is not a number",
+        ),
+        ({"model.hidden": {"int": [1, 9]}}, "cma_es", "cmaes"),
+    ],
+)
+def test_spaces_that_cannot_be_searched(lab, cli, space, method, says):
+    lab.write(space=space, search={"method": method, "trials": 3} if method != "grid" else {"method": "grid"})
+    said = cli("sweep", lab.folder)
+    assert said.code == 2 and says in said.err and "Traceback" not in said.err
+
+
+def test_what_was_trained_longer_counts_up_to_the_same_epoch(lab):
+    points(lab, 1, search__seeds=1, set={"train.epochs": 5})
+    lab.sweep()
+    points(lab, 2, search__seeds=1, set={"train.epochs": 2})
+    found = lab.sweep()
+    rows = [row["val_loss"] for row in lab.log(found.points[0].folders[3].name)]
+    assert len(rows) == 5 and found.points[0].value == min(rows[:2])
+
+
+def test_code_that_changes_the_folder_or_prints_disturbs_nobody(lab, cli, monkeypatch):
+    lab.project.write(
+        "src/wanders.py",
+        "import os\nfrom models import MLP\nclass Wanders(MLP):\n    def forward(self, x):\n        os.chdir('/'); print('hello')\n        return super().forward(x)\n",
+    )
+    lab.project.config(lab.project.changed(model={"class": "wanders.Wanders", "hidden": 4}))
+    points(lab, 2, search__seeds=1)
+    monkeypatch.chdir(lab.root)
+    said = cli("sweep", "studies/s", "--json")
+    assert said.code == 0 and json.loads(said.out)["state"] == "finished"
+    assert len(list(lab.folder.glob("trials/*/metrics.jsonl"))) == 2
+
+
+def test_a_slow_validation_is_a_sign_of_life(lab):
+    lab.project.write(
+        "src/slow.py",
+        "import time\nfrom models import MLP\nclass Slow(MLP):\n    def forward(self, x):\n        time.sleep(0.0 if self.training else 0.35)\n        return super().forward(x)\n",
+    )
+    lab.project.config(lab.project.changed(model={"class": "slow.Slow", "hidden": 4}, train__epochs=1))
+    points(lab, 1, search__seeds=1, execute={"on": "processes", "workers": 1, "timeout": "1s"})
+    assert not lab.sweep().failures
+
+
+def test_a_full_disk_is_said(lab, cli, monkeypatch):
+    from manyfit.study.ledger import Ledger
+
+    points(lab, 1, search__seeds=1)
+    real = Ledger.save_trial
+    monkeypatch.setattr(
+        Ledger,
+        "save_trial",
+        lambda *a: (_ for _ in ()).throw(sqlite3.OperationalError("database or disk is full")),
+    )
+    said = cli("sweep", lab.folder)
+    assert said.code == 1 and "could not be written: database or disk is full" in said.err
+    monkeypatch.setattr(Ledger, "save_trial", real)
+    assert cli("sweep", lab.folder).code == 0
+
+
+def test_values_on_the_command_line_reach_dotted_keys(lab):
+    assert len(lab.sweep("space.model.hidden=[4]", "search.seeds=1").points) == 3
+    assert (
+        len(lab.sweep("space.model.hidden=[4]", "space.train.optimizer.lr=[0.1]", "search.seeds=1").points)
+        == 1
+    )
+
+
+def test_commands_are_checked_when_they_are_given(lab, cli):
+    lab.sweep(only=["0"])
+    assert cli("study", "add", lab.folder, "model.hiden=3").code == 2
+    assert cli("study", "add", lab.folder, "seed=3").code == 2
+    assert cli("study", "clone", lab.folder, "0", "nosuch=1").code == 2
+    assert cli("study", "stop", lab.folder / "study.yaml", "0").code == 0
+    assert (
+        not list((lab.folder / "inbox").glob("*.json"))
+        or len(list((lab.folder / "inbox").glob("*.json"))) == 1
+    )

@@ -158,7 +158,14 @@ def run_argument(function: F) -> F:
 
 def study_argument(function: F) -> F:
     """Add the argument STUDY: a study folder or file."""
-    return click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)(function)
+    return click.argument(
+        "study", type=click.Path(path_type=Path), shell_complete=complete_study, callback=_study_folder
+    )(function)
+
+
+def _study_folder(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """`studies/x/study.yaml` means `studies/x`."""
+    return value.parent if value.name == "study.yaml" and value.is_file() else value
 
 
 def complete_study(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

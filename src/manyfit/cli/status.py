@@ -25,7 +25,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
     from manyfit.study.result import rows
     from manyfit.study.status import status
 
-    place = study.parent if study.name == "study.yaml" else study
+    place = study
     facts = status(place)
     board = leaderboard(place, None if every or form != "text" or json_ else 10)
     if json_:

@@ -74,9 +74,9 @@ def command(
 
 def rehearse(study: Path, json_: bool) -> None:
     """Print what a study would do."""
-    from manyfit.study.rehearsal import rehearsal
+    from manyfit.study.dry_run import dry_run
 
-    found = rehearsal(study, overrides())
+    found = dry_run(study, overrides())
     if json_:
         as_json(found)
         return

@@ -115,7 +115,11 @@ def _value(node: ast.AST, lookup: Callable[[str], Any]) -> Any:
             return not value
         return -value if isinstance(node.op, ast.USub) else +value
     if isinstance(node, ast.BinOp):
-        return _BINARY[type(node.op)](_value(node.left, lookup), _value(node.right, lookup))
+        left, right = _value(node.left, lookup), _value(node.right, lookup)
+        for value in (left, right):
+            if not isinstance(value, int | float):
+                raise TypeError(f"{value!r:.60} is not a number")
+        return _BINARY[type(node.op)](left, right)
     if isinstance(node, ast.Call):
         assert isinstance(node.func, ast.Name)
         return _FUNCTIONS[node.func.id](*(_value(item, lookup) for item in node.args))

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -54,7 +55,9 @@ class Range:
             if count == 1:
                 values = [low]
             elif self.log:
-                values = [low * (high / low) ** (i / (count - 1)) for i in range(count)]
+                first, last = math.log(low), math.log(high)
+                values = [math.exp(first + (last - first) * i / (count - 1)) for i in range(count)]
+                values[0], values[-1] = low, high
             else:
                 values = [low + (high - low) * i / (count - 1) for i in range(count)]
         elif self.step or (self.kind == "int" and not self.log):
@@ -131,6 +134,11 @@ class Space:
     def keys(self) -> list[str]:
         """Every key that is named in the space."""
         return list(dict.fromkeys(key for axis in self.axes for key in axis.keys))
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether not every combination is a point."""
+        return bool(self.constraints) or any(axis.when for axis in self.axes)
 
     def grid(self, base: Callable[[str], Any]) -> Iterator[Patch]:
         """Every point, the first axis moving slowest; `base` finds values that the space leaves alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Final
 
 from manyfit.config.expression import Expression
 from manyfit.config.override import split
@@ -12,6 +12,8 @@ from manyfit.config.space import MOST_POINTS, RANGES, SPECIAL, WORDS, Axis, Patc
 from manyfit.config.tree import Leaf, Map, Node, Seq, dotted, leaves, plain
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
+
+LARGEST: Final = 1e18
 
 
 class SpaceReader:
@@ -97,12 +99,15 @@ class SpaceReader:
         given_ends = node.items[kind]
         assert isinstance(given_ends, Seq)
         ends = [plain(item) for item in given_ends.items]
-        numbers = [e for e in ends if isinstance(e, int | float) and not isinstance(e, bool)]
+        numbers = [e for e in ends if type(e) is int or (type(e) is float and math.isfinite(e))]
         where = node.items[kind].origin
-        if len(ends) != 2 or len(numbers) != 2 or not all(map(math.isfinite, numbers)):
+        if len(ends) != 2 or len(numbers) != 2:
             self._fail(f"{path}.{kind}", where, "a range has two ends", "[low, high]", repr(ends))
             return None
         low, high = ends
+        if max(abs(low), abs(high)) > LARGEST:
+            self._fail(f"{path}.{kind}", where, "these numbers are too large", f"at most {LARGEST:g}")
+            return None
         log = kind == "log" or self._flag(node, "log", path)
         if low >= high:
             self._fail(f"{path}.{kind}", where, "the low end comes first", "[low, high]", repr(ends))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -23,14 +23,16 @@ from manyfit.config.override import Override, Overrides, apply, collect, split
 from manyfit.config.project import project_root
 from manyfit.config.refer import Resolver
 from manyfit.config.roles import SAMPLER, STOPPER
-from manyfit.config.space import Space
+from manyfit.config.space import SPECIAL, Space
 from manyfit.config.space_reader import SpaceReader
 from manyfit.config.tree import PYTHON, Leaf, Map, Node, class_word, dotted, find, from_plain, leaves, plain
 from manyfit.core.errors import ConfigError, ExtraMissing, Origin, Problem, UsageError
+from manyfit.core.names import nearest
 
 DURATION: Final = r"^\d{1,9}(\.\d{1,6})?(s|m|h|d)$"
 SIZE: Final = r"^\d{1,9}(\.\d{1,6})?(MB|GB|TB|MiB|GiB|TiB)$"
 GRID: Final = "manyfit.study.sampling.Grid"
+KEYS: Final = ("base", "set", "objective", "search", "space", "execute", "track")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,8 @@ def load_study(
     if laid is None:
         raise ConfigError(problems)
     for override in collect(overrides, problems):
-        laid = apply(laid, override, problems)
+        laid = apply(laid, _dotted(laid, override), problems)
+    laid = _known(laid, problems)
     base = _base(laid, place, folder, problems)
     described = _described(laid, folder, problems)
     known = [dotted(path) for path, _ in leaves(base.tree)] if base is not None else []
@@ -186,6 +189,31 @@ def load_study(
     return StudyConfig(
         folder, base, space, described.objective, described.search, described.execute, described.track, laid
     )
+
+
+def _dotted(laid: Map, override: Override) -> Override:
+    """`space.model.hidden=[64]` means the key `model.hidden` of the space; the same for `set`."""
+    section, *rest = map(str, override.path)
+    if section not in ("space", "set") or len(rest) < 2 or rest[0] in SPECIAL:
+        return override
+    node = laid.items.get(section)
+    known = node.items if isinstance(node, Map) else {}
+    for length in range(len(rest), 1, -1):
+        if ".".join(rest[:length]) in known:
+            return replace(override, path=(section, ".".join(rest[:length]), *rest[length:]))
+    return replace(override, path=(section, ".".join(rest)))
+
+
+def _known(laid: Map, problems: list[Problem]) -> Map:
+    """Refuse keys that no study has."""
+    for key in laid.items:
+        if key not in KEYS:
+            problems.append(
+                Problem(key, laid.key_origin(key), "a study has no such key", f"one of {', '.join(KEYS)}",
+                        key, nearest(key, KEYS))
+            )  # fmt: skip
+            laid = laid.without(key)
+    return laid
 
 
 def _folder_of(file: Path) -> Path:
@@ -231,6 +259,13 @@ def _described(laid: Map, folder: Path, problems: list[Problem]) -> Described | 
     if search.method.path != GRID and search.trials is None:
         problems.append(
             Problem("search.trials", where.origin, "how many points shall be tried?", "a number", "nothing")
+        )
+    if seconds(found.execute.timeout) == 0:
+        where_ = find(tree, ("execute", "timeout"))
+        problems.append(
+            Problem(
+                "execute.timeout", where_.origin if where_ else where.origin, "no trial is that fast", "30m"
+            )
         )
     if not isinstance(search.seeds, int):
         given = list(search.seeds)

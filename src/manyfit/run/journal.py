@@ -11,6 +11,7 @@ from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.secrets import redact
 from manyfit.core.trace import user_frame
 from manyfit.store.folder import RunFolder
+from manyfit.store.lock import owned
 
 log = logging.getLogger("manyfit")
 
@@ -54,6 +55,15 @@ def recorded(run: RunFolder) -> Iterator[None]:
         except OSError as full:
             log.info("the failure could not be written down: %s", full)
         raise
+
+
+@contextmanager
+def kept(run: RunFolder, passing: bool = False) -> Iterator[None]:
+    """Hold a run folder in which no link leads out, and keep manyfit's own log in it."""
+    with owned(run.path):
+        run.check_links()
+        with logged(run.path / "run.log", passing):
+            yield
 
 
 @contextmanager

@@ -68,7 +68,6 @@ class Opened:
 @contextmanager
 def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Iterator[Opened]:
     """Build a run and bring it to its last checkpoint, after seeing that it is still the same run."""
-    run.check_links()
     last, changed = resumable(run), set[str]()
     if last is not None:
         config = patch(config, frozen=run.frozen())

@@ -14,13 +14,12 @@ from manyfit.config.load import config_file
 from manyfit.config.override import Overrides
 from manyfit.config.project import project_root
 from manyfit.core.errors import Interrupted, RunConflict, UsageError
-from manyfit.run.journal import failures, logged, recorded
+from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.result import RunResult
 from manyfit.run.signals import Asked, watched
 from manyfit.run.trainer import Callback
 from manyfit.store import provenance
 from manyfit.store.folder import COPIED, RunFolder
-from manyfit.store.lock import owned
 
 
 def train(
@@ -49,8 +48,7 @@ def train(
     shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
     with (
         temporary(run, debug) as run,
-        owned(run.path),
-        logged(run.path / "run.log", debug),
+        kept(run, debug),
         failures(run),
         watched() as watch,
         opened(config, run, allow_change) as here,

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from manyfit.config import Config
 from manyfit.core.errors import Interrupted
 from manyfit.run.finish import finish, write_summary
-from manyfit.run.journal import failures, logged, recorded
+from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.signals import Asked, Watch
 from manyfit.run.stretch import advance, begin, opened
 from manyfit.run.trainer import Callback
 from manyfit.store import provenance
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
-from manyfit.store.lock import owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,7 @@ def reach(
     `study` says where versions and code are recorded, `given` is what `config.yaml` shall say.
     """
     with (
-        owned(run.path),
-        logged(run.path / "run.log"),
+        kept(run),
         failures(run, "the trial"),
         opened(config, run, allowed) as here,
     ):
@@ -75,8 +73,7 @@ def reach(
 def conclude(config: Config, run: RunFolder, watch: Watch, allowed: Collection[str] = ()) -> None:
     """Export and evaluate a run that was trained as a trial."""
     with (
-        owned(run.path),
-        logged(run.path / "run.log"),
+        kept(run),
         failures(run, "the evaluation"),
         opened(config, run, allowed) as here,
     ):

@@ -235,6 +235,8 @@ class RunFolder:
             return "damaged"
         if failure:
             return "failed"
+        if summary and not self.checkpoint_folder.exists():
+            return "finished"  # its checkpoints were given up to save disk
         if summary and found and summary.get("step") == found[-1].step and not self._is_extended(summary):
             return "finished"
         return "unfinished" if self.resolved.exists() else "new"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyfit.config.study import StudyConfig
-from manyfit.core.errors import ConfigError
+from manyfit.core.errors import ConfigError, UsageError
 from manyfit.study.board import View
 from manyfit.study.ledger import Ledger
 from manyfit.study.points import Candidate, candidate
@@ -55,10 +55,14 @@ class Asker:
             except ConfigError as error:
                 self._ledger.decide(None, "excluded", str(error))
                 continue
-            if self._ledger.point(found.id) is None:
+            known = self._ledger.point(found.id)
+            if known is None or not known.current:
                 self._ledger.set("sampler", asked.state)
                 return found
         self._used_up = True
+        if not self._current:
+            where = self._study.space.origin
+            raise UsageError(f"{where}: space: no point was found that the constraints allow")
         self._ledger.set("trials", self._current)
         self._ledger.decide(None, "exhausted", f"no new point was found in {EXHAUSTED} tries")
         return None

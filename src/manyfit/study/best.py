@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +13,7 @@ from manyfit.store import durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder
 from manyfit.study.folder import StudyFolder
-from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.records import PointRecord, TrialRecord, epochs_of
 
 COPIED: Final = (
     "config.yaml",
@@ -24,23 +25,33 @@ COPIED: Final = (
 )
 
 
-def ranked(points: Sequence[PointRecord], sign: int) -> list[PointRecord]:
-    """Points that can be compared, the best first: finished ones before those that were given up."""
-    scored = [(point.value(sign), point) for point in points if point.current]
+def ranked(points: Sequence[PointRecord], sign: int, epochs: int) -> list[PointRecord]:
+    """Points that can be compared, the best first: finished ones before those that were given up.
+
+    What was trained longer than the study now asks for counts up to there.
+    """
+    scored = [(p.value(sign, epochs_of(p.values, epochs)), p) for p in points if p.current]
     known = [(value, point) for value, point in scored if value is not None and value == value]
     found = sorted(known, key=lambda item: (item[1].state != "finished", sign * item[0], item[1].id))
     return [point for _, point in found]
 
 
-def best_trial(point: PointRecord, sign: int) -> TrialRecord:
+def best_trial(point: PointRecord, sign: int, epochs: int) -> TrialRecord:
     """The trial of a point whose weights are taken."""
-    return min(point.trials, key=lambda t: (sign * t.value if t.value is not None else float("inf"), t.seed))
+    limit = epochs_of(point.values, epochs)
+
+    def score(trial: TrialRecord) -> tuple[float, int]:
+        value = trial.best(limit, sign)
+        return (sign * value if value is not None else math.inf), trial.seed
+
+    return min(point.trials, key=score)
 
 
-def is_current(folder: StudyFolder, trial: TrialRecord) -> bool:
-    """Whether `best/` holds this trial as it is now."""
+def is_current(folder: StudyFolder, trial: TrialRecord, metric: str, mode: str) -> bool:
+    """Whether `best/` holds this trial as it is now, chosen by what is the objective now."""
     note = read_json(folder.best / "best.json", {})
-    return note.get("trial") == trial.id and note.get("step") == trial.step
+    now = {"trial": trial.id, "step": trial.step, "metric": metric, "mode": mode}
+    return all(note.get(key) == value for key, value in now.items())
 
 
 def is_evaluated(folder: StudyFolder, trial: TrialRecord) -> bool:
@@ -67,7 +78,7 @@ def write_best(folder: StudyFolder, point: PointRecord, trial: TrialRecord, metr
     shutil.copytree(chosen.path, temporary / "checkpoints" / chosen.path.name)
     _end_at(RunFolder(temporary), chosen.step)
     note = {"trial": trial.id, "point": point.number, "seed": trial.seed, "values": dict(point.values),
-            "metric": metric, "value": trial.value, "step": trial.step}  # fmt: skip
+            "metric": metric, "mode": mode, "value": trial.value, "step": trial.step}  # fmt: skip
     durable.write(temporary / "best.json", json.dumps(note, indent=1) + "\n")
     durable.commit_folder(temporary, folder.best)
 
@@ -77,17 +88,19 @@ def _end_at(run: RunFolder, step: int) -> None:
     summary = read_json(run.reports / "summary.json", {})
     if not summary:
         raise FolderError(f"{run.path} was not evaluated")
+    stopped = summary.get("stopped") or "the best checkpoint of a study"
     durable.write(
-        run.reports / "summary.json", json.dumps({**summary, "step": step, "chosen": True}, indent=1)
+        run.reports / "summary.json",
+        json.dumps({**summary, "step": step, "stopped": stopped}, indent=1),
     )
 
 
-def prune(folder: StudyFolder, points: Sequence[PointRecord], keep: int, sign: int) -> list[str]:
+def prune(folder: StudyFolder, points: Sequence[PointRecord], keep: int, sign: int, epochs: int) -> list[str]:
     """Remove the checkpoints of all but the best points. Return whose.
 
     What is open keeps its own, so does what failed and may be tried again, and what the study once had.
     """
-    kept = {point.number for point in ranked(points, sign)[:keep]}
+    kept = {point.number for point in ranked(points, sign, epochs)[:keep]}
     removed = []
     for point in points:
         if point.number in kept or point.state not in ("finished", "stopped") or not point.current:

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyfit.config.override import Overrides, collect
+from manyfit.config.override import COMMAND_LINE, Overrides, collect
+from manyfit.config.space import located
+from manyfit.config.study import load_study
 from manyfit.config.tree import dotted, plain
 from manyfit.core.errors import ConfigError, Problem, UsageError
 from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Command, number_of, send
 from manyfit.study.ledger import read_only
+from manyfit.study.points import candidate
 
 
 def points_of(place: Path, texts: Sequence[str]) -> list[int]:
@@ -29,8 +32,13 @@ def leave(
     values: Mapping[str, Any] | None = None,
     weights: bool = False,
 ) -> None:
-    """Leave a command for the driver."""
-    read_only(StudyFolder(place).ledger)
+    """Leave a command for the driver, after seeing that it can be carried out."""
+    points, _, _ = read_only(StudyFolder(place).ledger)
+    if "seed" in (values or {}):
+        raise UsageError("seeds are replicates, and no value of a point: raise search.seeds")
+    if action in ("add", "clone"):
+        base = points[point].values if point is not None else {}
+        candidate(load_study(place), located({**base, **(values or {})}, COMMAND_LINE), action)
     send(StudyFolder(place).inbox, Command(action, point, values or {}, weights))
 
 

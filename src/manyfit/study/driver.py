@@ -134,7 +134,8 @@ class Driver:
         if trial.split > 1:
             given = point.values.get("train.accumulate", self.study.base.run.train.accumulate)
             changes["train.accumulate"] = given * trial.split
-        return Trial(trial.id, str(self.folder.trial(trial.id).path), point.values, trial.seed, changes)
+        folder = self.folder.trial(trial.id).path.resolve()
+        return Trial(trial.id, str(folder), point.values, trial.seed, changes)
 
     def over_budget(self) -> bool:
         """Whether a budget is used up."""
@@ -144,7 +145,8 @@ class Driver:
     def add(self, found: Candidate) -> PointRecord:
         """Put a point into the ledger, with a trial for each seed."""
         until = next_pause(self.stopper, 0, epochs_of(found.values, self.epochs))
-        if self.ledger.point(found.id) is None:
+        known = self.ledger.point(found.id)
+        if known is None or not known.current:
             self.asker.added(found)
         point = self.ledger.add(found, until)
         if point.state != "stopped":  # one that was given up is not given more seeds
@@ -208,7 +210,8 @@ class Driver:
             return
         self.ledger.save_point(point)
         if self.study.execute.keep is not None:
-            best.prune(self.folder, self.ledger.points, self.study.execute.keep, self._sign)
+            keep = self.study.execute.keep
+            best.prune(self.folder, self.ledger.points, keep, self._sign, self.epochs)
 
     def _hopeless(self, point: PointRecord, trial: TrialRecord) -> str:
         """A mistake in the first trial is in all of them; so is the first failure, if that was asked for."""
@@ -314,6 +317,8 @@ class Driver:
     ) -> PointRecord | None:
         """Add a point that no search has asked for; None if it is there already."""
         begun = ""
+        if "seed" in values:
+            raise UsageError("seeds are replicates, and no value of a point: raise search.seeds")
         if parent is not None:
             source = self.point(parent)
             values = {**source.values, **values}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 from manyfit.config.study import load_study
@@ -45,8 +46,8 @@ def to_optuna(place: Path, storage: str) -> tuple[str, int]:
     except optuna.exceptions.DuplicatedStudyError:
         raise UsageError(f"{storage} has a study {folder.name!r} already; choose another file") from None
     except Exception as error:  # whatever a database says about its address
-        text = str(error).strip().partition("\n")[0]
-        raise UsageError(f"{storage} cannot be written: {text}") from error
+        text, shown = (re.sub(r"//[^@/\s]*@", "//…@", s) for s in (str(error), storage))
+        raise UsageError(f"{shown} cannot be written: {text.strip().partition(chr(10))[0]}") from None
     made.add_trials(found)
     return folder.name, len(found)
 

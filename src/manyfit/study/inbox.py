@@ -95,6 +95,8 @@ class Inbox:
 def parse(file: Path) -> Command:
     """Read a command with suspicion."""
     try:
+        if file.is_symlink() or not file.is_file():
+            raise ValueError("it is not a file")
         if file.stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
         found = json.loads(file.read_bytes())

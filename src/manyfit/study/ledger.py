@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, get_args
 
-from manyfit.core.errors import FolderError
+from manyfit.core.errors import FolderError, RunFailed
 from manyfit.study.points import Candidate, trial_name
 from manyfit.study.records import PointRecord, PointState, TrialRecord, TrialState
 from manyfit.study.units import KINDS, Failure
@@ -59,6 +59,8 @@ class Ledger:
         try:
             self._connect(journal or ("delete" if is_remote(path) else "wal"))
             self._load()
+        except sqlite3.OperationalError as error:
+            raise RunFailed(f"the ledger {path} cannot be opened or written: {error}") from error
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
             raise FolderError(
                 f"the ledger {path} cannot be read: {error}; move it away, and the same command makes a "
@@ -136,7 +138,7 @@ class Ledger:
         known = self._by_id.get(found.id)
         if known is not None:
             if not known.current:
-                known.current = True
+                known.current, known.origin, known.attrs = True, found.origin, found.attrs
                 self.save_point(known)
             return known
         point = PointRecord(

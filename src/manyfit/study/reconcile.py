@@ -29,6 +29,8 @@ def reconcile(
     """Bring the ledger in line. Nothing is called running any more; what the study now asks for is open."""
     more = _changed(ledger, "budget", _budget(study))
     other_rule = _changed(ledger, "stop", _stop(study))
+    aim = {"metric": study.objective.metric, "mode": study.objective.mode}
+    other_aim = _changed(ledger, "aim", aim) and folders
     crashed = ledger.get("isolates") is False
     pauses = set(stopper.pauses(study.base.run.train.epochs)) if stopper is not None else set()
     with ledger.transaction():
@@ -39,6 +41,9 @@ def reconcile(
             for seed in study.seeds if point.state != "stopped" else ():
                 ledger.add_trial(point, seed)
             for trial in point.trials:
+                if other_aim and trial.step:
+                    trial.curve, trial.value = (), None
+                    _look(trial, folder, study)
                 _trial(trial, point, study, folder, more, crashed, folders)
             _point(point, stopper, pauses, study, other_rule)
             close(point)

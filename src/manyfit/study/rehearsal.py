@@ -1,107 +1,90 @@
-"""`--dry-run`: what a study would train, whether it can, and what that would cost."""
+"""One point of each structure is built and tried on a few batches before anything is trained."""
 
 from __future__ import annotations
 
-import contextlib
-import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from manyfit.config import Config
-from manyfit.config.override import Overrides
-from manyfit.config.study import StudyConfig, load_study
-from manyfit.core.errors import ComponentFailed
+from manyfit.config.study import StudyConfig
+from manyfit.core.errors import ComponentFailed, Interrupted
 from manyfit.run.signals import Watch
-from manyfit.study.executors.inline import Inline
-from manyfit.study.executors.processes import places, usable_cores
-from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import read_only
-from manyfit.study.records import PointRecord
-from manyfit.study.result import seeded
-from manyfit.study.shown import duration
-from manyfit.study.survey import Survey, survey
-from manyfit.study.sweep import rehearsals
-from manyfit.study.training import Training
-
-
-def rehearsal(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
-    """Check every trial and build one of each structure, without writing anything."""
-    study = load_study(place, overrides)
-    folder = StudyFolder(study.folder)
-    before: list[PointRecord] = []
-    if folder.ledger.is_file():
-        points, facts, _ = read_only(folder.ledger)
-        before = seeded(points, facts)
-    found = survey(study, [point for point in before if point.origin == "asked"])
-    failed = _rehearsed(study, found)
-    if failed:
-        lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
-        raise ComponentFailed(
-            f"{len(failed)} of {len(found.structures)} structures cannot be trained:\n{lines}"
-        )
-    return _summary(study, found, before)
-
-
-def _rehearsed(study: StudyConfig, found: Survey) -> dict[str, str]:
-    """Rehearse in this process, from the config in memory: a dry run leaves no file behind."""
-    engine = Inline(_InMemory("", study.objective.metric, study_config=study), Watch())
-    with contextlib.closing(engine):
-        return rehearsals(study, found, engine, found.structures)
+from manyfit.study.executors.base import Executor
+from manyfit.study.ledger import Ledger
+from manyfit.study.points import Candidate
+from manyfit.study.survey import Survey
+from manyfit.study.units import Outcome, Trial, Unit
 
 
 @dataclass(frozen=True)
-class _InMemory(Training):
-    """Trains from a base that lies in no file."""
+class Asking:
+    """Whether somebody asks to end, and what wakes those who wait."""
 
-    study_config: StudyConfig | None = None
+    watch: Watch
+    signals: int | None
 
-    def config(self) -> Config:
-        """The base of the study that was loaded."""
-        assert self.study_config is not None
-        return self.study_config.base
-
-
-def _summary(study: StudyConfig, found: Survey, before: list[PointRecord]) -> dict[str, Any]:
-    epochs, seeds = study.base.run.train.epochs, len(study.seeds)
-    done = sum(min(trial.epoch, epochs) for point in before for trial in point.trials)
-    todo = max(0.0, found.planned * seeds * epochs - done)
-    threads = study.base.run.train.threads or 1
-    workers = (
-        1
-        if study.execute.on == "inline"
-        else len(places(study.execute.workers, threads, [], None, usable_cores))
-    )
-    facts = found.facts
-    per_epoch = _mean([f["steps_per_epoch"] * f["step_seconds"] for f in facts])
-    size = _mean([f["bytes"] for f in facts])
-    kept = min(found.planned, study.execute.keep or found.planned) * seeds * (study.base.run.export.keep + 1)
-    seconds, disk = todo * per_epoch / workers, kept * size
-    shown = {
-        "points": f"{found.planned}"
-        + (f", {found.duplicates} duplicates removed" if found.duplicates else ""),
-        "trials": f"{found.trials}  ({found.planned} points × {seeds} seeds)",
-        "epochs": f"{todo:g} to train" + (f", {done:g} done already" if done else ""),
-        "structures": f"{len(found.structures)}, each built and tried on a few batches",
-        "time": f"about {duration(seconds)} with {workers} workers, if nothing is stopped early",
-        "disk": f"about {_size(disk)}",
-    }
-    if found.excluded:
-        shown["excluded"] = f"{found.excluded} draws, by constraints"
-    return {
-        "points": found.planned, "trials": found.trials, "duplicates": found.duplicates,
-        "structures": len(found.structures), "epochs": todo, "seconds": seconds, "bytes": disk,
-        "shown": shown,
-    }  # fmt: skip
+    @property
+    def wake(self) -> list[int]:
+        """File descriptors that can be read once a signal has come."""
+        return [self.signals] if self.signals is not None else []
 
 
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor, asking: Asking) -> None:
+    """Build one point of each structure before anything is trained; say at once all that cannot be built."""
+    done = {*(ledger.get("rehearsed") or []), *(ledger.get("rehearsing") or [])}
+    ledger.set("rehearsed", sorted(done))
+    todo = {key: item for key, item in found.structures.items() if key not in done}
+    # What crashes here without isolation is not tried again at the next start, but left to the policy.
+    note = (lambda keys: ledger.set("rehearsing", keys)) if not engine.isolates else (lambda keys: None)
+    failed = rehearsals(study, found, engine, todo, note, asking)
+    if failed:
+        lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
+        count = (
+            f"{len(failed)} of {len(found.structures)} structures"
+            if len(found.structures) > 1
+            else "the model"
+        )
+        raise ComponentFailed(f"{count} cannot be trained; nothing was started:\n{lines}")
+    ledger.set("rehearsed", sorted({*done, *todo}))
 
 
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+def rehearsals(
+    study: StudyConfig,
+    found: Survey,
+    engine: Executor,
+    todo: Mapping[str, Candidate],
+    note: Callable[[list[str]], None] = lambda keys: None,
+    asking: Asking | None = None,
+) -> dict[str, str]:
+    """Rehearse one point of each structure; return what went wrong, by structure. `note` is told before."""
+    waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
+    while waiting or running:
+        while waiting and len(running) < engine.slots:
+            key, item = waiting.popitem()
+            trial = Trial(
+                f"rehearsal-{item.id}",
+                str(study.folder / "trials" / ".rehearsal"),
+                item.values,
+                study.seeds[0],
+            )
+            running[trial.id] = key
+            note(list(running.values()))
+            engine.submit(Unit((trial,), purpose="rehearse"))
+        if asking is not None and asking.watch.number:
+            raise Interrupted("ended before anything was trained", asking.watch.number)
+        for outcome in engine.wait(None, asking.wake if asking is not None else ()):
+            key = running.pop(outcome.trial)
+            if outcome.facts:
+                found.facts.append(dict(outcome.facts))
+            if reason := _mistake(outcome):
+                values = todo[key].values
+                failed[key] = f"{reason} (with {values})" if values else reason
+    note([])
+    return failed
+
+
+def _mistake(outcome: Outcome) -> str:
+    """What a rehearsal has shown to be wrong with the code; a crash is left to the policy."""
+    failure = outcome.failure
+    if failure is None or failure.kind not in ("user error", "data") or failure.process_died:
+        return ""
+    return failure.message

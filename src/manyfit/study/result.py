@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from manyfit.core.lazy import optional
 from manyfit.store.lock import is_owned
 from manyfit.study.folder import StudyFolder
 from manyfit.study.ledger import read_only
-from manyfit.study.records import PointRecord
+from manyfit.study.records import PointRecord, epochs_of
 
 if TYPE_CHECKING:
     import pandas
@@ -95,7 +96,7 @@ def read_study(place: str | os.PathLike[str]) -> Study:
         if trial.failure is not None and trial.state in ("failed", "infeasible"):
             failures[trial.failure.kind] = failures.get(trial.failure.kind, 0) + 1
     waiting = sum(not t.is_done for p in current if p.state == "open" for t in p.trials)
-    made = [_point(point, folder, sign) for point in current]
+    made = [_point(point, folder, sign, facts.get("epochs")) for point in current]
     return Study(
         folder.path,
         objective["metric"],
@@ -117,14 +118,15 @@ def seeded(points: Sequence[PointRecord], facts: Mapping[str, Any]) -> list[Poin
     return current
 
 
-def _point(point: PointRecord, folder: StudyFolder, sign: int) -> Point:
+def _point(point: PointRecord, folder: StudyFolder, sign: int, epochs: int | None) -> Point:
+    limit = epochs_of(point.values, epochs) if epochs is not None else math.inf
     return Point(
         point.number,
         point.id,
         point.values,
         point.state,
-        point.value(sign),
-        {trial.seed: trial.value for trial in point.trials},
+        point.value(sign, limit),
+        {trial.seed: trial.best(limit, sign) for trial in point.trials},
         {trial.seed: folder.trial(trial.id).path for trial in point.trials},
         point.reason,
     )

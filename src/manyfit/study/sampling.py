@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from manyfit.config.signature import signature_of
-from manyfit.config.space import Axis, Choice, Patch
+from manyfit.config.space import Axis, Choice, Patch, located
 from manyfit.config.study import StudyConfig
 from manyfit.config.tree import plain
+from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.seeds import derive
 
@@ -82,6 +83,17 @@ class Sampler:
         """
         purpose = ("ask", number, attempt) if not self._is_sequence() else ("sequence",)
         seed = derive(self._study.search.seed, *purpose) & 0xFFFF_FFFF
+        try:
+            return self._asked(history, seed, attempt, state or {})
+        except Exception as error:  # whatever a sampler says about a space that it cannot sample
+            method = self._study.search.method
+            raise UsageError(
+                f"{method.origin}: search.method: {method.path} cannot do this: {error}"
+            ) from error
+
+    def _asked(
+        self, history: Sequence[Observation], seed: int, attempt: int, state: Mapping[str, Any]
+    ) -> Asked:
         by_chance = attempt >= ATTEMPTS
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # experimental features of Optuna
@@ -90,7 +102,7 @@ class Sampler:
             if not is_blind(self._study) and not by_chance:
                 study.add_trials([trial for seen in history if (trial := self._frozen(seen)) is not None])
             storage, id = study._storage, study._study_id
-            for key, value in (state or {}).items():
+            for key, value in state.items():
                 storage.set_study_system_attr(id, key, value)
             trial = study.ask()
             patch = self._suggested(trial)
@@ -198,6 +210,12 @@ def chosen(study: StudyConfig, values: Mapping[str, Any]) -> dict[str, Choice] |
             choices[axis.name] = max(fits, key=lambda i: len(axis.options[i]))
         patch = {**patch, **axis.patch(choices[axis.name])}
     return choices
+
+
+def is_point(study: StudyConfig, values: Mapping[str, Any]) -> bool:
+    """Whether values are a point of the space that no constraint excludes."""
+    inside = chosen(study, values) is not None
+    return inside and study.space.allows(located(values, study.space.origin), study.value)
 
 
 def _fits(option: Patch, values: Mapping[str, Any]) -> bool:

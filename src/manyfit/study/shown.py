@@ -62,7 +62,8 @@ class Lines(Shown):
         left = self._clock.left()
         self._line(
             f"[{count}/{total}] {what:<8} point {point.number} seed {trial.seed}  epoch {trial.epoch:g}  "
-            f"{value}{failure}  {describe(point.values)}" + (f"  (left {left})" if left else "")
+            f"{'  '.join(filter(None, (value, failure)))}  {describe(point.values)}"
+            + (f"  (left {left})" if left else "")
         )
 
     def stopped(self, point: PointRecord) -> None:

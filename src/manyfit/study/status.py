@@ -36,7 +36,7 @@ def status(place: Path) -> dict[str, Any]:
         "training": [
             {"point": t.point, "trial": t.id, "seed": t.seed, "epoch": t.epoch, "value": t.value}
             for t in trials
-            if t.state == "running"
+            if t.state == "running" and running
         ],
         "failures": failures(current),
         "decisions": len(decisions),

@@ -14,7 +14,7 @@ from manyfit.config.tree import plain
 from manyfit.core.errors import ConfigError, Problem, UsageError
 from manyfit.study.points import Candidate, configured, name
 from manyfit.study.records import PointRecord
-from manyfit.study.sampling import EXHAUSTED, Sampler, chosen, grid, is_blind
+from manyfit.study.sampling import EXHAUSTED, Sampler, grid, is_blind, is_point
 
 MOST_PROBLEMS: Final = 50
 
@@ -82,19 +82,17 @@ def _patches(
 ) -> Iterator[tuple[Patch, dict[str, Any]]]:
     """Every point that is known; for a search that learns, every option and both ends of every range."""
     if study.is_grid:
+        total = 1
         for axis in study.space.axes:
             count = axis.range.count() if axis.range is not None else len(axis.options)
             if not count:
                 text = "a grid over a range needs to know how many points"
                 raise ConfigError([Problem(f"space.{axis.name}", axis.origin, text, "points: 5, or step")])
-            if count > MOST_POINTS:
-                text = f"a grid over this range has {count:,} points"
+            total *= count
+            if total > MOST_POINTS and not study.space.has_conditions:
+                text = f"the grid has {total:,} points or more"
                 raise ConfigError(
-                    [
-                        Problem(
-                            f"space.{axis.name}", axis.origin, text, f"at most {MOST_POINTS:,}; or points: 5"
-                        )
-                    ]
+                    [Problem(f"space.{axis.name}", axis.origin, text, f"at most {MOST_POINTS:,}")]
                 )
         for patch in grid(study):
             yield patch, {}
@@ -112,7 +110,7 @@ def _drawn(
     sampler = Sampler(study)
     seen: set[str] = set()
     found.excluded = 0
-    kept = [point for point in known if chosen(study, point.values) is not None]
+    kept = [point for point in known if is_point(study, point.values)]
     for point in kept[: study.search.trials]:
         seen.add(digest(dict(point.values)))
         yield located(point.values, study.space.origin), dict(point.attrs)

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from manyfit.config.override import Overrides
 from manyfit.config.read import dump, read_file
 from manyfit.config.study import StudyConfig, load_study
 from manyfit.config.tree import Leaf, find, plain
-from manyfit.core.errors import ComponentFailed, ConfigError, Interrupted, RunConflict, UsageError
+from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.core.secrets import redact
 from manyfit.run.journal import logged
 from manyfit.run.signals import Watch, watched
@@ -34,14 +35,14 @@ from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Inbox, number_of
 from manyfit.study.ledger import Ledger
 from manyfit.study.mirror import mirror
-from manyfit.study.points import Candidate
 from manyfit.study.reconcile import check_base, check_pauses, keep_base, reconcile, retry
+from manyfit.study.rehearsal import Asking, rehearse
 from manyfit.study.result import Study, read_study
-from manyfit.study.sampling import chosen, is_blind
+from manyfit.study.sampling import is_blind, is_point
 from manyfit.study.shown import Shown, Silent, shown_for
 from manyfit.study.survey import Survey, survey
 from manyfit.study.training import Training
-from manyfit.study.units import SHORT, Outcome, Trial, Unit
+from manyfit.study.units import SHORT
 
 log = logging.getLogger("manyfit")
 
@@ -57,19 +58,6 @@ class Wish:
     fail_fast: bool = False
     allow_change: Collection[str] = ()
     quiet: bool = False
-
-
-@dataclass(frozen=True)
-class Asking:
-    """Whether somebody asks to end, and what wakes those who wait."""
-
-    watch: Watch
-    signals: int | None
-
-    @property
-    def wake(self) -> list[int]:
-        """File descriptors that can be read once a signal has come."""
-        return [self.signals] if self.signals is not None else []
 
 
 def sweep(
@@ -106,6 +94,7 @@ def execute(
     with owned(here.path), logged(here.path / "study.log"), contextlib.ExitStack() as stack:
         here.check_links()
         ledger = stack.enter_context(Ledger(here.ledger))
+        stack.enter_context(written(here.ledger))
         watch = stack.enter_context(watched())
         if from_python:
             write_study(study, here)
@@ -140,6 +129,7 @@ def run(
     shown: Shown = Silent() if wish.quiet else shown_for(sys.stderr, study, ledger.points)
     stack.callback(shown.close)
     driver.shown = shown
+    shown.say(f"{found.planned} points × {found.seeds} seeds, {engine.slots} at once")
     driver.options = Options(wanted(ledger, wish.only), wish.fail_fast)
     driver.run()
     shown.close()
@@ -176,7 +166,7 @@ def keep_current(study: StudyConfig, ledger: Ledger, found: Survey) -> None:
         if point.origin == "grid" or (point.origin == "asked" and is_blind(study)):
             current = point.id in names
         elif point.origin == "asked":
-            current = chosen(study, point.values) is not None
+            current = is_point(study, point.values)
         else:
             current = True
         if current != point.current:
@@ -184,81 +174,21 @@ def keep_current(study: StudyConfig, ledger: Ledger, found: Survey) -> None:
             ledger.save_point(point)
 
 
-def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor, asking: Asking) -> None:
-    """Build one point of each structure before anything is trained; say at once all that cannot be built."""
-    done = {*(ledger.get("rehearsed") or []), *(ledger.get("rehearsing") or [])}
-    ledger.set("rehearsed", sorted(done))
-    todo = {key: item for key, item in found.structures.items() if key not in done}
-    # What crashes here without isolation is not tried again at the next start, but left to the policy.
-    note = (lambda keys: ledger.set("rehearsing", keys)) if not engine.isolates else (lambda keys: None)
-    failed = rehearsals(study, found, engine, todo, note, asking)
-    if failed:
-        lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
-        count = (
-            f"{len(failed)} of {len(found.structures)} structures"
-            if len(found.structures) > 1
-            else "the model"
-        )
-        raise ComponentFailed(f"{count} cannot be trained; nothing was started:\n{lines}")
-    ledger.set("rehearsed", sorted({*done, *todo}))
-
-
-def rehearsals(
-    study: StudyConfig,
-    found: Survey,
-    engine: Executor,
-    todo: Mapping[str, Candidate],
-    note: Callable[[list[str]], None] = lambda keys: None,
-    asking: Asking | None = None,
-) -> dict[str, str]:
-    """Rehearse one point of each structure; return what went wrong, by structure. `note` is told before."""
-    waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
-    while waiting or running:
-        while waiting and len(running) < engine.slots:
-            key, item = waiting.popitem()
-            trial = Trial(
-                f"rehearsal-{item.id}",
-                str(study.folder / "trials" / ".rehearsal"),
-                item.values,
-                study.seeds[0],
-            )
-            running[trial.id] = key
-            note(list(running.values()))
-            engine.submit(Unit((trial,), purpose="rehearse"))
-        if asking is not None and asking.watch.number:
-            raise Interrupted("ended before anything was trained", asking.watch.number)
-        for outcome in engine.wait(None, asking.wake if asking is not None else ()):
-            key = running.pop(outcome.trial)
-            if outcome.facts:
-                found.facts.append(dict(outcome.facts))
-            if reason := _mistake(outcome):
-                values = todo[key].values
-                failed[key] = f"{reason} (with {values})" if values else reason
-    note([])
-    return failed
-
-
-def _mistake(outcome: Outcome) -> str:
-    """What a rehearsal has shown to be wrong with the code; a crash is left to the policy."""
-    failure = outcome.failure
-    if failure is None or failure.kind not in ("user error", "data") or failure.process_died:
-        return ""
-    return failure.message
-
-
 def conclude(driver: Driver) -> None:
     """Export and evaluate the best trial, or all of them, and make room."""
     study, ledger, folder = driver.study, driver.ledger, driver.folder
     sign, objective = study.objective.sign, study.objective
-    order = best.ranked(ledger.points, sign)
+    order = best.ranked(ledger.points, sign, driver.epochs)
     if study.execute.evaluate == "all":
         todo = [(p, t) for p in order for t in p.trials if t.state == "finished"]
         driver.evaluate([item for item in todo if not best.is_evaluated(folder, item[1])])
     if order and driver.executor.keeps_folders:
         point = order[0]
-        trial = best.best_trial(point, sign)
+        trial = best.best_trial(point, sign, driver.epochs)
         there = folder.trial(trial.id).checkpoint_folder.is_dir()
-        if there and not best.is_current(folder, trial):
+        if not there:
+            log.warning("the best trial, %s, has no checkpoints any more, so best/ is not written", trial.id)
+        elif not best.is_current(folder, trial, objective.metric, objective.mode):
             done = best.is_evaluated(folder, trial) or driver.evaluate([(point, trial)])
             if done:
                 best.write_best(folder, point, trial, objective.metric, objective.mode)
@@ -339,6 +269,18 @@ def check_kinds(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in known:
             raise UsageError(f"there is no kind of failure {kind!r}; there are failed, {', '.join(SHORT)}")
+
+
+@contextlib.contextmanager
+def written(ledger: Path) -> Iterator[None]:
+    """Say it clearly when the ledger cannot be written, for example because the disk is full."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise RunFailed(
+            f"the ledger {ledger} could not be written: {error}; what was committed is whole, and the same "
+            "command goes on"
+        ) from error
 
 
 @contextlib.contextmanager

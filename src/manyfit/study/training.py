@@ -14,6 +14,7 @@ from manyfit.config.read import dump
 from manyfit.config.tree import plain
 from manyfit.core.errors import FolderError
 from manyfit.core.secrets import redact
+from manyfit.run.signals import Watch
 from manyfit.store.checkpoint import committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
@@ -25,7 +26,6 @@ from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 if TYPE_CHECKING:
     from manyfit.run.cohort import Cohort
     from manyfit.run.plan import Boundary
-    from manyfit.run.signals import Watch
 
 Tell = Callable[[Progress], None]
 
@@ -58,6 +58,8 @@ class Training:
         from manyfit.run.trial import conclude, reach
 
         began, run = time.perf_counter(), RunFolder(Path(trial.folder))
+        signs = Signs(trial.id, self.metric, tell)
+        watch = Beating(watch, signs)
         before = committed_step(run)
         try:
             config = trial_config(self.config(), trial.values, trial.seed, trial.changes)
@@ -69,10 +71,9 @@ class Training:
             if unit.purpose == "evaluate":
                 conclude(config, run, watch, allowed)
                 return Outcome(trial.id, seconds=time.perf_counter() - began)
-            shown = [Signs(trial.id, self.metric, tell)]
             found = reach(
                 config, run, unit.until, watch, study=self.study, given=text_of(config, trial),
-                callbacks=shown, allowed=allowed,
+                callbacks=[signs], allowed=allowed,
             )  # fmt: skip
         except (Exception, SystemExit) as error:
             seconds = time.perf_counter() - began
@@ -104,19 +105,43 @@ class Signs:
         self._tell = tell
         self._last = 0.0
 
+        self._at = (0, 0.0)
+
     def on_start(self, cohort: Cohort) -> None:
         """Nothing yet."""
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Say where it stands, not too often."""
+        """Say where it stands."""
+        self._at = (boundary.step, boundary.epoch)
+        self.beat(rows[0].get(self._metric) if rows else None)
+
+    def beat(self, value: float | None = None) -> None:
+        """Show a sign of life, not too often."""
         now = time.monotonic()
         if now - self._last >= BETWEEN:
             self._last = now
-            value = rows[0].get(self._metric) if rows else None
-            self._tell(Progress(self._trial, boundary.step, boundary.epoch, value))
+            self._tell(Progress(self._trial, *self._at, value))
 
     def on_end(self, cohort: Cohort) -> None:
         """Nothing to close."""
+
+
+class Beating(Watch):
+    """Whoever looks whether somebody has asked to stop is alive: validation does so with every batch."""
+
+    def __init__(self, watch: Watch, signs: Signs) -> None:
+        self._watch = watch
+        self._signs = signs
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """The signal that has come."""
+        return self._watch.number
+
+    def check(self) -> None:
+        """Show that it is alive, then look."""
+        self._signs.beat()
+        super().check()
 
 
 @functools.lru_cache(maxsize=4)

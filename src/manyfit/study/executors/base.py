@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from manyfit.study.failures import failure_of
@@ -18,11 +20,14 @@ Work: TypeAlias = "Callable[[Unit, Watch, Callable[[Progress], None]], list[Outc
 
 
 def attempt(work: Work, unit: Unit, watch: Watch, tell: Callable[[Progress], None]) -> list[Outcome]:
-    """Do the work; an exception is how all trials of the unit have ended."""
+    """Do the work; an exception is how all trials of the unit have ended. Where this process is, it stays."""
+    here = Path.cwd()
     try:
         return work(unit, watch, tell)
     except (Exception, SystemExit) as error:
         return [Outcome(trial.id, failure=failure_of(error)) for trial in unit.trials]
+    finally:
+        os.chdir(here)
 
 
 class Executor(ABC):

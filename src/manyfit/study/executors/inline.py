@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import ClassVar
@@ -34,7 +36,8 @@ class Inline(Executor):
         unit = self._waiting.popleft()
         self._current = _Interrupt(self._watch, [trial.id for trial in unit.trials])
         try:
-            return attempt(self._work, unit, self._current, self._told)
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+                return attempt(self._work, unit, self._current, self._told)
         finally:
             self._current = None
 

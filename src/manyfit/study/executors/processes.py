@@ -34,6 +34,8 @@ PRELOADED: Final = (
 """What takes long to import, and is therefore imported once for all workers."""
 CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 MOST_STARTS: Final = 5
+LOST: Final = 255
+"""What multiprocessing says of a process when its server cannot tell how it ended."""
 GRACE: Final = 60.0
 """Seconds in which a worker that was asked to end must have committed what it has."""
 
@@ -211,6 +213,9 @@ class Processes(Executor):
 
 def death(code: int | None, for_memory: bool) -> Failure:
     """Why a process is no more, from how it ended."""
+    if code == LOST:
+        text = "the process was lost, together with the server that it was forked from"
+        return Failure("infrastructure", text, group="lost", process_died=True)
     if code is not None and code >= 0:
         text = f"the code of the trial ended its process with exit code {code}"
         return Failure("user error", text, group=f"exit {code}", process_died=True)

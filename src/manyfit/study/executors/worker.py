@@ -80,8 +80,9 @@ def answered(unit: Unit, work: Work, pipe: Connection) -> list[Outcome]:
 @contextlib.contextmanager
 def captured(unit: Unit) -> Iterator[None]:
     """Send what is printed, also by C code and by a crash, into the trial's folder."""
-    if unit.purpose == "rehearse":
-        yield  # it has no folder, and what is wrong is said anyway
+    if unit.purpose == "rehearse":  # it has no folder
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
         return
     folder = Path(unit.trials[0].folder)
     folder.mkdir(parents=True, exist_ok=True)

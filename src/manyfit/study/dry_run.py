@@ -1,0 +1,107 @@
+"""`--dry-run`: what a study would train, whether it can, and what that would cost."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyfit.config import Config
+from manyfit.config.override import Overrides
+from manyfit.config.study import StudyConfig, load_study
+from manyfit.core.errors import ComponentFailed
+from manyfit.run.signals import Watch
+from manyfit.study.executors.inline import Inline
+from manyfit.study.executors.processes import places, usable_cores
+from manyfit.study.folder import StudyFolder
+from manyfit.study.ledger import read_only
+from manyfit.study.records import PointRecord
+from manyfit.study.rehearsal import rehearsals
+from manyfit.study.result import seeded
+from manyfit.study.shown import duration
+from manyfit.study.survey import Survey, survey
+from manyfit.study.training import Training
+
+
+def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
+    """Check every trial and build one of each structure, without writing anything."""
+    study = load_study(place, overrides)
+    folder = StudyFolder(study.folder)
+    before: list[PointRecord] = []
+    if folder.ledger.is_file():
+        points, facts, _ = read_only(folder.ledger)
+        before = seeded(points, facts)
+    found = survey(study, [point for point in before if point.origin == "asked"])
+    failed = _rehearsed(study, found)
+    if failed:
+        lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
+        raise ComponentFailed(
+            f"{len(failed)} of {len(found.structures)} structures cannot be trained:\n{lines}"
+        )
+    return _summary(study, found, before)
+
+
+def _rehearsed(study: StudyConfig, found: Survey) -> dict[str, str]:
+    """Rehearse in this process, from the config in memory: a dry run leaves no file behind."""
+    engine = Inline(_InMemory("", study.objective.metric, study_config=study), Watch())
+    with contextlib.closing(engine):
+        return rehearsals(study, found, engine, found.structures)
+
+
+@dataclass(frozen=True)
+class _InMemory(Training):
+    """Trains from a base that lies in no file."""
+
+    study_config: StudyConfig | None = None
+
+    def config(self) -> Config:
+        """The base of the study that was loaded."""
+        assert self.study_config is not None
+        return self.study_config.base
+
+
+def _summary(study: StudyConfig, found: Survey, before: list[PointRecord]) -> dict[str, Any]:
+    epochs, seeds = study.base.run.train.epochs, len(study.seeds)
+    done = sum(min(trial.epoch, epochs) for point in before for trial in point.trials)
+    todo = max(0.0, found.planned * seeds * epochs - done)
+    threads = study.base.run.train.threads or 1
+    workers = (
+        1
+        if study.execute.on == "inline"
+        else len(places(study.execute.workers, threads, [], None, usable_cores))
+    )
+    facts = found.facts
+    per_epoch = _mean([f["steps_per_epoch"] * f["step_seconds"] for f in facts])
+    size = _mean([f["bytes"] for f in facts])
+    kept = min(found.planned, study.execute.keep or found.planned) * seeds * (study.base.run.export.keep + 1)
+    seconds, disk = todo * per_epoch / workers, kept * size
+    shown = {
+        "points": f"{found.planned}"
+        + (f", {found.duplicates} duplicates removed" if found.duplicates else ""),
+        "trials": f"{found.trials}  ({found.planned} points × {seeds} seeds)",
+        "epochs": f"{todo:g} to train" + (f", {done:g} done already" if done else ""),
+        "structures": f"{len(found.structures)}, each built and tried on a few batches",
+        "time": f"about {duration(seconds)} with {workers} workers, if nothing is stopped early",
+        "disk": f"about {_size(disk)}",
+    }
+    if found.excluded:
+        shown["excluded"] = f"{found.excluded} draws, by constraints"
+    return {
+        "points": found.planned, "trials": found.trials, "duplicates": found.duplicates,
+        "structures": len(found.structures), "epochs": todo, "seconds": seconds, "bytes": disk,
+        "shown": shown,
+    }  # fmt: skip
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
