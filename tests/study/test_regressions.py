@@ -412,3 +412,66 @@ def test_commands_are_checked_when_they_are_given(lab, cli):
         not list((lab.folder / "inbox").glob("*.json"))
         or len(list((lab.folder / "inbox").glob("*.json"))) == 1
     )
+
+
+def test_an_interrupt_during_the_validation_at_a_rung_changes_nothing(lab):
+    """What was trained but not measured yet has not reached the rung."""
+    points(
+        lab,
+        4,
+        search={"method": "grid", "seeds": 1, "stop": {"class": "halving", "factor": 2}},
+        set={"train.epochs": 4},
+    )
+    lab.sweep()
+    expected = lab.table()
+    lab.clear()
+    import manyfit.run.trainer as trainer
+    from manyfit.run.signals import Asked
+
+    real, count = trainer.validate, [0]
+
+    def validate(*args):
+        count[0] += 1
+        if count[0] == 2:
+            raise Asked
+        return real(*args)
+
+    class Signalled(Inline):
+        """The signal comes while the second trial is validated."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "validate", validate)
+        patch.setattr("manyfit.run.trainer.signal.Signals", lambda number: signal_name(number))
+        lab.execute(lambda study, work, watch, trials: Signalled(work, watch))
+    assert lab.table() == expected
+
+
+def signal_name(number):
+    class Name:
+        name = "SIGTERM"
+
+    return Name
+
+
+def test_changed_code_is_refused(lab, cli):
+    points(lab, 2, search__seeds=1)
+    lab.sweep()
+    text = (lab.project.src / "models.py").read_text()
+    (lab.project.src / "models.py").write_text(text.replace("nn.ReLU()", "nn.Tanh()"))
+    points(lab, 2, search__seeds=2)
+    said = cli("sweep", lab.folder)
+    assert said.code == 2 and "the code of" in said.err and "--allow-change code" in said.err
+    assert cli("sweep", lab.folder, "--allow-change", "code").code == 0
+    assert cli("sweep", lab.folder).code == 0  # from now on that is the code
+
+
+def test_a_point_with_a_failed_seed_is_shown_last(lab):
+    points(lab, 3)
+
+    def failing(trial):
+        bad = trial.seed == 4 and trial.values["train.optimizer.lr"] == 1.0
+        return Failure("not a number", "nan") if bad else None
+
+    lab.execute(lambda *_: Simulated(1, epochs=2, failure=failing))
+    rows = leaderboard(lab.folder).rows
+    assert len(rows) == 3 and (rows[-1].state, rows[-1].seeds) == ("failed", "1 of 2")

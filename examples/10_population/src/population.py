@@ -28,7 +28,10 @@ class Population:
         worst = ranked[len(ranked) - count :]
         decisions: list[Decision] = [self.onwards(point, board) for point in ranked[: len(ranked) - count]]
         for bad, good in zip(worst, ranked, strict=False):
-            decisions += [Stop(bad.number, f"replaced by a copy of point {good.number}"), self.copy(good, board)]
+            decisions += [
+                Stop(bad.number, f"replaced by a copy of point {good.number}"),
+                self.copy(good, board),
+            ]
         return decisions
 
     def onwards(self, point: View, board: Board) -> Go:
@@ -41,7 +44,9 @@ class Population:
         up = derive(board.seed, good.id, at) % 2
         rate = good.values[self.key] * (self.factor if up else 1 / self.factor)
         left = self.epochs(good, board) - at
-        return Add({self.key: rate, "train.epochs": left}, weights=good.number, reason=f"a copy after {at} epochs")
+        return Add(
+            {self.key: rate, "train.epochs": left}, weights=good.number, reason=f"a copy after {at} epochs"
+        )
 
     def epochs(self, point: View, board: Board) -> int:
         return point.values.get("train.epochs", board.epochs)

@@ -59,6 +59,8 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
         header, body = cells(board)
         click.echo("")
         table(body, header)
+        if not every and len(leaderboard(place).rows) > len(body):
+            click.echo("… and more: --all")
     if board.verdict:
         click.echo(f"\n{board.verdict}")
     print_failures(facts["failures"], place, traceback)

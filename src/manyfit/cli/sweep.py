@@ -107,9 +107,11 @@ def closing(found: Study) -> None:
     print_failures(facts["failures"], found.folder)
     if found.unfinished:
         click.echo(f"\n{found.unfinished} trials are not finished; the same command goes on with them")
+    counts = ", ".join(f"{count} {state}" for state, count in facts["trials"].items())
+    click.echo(f"\ntrials       {counts}")
     best = found.folder / "best"
     if (best / "best.json").exists():
         quoted = shlex.quote(str(best))
-        click.echo(f"\nbest model   {best}  (a run folder: exported, and evaluated on the test split)")
+        click.echo(f"best model   {best}  (a run folder: exported, and evaluated on the test split)")
         click.echo(f"its rows     {best / 'reports' / 'test.csv'}")
         click.echo(f"predict      manyfit predict {quoted} --data new.npz")

@@ -23,6 +23,8 @@ from manyfit.config.override import Override, Overrides, apply, collect, split
 from manyfit.config.project import project_root
 from manyfit.config.refer import Resolver
 from manyfit.config.roles import SAMPLER, STOPPER
+from manyfit.config.schema import Run
+from manyfit.config.signature import signature_of
 from manyfit.config.space import SPECIAL, Space
 from manyfit.config.space_reader import SpaceReader
 from manyfit.config.tree import PYTHON, Leaf, Map, Node, class_word, dotted, find, from_plain, leaves, plain
@@ -210,7 +212,7 @@ def _known(laid: Map, problems: list[Problem]) -> Map:
         if key not in KEYS:
             problems.append(
                 Problem(key, laid.key_origin(key), "a study has no such key", f"one of {', '.join(KEYS)}",
-                        key, nearest(key, KEYS))
+                        key, f"set.{key}" if key in signature_of(Run).parameters else nearest(key, KEYS))
             )  # fmt: skip
             laid = laid.without(key)
     return laid
@@ -315,8 +317,14 @@ def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Conf
             return None
         return _one_thread(load_config(file, changes, project=project))
     except ConfigError as error:
-        problems += error.problems
+        problems += [_as_written(problem) for problem in error.problems]
         return None
+
+
+def _as_written(problem: Problem) -> Problem:
+    """What a study calls its objective is `export` in the config of a run."""
+    named = {"export.metric": "objective.metric", "export.mode": "objective.mode"}
+    return replace(problem, path=named.get(problem.path, problem.path))
 
 
 def _one_thread(base: Config) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,9 @@ class Row:
     rank: int
     point: int
     mean: Mean
+    seeds: str
+    """How many seeds gave a value, and of how many, if not all did."""
+    epochs: float
     state: str
     values: dict[str, Any]
 
@@ -38,12 +41,19 @@ def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderbo
     """Rank the points of a study by their means."""
     found = study if isinstance(study, Study) else read_study(study)
     ranked = found.ranked
-    keys = list(dict.fromkeys(key for point in ranked for key in point.values))
-    rows = [
-        Row(i, point.number, mean_of(_values(point)), point.state, dict(point.values))
-        for i, point in enumerate(ranked[:count], 1)
-    ]
+    failed = [p for p in found.points if p not in ranked and p.state == "failed" and _values(p)]
+    shown = [*ranked, *failed]
+    keys = list(dict.fromkeys(key for point in shown for key in point.values))
+    rows = [_row(i, point, found.base) for i, point in enumerate(shown[:count], 1)]
     return Leaderboard(found.metric, keys, rows, _verdict(ranked, 1 if found.mode == "min" else -1))
+
+
+def _row(rank: int, point: Point, base: Mapping[str, Any]) -> Row:
+    values, seeds = _values(point), len(point.trials)
+    shown = str(seeds) if len(values) == seeds else f"{len(values)} of {seeds}"
+    return Row(
+        rank, point.number, mean_of(values), shown, point.epochs, point.state, {**base, **point.values}
+    )
 
 
 def _values(point: Point) -> list[float]:
@@ -64,10 +74,10 @@ def _verdict(ranked: Sequence[Point], sign: int) -> str:
 def cells(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
     """Header and rows as text."""
     names = [_unique(key, board.keys) for key in board.keys]
-    header = ["rank", "point", board.metric, "seeds", "state", *names]
+    header = ["rank", "point", board.metric, "seeds", "epochs", "state", *names]
     body = [
         [
-            str(row.rank), str(row.point), str(row.mean), str(row.mean.count), row.state,
+            str(row.rank), str(row.point), str(row.mean), row.seeds, f"{row.epochs:g}", row.state,
             *(_cell(row.values.get(key)) for key in board.keys),
         ]
         for row in board.rows
@@ -84,6 +94,11 @@ def _unique(key: str, keys: Sequence[str]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "–"
+    if isinstance(value, dict):
+        rest = " ".join(f"{key}={_cell(item)}" for key, item in value.items() if key != "class")
+        return f"{value.get('class', '')} {rest}".strip()
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -98,12 +113,18 @@ def as_csv(board: Leaderboard) -> str:
     """Comma-separated values, with full precision and the interval in a column of its own."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["rank", "point", board.metric, "interval", "seeds", "state", *board.keys])
+    writer.writerow(["rank", "point", board.metric, "interval", "seeds", "epochs", "state", *board.keys])
     for row in board.rows:
         half = "" if row.mean.half is None else repr(row.mean.half)
-        shown = ["" if (value := row.values.get(key)) is None else value for key in board.keys]
-        writer.writerow([row.rank, row.point, repr(row.mean.mean), half, row.mean.count, row.state, *shown])
+        shown = ["" if (value := row.values.get(key)) is None else _plain(value) for key in board.keys]
+        writer.writerow(
+            [row.rank, row.point, repr(row.mean.mean), half, row.seeds, f"{row.epochs:g}", row.state, *shown]
+        )
     return stream.getvalue().rstrip("\n")
+
+
+def _plain(value: Any) -> Any:
+    return _cell(value) if isinstance(value, dict | bool) else value
 
 
 def as_latex(board: Leaderboard) -> str:

@@ -39,6 +39,13 @@ class Paired:
     @property
     def verdict(self) -> str:
         """What may be said: "better" only with replicates, an interval and a test behind it."""
+        if self.p is None and self.difference.count > 1:
+            same = abs(self.difference.mean) < 1e-12
+            return (
+                "the same on every seed"
+                if same
+                else (f"{self.difference.mean:.4g} better on every seed alike, which no test can judge")
+            )
         if self.p is None:
             return "too few seeds to show which is better; raise search.seeds"
         shown = f"{self.difference} on {self.difference.count} seeds (paired t-test, p = {self.p:.2g})"
@@ -57,9 +64,8 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | 
     if len(found) < 2:
         return Paired(difference, None)
     spread = math.sqrt(math.fsum((value - difference.mean) ** 2 for value in found) / (len(found) - 1))
-    if spread <= 1e-9 * abs(
-        difference.mean
-    ):  # the same difference for every seed, which says nothing about chance
+    scale = max(map(abs, (*first.values(), *second.values())))
+    if spread <= 1e-9 * scale:  # the same for every seed says nothing about chance
         return Paired(difference, None)
     t = abs(difference.mean) / (spread / math.sqrt(len(found)))
     return Paired(difference, 2 * (1 - t_probability(t, len(found) - 1)))

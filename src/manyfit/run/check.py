@@ -158,6 +158,12 @@ def rehearsed(config: Config, steps: int = 5) -> dict[str, float]:
         built.learner.train(batches, count)
         fetch(next(iter(built.learner.take().values()), [0.0]))
         seconds = (time.perf_counter() - began) / count
+        began, source = time.perf_counter(), built.split("validation")
+        if source is not None:
+            next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
+        batches_of = -(-len(source) // built.order.batch_size) if source is not None else 0
+        validation = (time.perf_counter() - began) * batches_of
         tensors = built.learner.state()[0].tensors.values()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return {"steps_per_epoch": built.plan.steps_per_epoch, "step_seconds": seconds, "bytes": size}
+        per_epoch = built.plan.steps_per_epoch * seconds + validation
+        return {"epoch_seconds": per_epoch, "bytes": size}

@@ -13,7 +13,7 @@ from manyfit.store import durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder
 from manyfit.study.folder import StudyFolder
-from manyfit.study.records import PointRecord, TrialRecord, epochs_of
+from manyfit.study.records import PointRecord, TrialRecord, epochs_of, fair_epoch
 
 COPIED: Final = (
     "config.yaml",
@@ -30,7 +30,7 @@ def ranked(points: Sequence[PointRecord], sign: int, epochs: int) -> list[PointR
 
     What was trained longer than the study now asks for counts up to there.
     """
-    scored = [(p.value(sign, epochs_of(p.values, epochs)), p) for p in points if p.current]
+    scored = [(p.value(sign, fair_epoch(p, epochs)), p) for p in points if p.current]
     known = [(value, point) for value, point in scored if value is not None and value == value]
     found = sorted(known, key=lambda item: (item[1].state != "finished", sign * item[0], item[1].id))
     return [point for _, point in found]

@@ -6,7 +6,7 @@ import contextlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from manyfit.config import Config
 from manyfit.config.override import Overrides
@@ -23,6 +23,10 @@ from manyfit.study.result import seeded
 from manyfit.study.shown import duration
 from manyfit.study.survey import Survey, survey
 from manyfit.study.training import Training
+
+EACH: Final = 0.05
+START: Final = 4.0
+"""Seconds for every trial, and for the start of the workers: a guess that matters for tiny studies only."""
 
 
 def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
@@ -73,10 +77,10 @@ def _summary(study: StudyConfig, found: Survey, before: list[PointRecord]) -> di
         else len(places(study.execute.workers, threads, [], None, usable_cores))
     )
     facts = found.facts
-    per_epoch = _mean([f["steps_per_epoch"] * f["step_seconds"] for f in facts])
+    per_epoch = _mean([f["epoch_seconds"] for f in facts])
     size = _mean([f["bytes"] for f in facts])
     kept = min(found.planned, study.execute.keep or found.planned) * seeds * (study.base.run.export.keep + 1)
-    seconds, disk = todo * per_epoch / workers, kept * size
+    seconds, disk = (todo * per_epoch + found.trials * EACH) / workers + START, kept * size
     shown = {
         "points": f"{found.planned}"
         + (f", {found.duplicates} duplicates removed" if found.duplicates else ""),

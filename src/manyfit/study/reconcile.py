@@ -11,6 +11,7 @@ from manyfit.config.identity import Snapshot, diff
 from manyfit.config.kinds import Kind
 from manyfit.config.study import StudyConfig
 from manyfit.core.errors import FolderError, RunConflict, UsageError
+from manyfit.run.code import imported
 from manyfit.run.guard import is_allowed
 from manyfit.study.board import Stopper, next_pause
 from manyfit.study.folder import StudyFolder
@@ -138,11 +139,30 @@ def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> 
             )
 
 
+def check_code(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> None:
+    """Refuse code of the user's own that differs from what has trained the study so far."""
+    source = study.base.project / study.base.run.src_code_path
+    before, now = ledger.get("modules") or {}, imported(source)
+    changed = [
+        name for name in now
+        if before.get(name, now[name]) != now[name] and not is_allowed(f"code.{name}", allowed, "code")
+    ]  # fmt: skip
+    if changed and any(trial.step for trial in ledger.trials.values()):
+        names = ", ".join(changed)
+        raise RunConflict(
+            f"the code of {study.folder} has changed since it was trained: {names} in {source.name}/ "
+            "(comments and docstrings do not count). Old and new trials would not be comparable: make "
+            "another study, put the old code back, or go on if it makes no difference: --allow-change code"
+        )
+
+
 def keep_base(study: StudyConfig, ledger: Ledger) -> None:
     """Keep the base for the next start, once everything was checked."""
     now = study.base.snapshot
     values = {key: value for key, value in now.values.items() if _is_plain(value)}
     kinds_now = {key: str(kind) for key, kind in now.kinds.items()}
+    ledger.set("modules", imported(study.base.project / study.base.run.src_code_path))
+    ledger.set("base_values", {key: v for key in study.space.keys if _is_plain(v := study.value(key))})
     ledger.set("base", {"values": values, "kinds": kinds_now, "given": _given(study)})
 
 

@@ -98,8 +98,14 @@ class PointRecord:
 
     @property
     def epoch(self) -> float:
-        """Epochs that all seeds have done; one that is over has done them all."""
-        return min((math.inf if trial.over else trial.epoch for trial in self.trials), default=0.0)
+        """Epochs that all seeds have done which have not failed; one that is over has done them all."""
+        going = [trial for trial in self.trials if trial.failure is None] or self.trials
+        return min((math.inf if trial.over else trial.epoch for trial in going), default=0.0)
+
+
+def fair_epoch(point: PointRecord, base: int) -> float:
+    """The epoch up to which a point is judged: what all of its seeds have done, and no more than is asked."""
+    return min(point.epoch, epochs_of(point.values, base))
 
 
 def epochs_of(values: Mapping[str, Any], base: int) -> int:

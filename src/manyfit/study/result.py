@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from manyfit.core.lazy import optional
 from manyfit.store.lock import is_owned
 from manyfit.study.folder import StudyFolder
 from manyfit.study.ledger import read_only
-from manyfit.study.records import PointRecord, epochs_of
+from manyfit.study.records import PointRecord, fair_epoch
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +35,8 @@ class Point:
     """The same for each seed."""
     folders: Mapping[int, Path]
     reason: str = ""
+    epochs: float = 0.0
+    """Epochs that all of its seeds have done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Study:
     unfinished: int = 0
     """Trials that wait, because the budget is used up or the study was left."""
     seconds: float = 0.0
+    base: Mapping[str, Any] = field(default_factory=dict)
+    """What the base says for the keys of the space."""
 
     @property
     def best(self) -> Point:
@@ -105,6 +109,7 @@ def read_study(place: str | os.PathLike[str]) -> Study:
         failures,
         waiting,
         facts.get("seconds") or 0.0,
+        facts.get("base_values") or {},
     )
 
 
@@ -119,7 +124,7 @@ def seeded(points: Sequence[PointRecord], facts: Mapping[str, Any]) -> list[Poin
 
 
 def _point(point: PointRecord, folder: StudyFolder, sign: int, epochs: int | None) -> Point:
-    limit = epochs_of(point.values, epochs) if epochs is not None else math.inf
+    limit = fair_epoch(point, epochs) if epochs is not None else math.inf
     return Point(
         point.number,
         point.id,
@@ -129,6 +134,7 @@ def _point(point: PointRecord, folder: StudyFolder, sign: int, epochs: int | Non
         {trial.seed: trial.best(limit, sign) for trial in point.trials},
         {trial.seed: folder.trial(trial.id).path for trial in point.trials},
         point.reason,
+        min(limit, max((trial.epoch for trial in point.trials), default=0.0)),
     )
 
 

@@ -213,7 +213,8 @@ class Clock:
             for t in p.trials
             if not t.is_done and not t.over
         )
-        return duration(rest * took / done)
+        until = " to the next decision" if self._study.search.stop is not None else ""
+        return duration(rest * took / done) + until
 
 
 def duration(seconds: float) -> str:

@@ -6,10 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from manyfit.core.errors import ManyfitError
 from manyfit.store.lock import is_owned
 from manyfit.study.folder import StudyFolder
 from manyfit.study.ledger import read_only
-from manyfit.study.records import PointRecord
+from manyfit.study.records import PointRecord, TrialRecord
 from manyfit.study.result import seeded
 
 
@@ -33,14 +34,21 @@ def status(place: Path) -> dict[str, Any]:
         "trials": {state: count for state, count in counts.items() if count},
         "steps": sum(trial.step for trial in trials),
         "seconds": round(float(facts.get("seconds") or 0.0), 1),
-        "training": [
-            {"point": t.point, "trial": t.id, "seed": t.seed, "epoch": t.epoch, "value": t.value}
-            for t in trials
-            if t.state == "running" and running
-        ],
+        "training": [_live(folder, t, facts) for t in trials if t.state == "running" and running],
         "failures": failures(current),
         "decisions": len(decisions),
     }
+
+
+def _live(folder: StudyFolder, trial: TrialRecord, facts: dict[str, Any]) -> dict[str, Any]:
+    """A trial that is being trained: its own log knows more than the ledger."""
+    epoch, value = trial.epoch, trial.value
+    try:
+        for event in folder.trial(trial.id).events()[-1:]:
+            epoch, value = event.epoch, event.values.get(facts["objective"]["metric"], value)
+    except ManyfitError:  # it is being written at this moment, or damaged, which its driver will say
+        pass
+    return {"point": trial.point, "trial": trial.id, "seed": trial.seed, "epoch": epoch, "value": value}
 
 
 def _state(point: PointRecord, trial: Any, running: bool) -> str:

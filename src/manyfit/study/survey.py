@@ -61,7 +61,7 @@ def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
             continue
         id = name(config, study.space.keys)
         if id in seen:
-            found.duplicates += 1
+            found.duplicates += is_blind(study)
             continue
         seen[id] = None
         values = {key: plain(node) for key, node in patch.items()}

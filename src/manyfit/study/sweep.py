@@ -35,7 +35,7 @@ from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Inbox, number_of
 from manyfit.study.ledger import Ledger
 from manyfit.study.mirror import mirror
-from manyfit.study.reconcile import check_base, check_pauses, keep_base, reconcile, retry
+from manyfit.study.reconcile import check_base, check_code, check_pauses, keep_base, reconcile, retry
 from manyfit.study.rehearsal import Asking, rehearse
 from manyfit.study.result import Study, read_study
 from manyfit.study.sampling import is_blind, is_point
@@ -114,6 +114,7 @@ def run(
     """Check everything, then train, then export the best. Nothing is written before all is checked."""
     allowed = set(wish.allow_change)
     check_base(study, ledger, allowed)
+    check_code(study, ledger, allowed)
     check_pauses(study)
     known = [point for point in ledger.points if point.origin == "asked"]
     found = survey(study, known)

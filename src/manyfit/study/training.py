@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,9 @@ def committed_progress(run: RunFolder, metric: str) -> tuple[int, float, Curve]:
     found = run.checkpoints()[-1:]
     if not found:
         return 0, 0.0, ()
-    return found[0].step, found[0].epoch, curve_of(read_events(run.metrics, found[0].log_length), metric)
+    # An epoch that was cut short while it was measured is not done yet.
+    epoch = found[0].epoch if found[0].note.measured else math.nextafter(found[0].epoch, 0.0)
+    return found[0].step, epoch, curve_of(read_events(run.metrics, found[0].log_length), metric)
 
 
 def curve_of(events: Sequence[Event], metric: str) -> Curve:

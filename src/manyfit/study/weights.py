@@ -15,7 +15,8 @@ from manyfit.study.records import PointRecord, TrialRecord
 def keep(folder: StudyFolder, point: PointRecord) -> str:
     """Copy the newest weights of every seed of a point; return the name of what was copied."""
     steps = {}
-    for trial in point.trials:
+    begun = [trial for trial in point.trials if folder.trial(trial.id).checkpoints()]
+    for trial in begun or point.trials:
         for _ in range(5):
             found = folder.trial(trial.id).checkpoints()
             if not found:
