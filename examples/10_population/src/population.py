@@ -1,4 +1,4 @@
-"""Population-based training as a stopper: bad points make room for copies of good ones, with their weights."""
+"""Population-based training as a stopper: bad points make room for copies of good ones, weights and all."""
 
 from manyfit.core.seeds import derive
 from manyfit.study.board import Add, Board, Decision, Go, Stop, View
