@@ -41,7 +41,7 @@ demo: $(VENV)/.core
 	@echo "  $(BIN)/manyfit sweep demo/studies/digits search.seeds=3      train one more seed of everything"
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile -m "not soak"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not soak"
 
 soak: $(VENV)/.dev
 	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 --timeout 3600 tests/config/test_properties.py tests/store tests/run/test_properties.py

@@ -127,7 +127,7 @@ def test_a_worker_that_ran_out_of_memory_is_replaced(tmp_path, works):
 
 
 def test_memory_that_a_worker_may_not_have_is_an_error_in_it(tmp_path, works):
-    executor = Processes(works.eats, [Place((), None, 3 << 30)])
+    executor = Processes(works.eats, [Place((), None, 1200 << 20)])
     try:
         executor.submit(unit(tmp_path, "a"))
         assert ended(executor)[0].failure.kind == "out of memory"

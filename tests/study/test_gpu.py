@@ -51,7 +51,7 @@ class Hungry(nn.Module):
             {need}
         return self.layers(x)
 '''
-ON_GPU = "torch.cuda.empty_cache(); torch.empty(int(len(x) / 16 * 1.2 * torch.cuda.mem_get_info()[1]), dtype=torch.uint8, device=x.device)"
+ON_GPU = "\n            if len(x) > 8: torch.empty(10**15, dtype=torch.uint8, device=x.device)"
 ON_CPU = "\n            if len(x) > 8: raise torch.OutOfMemoryError('made up')"
 
 

@@ -131,7 +131,7 @@ def test_a_stopper_of_ones_own_may_stop_and_add(lab):
     assert again == summary(found)  # asked again, it answers the same
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_thousands_of_trials(lab, count):
     """Through the whole driver; memory and file descriptors stay flat."""
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -143,7 +143,7 @@ def test_thousands_of_trials(lab, count):
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.soak)])
 def test_many_real_trials_in_one_process(lab, count):
     lab.write(
         space={"train.optimizer.lr": {"linear": [0.001, 0.1], "points": 30}},

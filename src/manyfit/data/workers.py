@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,9 +13,10 @@ from multiprocessing import util
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from manyfit.core.processes import die_with_parent
+
 T = TypeVar("T")
 
-PR_SET_PDEATHSIG = 1
 END_FIRST = 100
 """A priority at exit: before anything that waits for the workers."""
 
@@ -38,12 +38,6 @@ def follow_parent(parent: int, worker: int = 0) -> None:
     die_with_parent()
     if sys.platform == "linux" and os.getppid() != parent:  # it has ended already, before the request
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_with_parent() -> None:
-    """Have this process killed when the one that has started it ends. On Linux; elsewhere nothing happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def iterate(loader: Iterable[T]) -> Iterator[T]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Final
 
-from manyfit.data.workers import die_with_parent
+from manyfit.core.processes import die_with_parent
 
 DRIVER: Final = "MANYFIT_DRIVER"
-"""In the environment of the server alone: who has started it."""
+"""In the environment of the server alone, and only until it is read: who has started it."""
 
-if os.environ.get(DRIVER) == str(os.getppid()):
+if sys.argv[:1] == ["-c"] and DRIVER in os.environ:
+    driver = os.environ.pop(DRIVER)
     die_with_parent()
+    if os.getppid() != int(driver):  # it has ended already, before the request was made
+        os._exit(0)

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from manyfit.core.processes import die_with_parent
 from manyfit.study.executors.base import Work, attempt
 from manyfit.study.units import Outcome, Unit
 
@@ -35,8 +36,6 @@ class Place:
 
 def serve(pipe: Connection, work: Work, place: Place) -> None:
     """Work until nobody wants anything any more."""
-    from manyfit.data.workers import die_with_parent
-
     let_the_server_end()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
