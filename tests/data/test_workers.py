@@ -77,7 +77,7 @@ HELD = textwrap.dedent(
     ("kind", "state", "held"),
     [
         ("interpreter", "idle", "held"),
-        ("interpreter", "stuck", "dropped"),
+        pytest.param("interpreter", "stuck", "dropped", marks=pytest.mark.soak),
         ("process", "idle", "held"),
         ("process", "stuck", "held"),
     ],

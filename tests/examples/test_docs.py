@@ -1,12 +1,12 @@
 """What the documentation shows, works: its files are written, its commands are run, in the order of the page."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.examples.quick import run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```console" in page.read_text())
@@ -15,22 +15,13 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.DO
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page, tmp_path):
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for language, title, body in BLOCK.findall(page.read_text()):
         if title:
             (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / title).write_text(body)
         for line in body.splitlines() if language == "console" else []:
             command, _, comment = line.removeprefix("$ ").partition("  #")
-            done = subprocess.run(
-                command,
-                shell=True,
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = run(command.strip(), tmp_path)
             expected = int(comment.rpartition(" ")[2]) if "exits with" in comment else 0
             assert done.returncode == expected, f"{command}\n{done.stdout}\n{done.stderr}"
 

@@ -1,13 +1,11 @@
 """Every example runs as its README says."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.examples.quick import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
@@ -30,11 +28,8 @@ def test_example(name, tmp_path):
     shutil.copytree(EXAMPLES / name, project, ignore=lambda folder, names: [n for n in names if n in IGNORED])
     lines = commands(project / "README.md")
     assert lines
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for line in lines:
-        done = subprocess.run(
-            line, shell=True, cwd=project, capture_output=True, text=True, env=environment, check=False
-        )
+        done = run(line, project)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         assert "DIFFERENT" not in done.stdout
 
