@@ -38,7 +38,7 @@ demo: $(VENV)/.core
 	@echo "  demo/studies/digits/study.yaml              which variants were compared"
 	@echo "  $(BIN)/manyfit status demo/studies/digits   the leaderboard, at any time"
 	@echo "  $(BIN)/tensorboard --logdir demo/runs       the curves"
-	@echo "  $(BIN)/manyfit sweep demo/studies/digits search.seeds=3      train one more seed of everything"
+	@echo "  $(BIN)/manyfit sweep demo/studies/digits search.seeds=3      train one more seed of those at the top"
 
 test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal -m "not soak"

@@ -171,7 +171,7 @@ def report(name, found, own, limit=None):
     text = f" (at most {limit} ms): {'ok' if good else 'TOO SLOW'}" if limit is not None else ""
     print(
         f"{name}: overhead {over:.2f} ms a trial{text}; {min(found):.2f} ms in all, "
-        f"spread {min(found):.2f}–{max(found):.2f} over {len(found)} rounds, {over / own:.1f} times the training"
+        f"spread {min(found):.2f}–{max(found):.2f} over {len(found)} rounds"
     )
     return good
 
