@@ -225,9 +225,12 @@ def _folder_of(file: Path) -> Path:
 
 
 def _no_file(file: Path) -> Problem:
-    return Problem(
-        "", Origin(str(file)), "there is no such study", "a folder with a study.yaml, or a YAML file"
-    )
+    wanted = file.parent if file.name == "study.yaml" else file
+    there = {path.parent.name: path.parent for path in wanted.parent.glob("*/study.yaml")}
+    best = nearest(wanted.name, there)
+    expected = "a folder with a study.yaml, or a YAML file"
+    near = str(there[best]) if best else ""
+    return Problem("", Origin(str(file)), "there is no such study", expected, suggestion=near)
 
 
 def _described(laid: Map, folder: Path, problems: list[Problem]) -> Described | None:

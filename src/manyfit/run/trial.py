@@ -53,20 +53,21 @@ def reach(
         last, over, stopped = here.last.note if here.last else None, here.is_over, here.ending
         reason = stopped.reason if over and stopped is not None else ""
         done = last is not None and until is not None and last.epoch >= until and last.measured
-        best, events = None, None
+        best = None
         if not (over or done):
             begin(here, provenance.brief_session(study, here.facts), given)
             with recorded(run):
                 member = advance(here, callbacks, watch, until)
             reason = member.ended.reason if member.ended is not None else ""
-            last, best, events = member.last, member.best, member.committed
+            last, best = member.last, member.best
             assert last is not None
             over = bool(reason) or last.step >= here.built.plan.total
         assert last is not None
-        if over and (events is not None or run.summary().get("step") != last.step):
+        # Read from the disk, not from memory: the code of a trial may have been at it.
+        events = read_events(run.metrics, last.log_length)
+        if over and (best is not None or run.summary().get("step") != last.step):
             chosen = best or run.chosen(config.run.export.metric, config.run.export.mode)
             write_summary(config, run, chosen, last, reason, {})
-        events = events if events is not None else read_events(run.metrics, last.log_length)
         return Reached(last.step, last.epoch, last.step - here.step, over, reason, events)
 
 

@@ -91,6 +91,9 @@ def execute(
     wish = wish or Wish()
     check_kinds(wish.retry)
     here = StudyFolder(study.folder)
+    if not here.ledger.exists():  # a study that cannot be started leaves no folder behind
+        check_pauses(study)
+        survey(study)
     with owned(here.path), logged(here.path / "study.log"), contextlib.ExitStack() as stack:
         here.check_links()
         ledger = stack.enter_context(Ledger(here.ledger))
