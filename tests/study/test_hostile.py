@@ -101,7 +101,10 @@ def test_each_is_typed_and_the_others_do_not_notice(hostile, ways):
     expected = {**EXPECTED, "garbage": "infrastructure"}
     for how, point in failed.items():
         trial = next(iter(point.folders.values())).name
-        assert kinds[trial] == expected[how], how
+        assert kinds[trial] == expected[how], (
+            how,
+            hostile.rows(f"select failure from trials where id = '{trial}'"),
+        )
     assert set(failed) == set(ways)
     assert status(hostile.folder)["state"] == "finished"
 

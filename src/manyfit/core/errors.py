@@ -135,6 +135,8 @@ def kind_of(error: BaseException) -> str:
     full = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
     if isinstance(error, OSError) and error.errno in full:
         return "disk"
+    if isinstance(error, FolderError):
+        return "folder"
     return "data" if _came_through(error, "manyfit.data") else "user error"
 
 

@@ -38,5 +38,6 @@ def _kind(error: BaseException) -> FailureKind:
         "diverged": "not a number",
         "data": "data",
         "disk": "infrastructure",
+        "folder": "infrastructure",
     }
     return known.get(kind_of(error), "user error")
