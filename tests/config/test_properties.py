@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manyfit import ConfigError, load_config
+from manyfit.config import patch
 from manyfit.config.identity import digest
 from manyfit.config.layers import INHERIT, inherit, lay
 from manyfit.config.override import apply, collect
@@ -112,6 +113,33 @@ def test_dump_and_load_are_inverse(config):
     assert again == escaped(config)
     assert load_config(again, project=loaded.project) == loaded
     assert load_config(again, project=loaded.project).fingerprint == loaded.fingerprint
+
+
+changes = st.dictionaries(
+    st.sampled_from(["seed", "train.epochs", "train.optimizer.lr", "data.batch_size", "model.bias", "train.threads",
+                     "export.metric", "train.loss", "train.metrics", "train.scheduler", "train.every.validate"]),
+    st.sampled_from([1, 3, 0.5, True, "mse", "cross_entropy", "val_loss", "lr", ["accuracy"], "cosine", "2ep", None]),
+    max_size=3,
+)  # fmt: skip
+
+
+@relaxed
+@given(configs, st.lists(changes, min_size=1, max_size=4))
+def test_a_patch_finds_what_loading_anew_finds(config, patches):
+    """A patch remembers what was checked before it, right or wrong; nothing of that may be seen."""
+    base = load(config)
+    for changed in patches:
+        overrides = [f"{key}={dump(found).strip().removesuffix('...')}" for key, found in changed.items()]
+        assert outcome(patch, base, overrides) == outcome(load, config, overrides)
+
+
+def outcome(make, *arguments):
+    try:
+        found = make(*arguments)
+    except ConfigError as error:
+        return [(p.path, p.message, p.expected, p.received) for p in error.problems]
+    learned = (found.kinds, found.classes, found.defaults, found.derived)
+    return plain(found.tree), found.run, *map(dict, learned), found.resolved(), found.fingerprint
 
 
 @given(tree, tree)

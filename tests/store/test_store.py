@@ -1,5 +1,6 @@
 """Event log, checkpoints, locks and folders."""
 
+import itertools
 import json
 import math
 import os
@@ -9,14 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyfit.core.errors import FolderError, RunConflict
+from manyfit.core.errors import FolderError, RunConflict, RunFailed
 from manyfit.core.state import State
 from manyfit.store import durable
 from manyfit.store.checkpoint import Keep, Note, checkpoints, newest, prune, save
 from manyfit.store.events import Event, EventLog, read_events
+from manyfit.store.files import readable
 from manyfit.store.folder import RunFolder, run_folders
 from manyfit.store.lock import is_owned, owned
 from manyfit.store.tensorboard import TensorBoardMirror
+from manyfit.store.writer import Writer
 
 number = st.floats(allow_nan=False) | st.just(math.inf)
 
@@ -118,6 +121,46 @@ def test_a_checkpoint_that_was_not_committed_does_not_count(tmp_path):
     assert checkpoints(tmp_path) == []
     checkpoint(tmp_path, 2)
     assert [c.step for c in checkpoints(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize("waits", list(itertools.product([False, True], repeat=4)))
+def test_what_a_writer_was_given_is_on_disk_as_it_was_then(tmp_path, waits):
+    live = torch.zeros(2)
+    writer = Writer(tmp_path, Keep("val_loss", "min", last=1, top=1), lambda: None)
+    losses = [2.0, 1.0, 3.0, 4.0]
+    for step, (wait, loss) in enumerate(zip(waits, losses, strict=True), start=1):
+        live.fill_(step)
+        note = Note(step, step, {"val_loss": loss}, 10 * step)
+        if step == 2:
+            writer.hold(State({"w": live}), note)
+            continue
+        writer.put(State({"w": live}), note, wait)
+        if wait:
+            assert writer.done() == 10 * step
+    writer.flush()
+    writer.close()
+    found = {c.step: c.load().tensors["w"].tolist() for c in checkpoints(tmp_path)}
+    assert found == {2: [2.0, 2.0], 4: [4.0, 4.0]}
+    assert writer.done() == 40
+
+
+def test_a_disk_that_is_full_is_said_by_whoever_waits(tmp_path, monkeypatch):
+    writer = Writer(tmp_path, Keep("val_loss", "min"), lambda: None)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(full))
+    with pytest.raises(RunFailed, match="No space left"):
+        writer.put(State({"w": torch.zeros(2)}), Note(1, 1, {}, 1), wait=True)
+    with pytest.raises(RunFailed, match="No space left"):
+        writer.flush()
+    assert checkpoints(tmp_path) == []
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20,
+), st.integers(0, 4))  # fmt: skip
+def test_readable_json_is_json(found, depth):
+    assert json.loads(readable(found, depth)) == found
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ def facts(unit, watch, tell):
             trial.id,
             facts={
                 "pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))[0], "memory": limit,
-                "gpu": float(os.environ.get("CUDA_VISIBLE_DEVICES", -1)), "omp": float(os.environ["OMP_NUM_THREADS"]),
+                "told": float(os.environ.get("MANYFIT_TEST_TOLD", -1)), "gpu": float(os.environ.get("CUDA_VISIBLE_DEVICES", -1)), "omp": float(os.environ["OMP_NUM_THREADS"]),
             },
         )
     ]  # fmt: skip
@@ -114,6 +114,23 @@ def test_a_worker_has_its_place_and_its_output_goes_to_the_trial(tmp_path, works
         assert ended(executor)[0].facts["pid"] == found["pid"]  # a warm worker is used again
     finally:
         executor.close()
+
+
+def test_workers_have_the_environment_of_the_moment(tmp_path, works, monkeypatch):
+    """The server that they are forked from is older than what is said now."""
+    told = []
+    for value in ("1", "2", None):
+        if value is None:
+            monkeypatch.delenv("MANYFIT_TEST_TOLD")
+        else:
+            monkeypatch.setenv("MANYFIT_TEST_TOLD", value)
+        executor = Processes(works.facts, [Place()])
+        try:
+            executor.submit(unit(tmp_path, f"a{value}"))
+            told.append(ended(executor)[0].facts["told"])
+        finally:
+            executor.close()
+    assert told == [1.0, 2.0, -1.0]
 
 
 def test_a_worker_that_ran_out_of_memory_is_replaced(tmp_path, works):

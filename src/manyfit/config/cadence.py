@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Cadence:
     unit: Literal["ep", "ba", "s"]
 
     @staticmethod
+    @functools.cache
     def parse(text: str) -> Cadence:
         """Read one.
 

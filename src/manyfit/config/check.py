@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Final
 
 from manyfit.config import torch_facts
 from manyfit.config.component import Component, is_plain, with_fields
@@ -31,6 +32,8 @@ from manyfit.config.wording import expectation, short_names
 from manyfit.core.names import indefinite, listing, nearest
 from manyfit.core.secrets import Secret
 
+LEARNED: Final = ("kinds", "classes", "defaults", "derived")
+
 
 class Checker(Values):
     """Checks one tree. `frozen` are derived values that were fixed before."""
@@ -51,6 +54,8 @@ class Checker(Values):
         super().__init__(root, project, source)
         self.frozen = frozen
         self.memo = memo if memo is not None else {}
+        self.inside = 0
+        """Components around what is checked now."""
 
     # -- components -------------------------------------------------------------------------------
 
@@ -61,31 +66,39 @@ class Checker(Values):
 
         With `keep`, the section around it holds the component itself, to be built when its time comes.
         """
-        if not keep or any(path[:n] in self.classes for n in range(len(path))):
+        if not keep:
             return self._component(node, role, path, wanted, keep)
-        known = self.memo.get(path)
-        if known is None or known.node is not node or known.role is not role:
-            known = self._learned(node, role, path, wanted)
-        for name, found in known.learned.items():
-            getattr(self, name).update(found)
-        return known.value
+        return self.remembered(
+            (path, role), node, lambda: self._component(node, role, path, wanted, keep=True)
+        )
 
-    def _learned(self, node: Node, role: Role, path: Path, wanted: type | None) -> _Known:
-        """Check a component, and remember it with all that was learned on the way, if it is right."""
-        names = ("kinds", "classes", "defaults", "derived")
-        outer = {name: getattr(self, name) for name in names}
-        before = len(self.problems)
-        for name in names:
-            setattr(self, name, {})
-        try:
-            value = self._component(node, role, path, wanted, keep=True)
-            known = _Known(node, role, value, {name: getattr(self, name) for name in names})
-        finally:
-            for name, found in outer.items():
-                setattr(self, name, found)
-        if len(self.problems) == before:
-            self.memo[path] = known
-        return known
+    def remembered(
+        self, key: tuple[Path, object], subject: object, check: Callable[[], Any], against: object = None
+    ) -> Any:
+        """Check what stands at a path, or take what was found when the same was checked before.
+
+        Only what is right is remembered, together with all that was learned on the way. What stands inside a
+        component is not: it depends on what is around it.
+        """
+        if self.inside:
+            return check()
+        known: _Known | None = self.memo.get(key)
+        if known is None or known.subject is not subject or known.against is not against:
+            outer, before = [getattr(self, name) for name in LEARNED], len(self.problems)
+            for name in LEARNED:
+                setattr(self, name, {})
+            try:
+                value = check()
+                learned = {name: found for name in LEARNED if (found := getattr(self, name))}
+                known = _Known(subject, against, value, learned)
+            finally:
+                for name, found in zip(LEARNED, outer, strict=True):
+                    setattr(self, name, found)
+            if len(self.problems) == before:
+                self.memo[key] = known
+        for name, facts in known.learned.items():
+            getattr(self, name).update(facts)
+        return known.value
 
     def _component(self, node: Node, role: Role, path: Path, wanted: type | None, keep: bool) -> Any:
         key = class_word(node) if isinstance(node, Map) else ""
@@ -118,7 +131,9 @@ class Checker(Values):
         signature = optional(target) if deferred and role is CALLABLE else signature_of(target)
         keep = kept_as is not None
         waived = torch_facts.missing_horizon(name, params.items) if keep else ""
+        self.inside += 1
         given = self.parameters(params, signature, (*supplied, waived), path, name)
+        self.inside -= 1
         if given is INVALID:
             return INVALID
         where = self.located(path)
@@ -146,7 +161,6 @@ class Checker(Values):
         """Check every given parameter, and that none is missing or unknown."""
         before = len(self.problems)
         known = {key: p for key, p in signature.parameters.items() if key not in supplied}
-        settable = [key for key, p in known.items() if derived_mark(p) is None]
         given: dict[str, Any] = {}
         for key, item in node.items.items():
             if key in known:
@@ -156,15 +170,25 @@ class Checker(Values):
             elif signature.open:
                 given[key] = self.anything(item, (*path, key))
             else:
+                settable = [key for key, p in known.items() if derived_mark(p) is None]
                 self.unknown(node, key, settable, path, name)
-        for key, parameter in known.items():
-            if key in node.items:
-                continue
+        missing = tuple(key for key in known if key not in node.items)
+        given |= self.remembered((path, missing), signature, lambda: self.missing(known, missing, path, name))
+        broken = len(self.problems) > before or any(value is INVALID for value in given.values())
+        return INVALID if broken else given
+
+    def missing(
+        self, known: Mapping[str, Parameter], names: Iterable[str], path: Path, owner: str
+    ) -> dict[str, Any]:
+        """See that nobody has to give these, and remember their defaults; paths count from the project."""
+        given: dict[str, Any] = {}
+        for key in names:
+            parameter = known[key]
             if parameter.required:
                 self.problem(
                     self.located(path),
                     (*path, key),
-                    f"{name} needs the parameter {key!r}",
+                    f"{owner} needs the parameter {key!r}",
                     expectation(parameter.annotation),
                     "nothing",
                 )
@@ -172,11 +196,15 @@ class Checker(Values):
                 self.default(parameter, (*path, key))
                 if isinstance(parameter.default, FilePath) and not parameter.default.is_absolute():
                     given[key] = self.project / parameter.default
-        broken = len(self.problems) > before or any(value is INVALID for value in given.values())
-        return INVALID if broken else given
+        return given
 
     def parameter(self, node: Node, parameter: Parameter, path: Path, owner: str) -> Any:
         """Check one parameter; null fits where it is the default."""
+        return self.remembered(
+            (path, id(parameter)), node, lambda: self._parameter(node, parameter, path, owner), parameter
+        )
+
+    def _parameter(self, node: Node, parameter: Parameter, path: Path, owner: str) -> Any:
         if derived_mark(parameter) is not None:
             return self.fail(node, path, "this value is derived from others; remove it")
         if isinstance(node, Leaf) and node.value is None and parameter.default is None:
@@ -200,6 +228,9 @@ class Checker(Values):
 
     def record(self, node: Node, wanted: type, path: Path) -> Any:
         """A dataclass, pydantic model or TypedDict, written as a mapping without `class`."""
+        return self.remembered((path, wanted), node, lambda: self._record(node, wanted, path))
+
+    def _record(self, node: Node, wanted: type, path: Path) -> Any:
         if not isinstance(node, Map):
             return self.fail(node, path, WRONG_TYPE, f"a mapping for {wanted.__qualname__}")
         if typing.is_typeddict(wanted):
@@ -225,12 +256,12 @@ class Checker(Values):
         derived = {}
         try:
             made = record.target(**shown)
-            for name, parameter in signature_of(record.target).parameters.items():
-                if (mark := derived_mark(parameter)) is not None:
-                    where = dotted((*path, name))
-                    derived[name] = self.frozen[where] if where in self.frozen else mark.compute(made)
-                    self.derived[(*path, name)] = derived[name]
-                    self.mark(parameter, (*path, name))
+            for parameter, mark in derived_fields(record.target):
+                where = (*path, parameter.name)
+                key = dotted(where)
+                found = self.frozen[key] if key in self.frozen else mark.compute(made)
+                derived[parameter.name] = self.derived[where] = found
+                self.mark(parameter, where)
         except Exception as error:
             return self.fail(node, path, f"{record.target.__qualname__} refuses these values: {error}")
         if is_plain(dict(record.params)):
@@ -262,12 +293,19 @@ class Checker(Values):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Known:
-    """A component that was checked, and what was learned on the way."""
+    """What was found when something was checked, and what was learned on the way."""
 
-    node: Node
-    role: Role
+    subject: object
+    against: object
     value: Any
     learned: Mapping[str, Mapping[Path, Any]]
+
+
+@functools.lru_cache(maxsize=1024)
+def derived_fields(target: Any) -> list[tuple[Parameter, Derived]]:
+    """The fields of a record that are computed from the others."""
+    parameters = signature_of(target).parameters.values()
+    return [(p, mark) for p in parameters if (mark := derived_mark(p)) is not None]
 
 
 def derived_mark(parameter: Parameter) -> Derived | None:

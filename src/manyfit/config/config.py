@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path as FilePath
-from typing import Any, Final
+from typing import Any
 
 from manyfit.config.component import Component
 from manyfit.config.identity import Difference, Snapshot, diff, digest, flat, identity, normal
 from manyfit.config.kinds import Kind
-from manyfit.config.read import dump
+from manyfit.config.read import dump_parts
 from manyfit.config.refer import escape
 from manyfit.config.schema import Run
 from manyfit.config.section import Section
@@ -19,8 +20,6 @@ from manyfit.config.signature import INHERITED, REQUIRED, signature_of
 from manyfit.config.tree import Map, Node, Path, Seq, dotted, find, from_plain, leaves, plain
 from manyfit.core.errors import ConfigError, FolderError, Origin
 from manyfit.core.secrets import Secret
-
-MOST_TEXTS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -113,18 +112,18 @@ class Config(Mapping[str, Any]):
 
     def dump(self) -> str:
         """Write what was given as YAML. Loading it gives an equal config."""
-        return dump(_escaped(self.tree))
+        return dump_parts(_escaped(self.tree))
 
     def resolved(self) -> str:
         """The text of `config.resolved.yaml`: what was given, what was filled in, and what it all means."""
-        derived = {
+        rest = {
             "defaults": self._flat(self.defaults),
             "derived": self._flat(self.derived),
             "classes": {dotted(path): name for path, name in self.classes.items()},
             "kinds": {dotted(path): str(kind) for path, kind in self.kinds.items()},
         }
-        rest = "".join(_dumped(name, part) for name, part in derived.items())
-        return dump({"config": _escaped(self.tree)}) + rest + dump({"fingerprint": self.fingerprint})
+        given = textwrap.indent(self.dump(), "  ")
+        return f"config:\n{given}{dump_parts(rest)}fingerprint: '{self.fingerprint}'\n"
 
     def section(self, name: str) -> Any:
         """A user's own section as the object that its class makes, with its secrets filled in."""
@@ -192,19 +191,6 @@ def snapshot(resolved: Node) -> Snapshot:
         ) from error
 
 
-_texts: dict[tuple[str, str], str] = {}
-
-
-def _dumped(name: str, part: Mapping[str, Any]) -> str:
-    """The text of a part of a resolved config: the trials of a study have most of them in common."""
-    key = name, repr(part)
-    if key not in _texts:
-        if len(_texts) > MOST_TEXTS:
-            _texts.clear()
-        _texts[key] = dump({name: part})
-    return _texts[key]
-
-
 def _escaped(node: Node) -> Any:
     if isinstance(node, Map):
         return {key: _escaped(value) for key, value in node.items.items()}
@@ -217,6 +203,8 @@ def _escaped(node: Node) -> Any:
 
 def _storable(value: Any) -> Any:
     """A default as plain data; what is not data is described."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _storable(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, list | tuple):

@@ -204,10 +204,14 @@ class _Heirs:
 
     def expand(self, node: Node, path: Path) -> Node:
         if isinstance(node, Seq):
-            return Seq(tuple(self.expand(item, (*path, i)) for i, item in enumerate(node.items)), node.origin)
+            found = tuple(self.expand(item, (*path, i)) for i, item in enumerate(node.items))
+            same = all(new is old for new, old in zip(found, node.items, strict=True))
+            return node if same else Seq(found, node.origin)
         if not isinstance(node, Map):
             return node
         items = {key: self.expand(value, (*path, key)) for key, value in node.items.items() if key != INHERIT}
+        if len(items) == len(node.items) and all(items[key] is value for key, value in node.items.items()):
+            return node  # itself, not a copy: what was learned of it before still holds
         own: Node = Map(items, node.origin, node.keys)
         if INHERIT in node.items:
             below = self.source(node.items[INHERIT], (*path, INHERIT))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -20,6 +20,8 @@ from manyfit.core.errors import ConfigError, Origin, Problem
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 200_000
+MOST_TEXTS: Final = 64
+"""How many parts that were written are remembered."""
 
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
@@ -250,6 +252,23 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 def dump(value: Any) -> str:
     """Write plain data as YAML that `read_text` reads back to the same data."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
+
+
+def dump_parts(value: Mapping[str, Any]) -> str:
+    """As `dump`, part by part: the trials of a study have most parts in common, and each is written once."""
+    return "".join(_part(key, item) for key, item in value.items()) or dump({})
+
+
+def _part(key: str, item: Any) -> str:
+    known = key, repr(item)
+    if known not in _texts:
+        if len(_texts) > MOST_TEXTS:
+            _texts.clear()
+        _texts[known] = dump({key: item})
+    return _texts[known]
+
+
+_texts: dict[tuple[str, str], str] = {}
 
 
 def _fail(origin: Origin, message: str, expected: str = "", received: str = "", path: str = "") -> NoReturn:

@@ -6,6 +6,7 @@ thousand trials of one base config cost a thousand short paths.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ def class_word(node: Map, free: bool = False) -> str:
     return next((word for word in words if word in node.items), "")
 
 
+@functools.lru_cache(maxsize=8192)
 def dotted(path: Path) -> str:
     """Write a path as people do: `train.metrics.0`."""
     return ".".join(str(part) for part in path)

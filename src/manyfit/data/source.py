@@ -157,8 +157,8 @@ class NotASource(UsageError):
 
 def as_source(found: Any, workers: int = 0) -> Source | None:
     """A source from what a data set gives: a source, a map-style dataset, an iterable, or nothing."""
-    if found is None or isinstance(found, Source):
-        return found
+    if found is None or isinstance(found, ArraySource) or isinstance(found, Source):  # noqa: SIM101
+        return found  # a protocol is slow to ask, and most are arrays
     streams = any(base.__name__ == "IterableDataset" for base in type(found).__mro__)
     rows = hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, dict | str)
     if rows and not streams:

@@ -42,7 +42,10 @@ class Learner(Protocol):
     n: int
 
     def train(self, batches: Iterator[Batch], steps: int) -> None:
-        """Train to the next boundary. Where a run pauses changes neither its weights nor its means."""
+        """Train to the next boundary. Where a run pauses changes neither its weights nor its means.
+
+        With the first step of an epoch, a learner seeds whatever random generators its training draws from.
+        """
         ...
 
     def take(self) -> Metrics:

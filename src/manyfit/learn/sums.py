@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +26,8 @@ class Sums:
     def _clear(self) -> None:
         self._losses: list[Tensor] = []
         self._rows: list[int] = []
-        self._by_row = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._by_batch = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._by_row: Tensor | None = None
+        self._by_batch: Tensor | None = None
         self._count = 0
 
     def add(self, loss: Tensor, rows: int) -> None:
@@ -39,9 +40,10 @@ class Sums:
     def take(self, per_row: bool) -> Metrics:
         """The mean loss since the last call (absent if there was none) and the last rate, of shape (1,)."""
         self._fold()
-        found: dict[str, Any] = {"lr": torch.tensor([self.rate], dtype=torch.float64)}
-        if self._count:
-            found["train_loss"] = ((self._by_row if per_row else self._by_batch) / self._count)[None]
+        found: dict[str, Any] = {"lr": np.array([self.rate], dtype=np.float64)}
+        total = self._by_row if per_row else self._by_batch
+        if total is not None:
+            found["train_loss"] = (total / self._count)[None]
         self._clear()
         return found
 
@@ -49,21 +51,24 @@ class Sums:
         if not self._losses:
             return
         losses = torch.stack([loss.reshape(()) for loss in self._losses])
-        losses = losses.to(self._device).to(torch.float64)
+        losses = losses.to(self._device).to(torch.float64)  # in this order: MPS has no float64
         rows = torch.tensor(self._rows, dtype=torch.float64, device=self._device)
-        self._by_row += (losses * rows).sum()
-        self._by_batch += losses.sum()
+        by_row, by_batch = (losses * rows).sum(), losses.sum()
+        self._by_row = by_row if self._by_row is None else self._by_row + by_row
+        self._by_batch = by_batch if self._by_batch is None else self._by_batch + by_batch
         self._count += sum(self._rows)
         self._losses, self._rows = [], []
 
     def state(self) -> dict[str, Any]:
         """What was added up so far, without folding: where a checkpoint stands must not change a sum."""
+        if not self._count and not self._losses:
+            return {"rate": float(self.rate)}
         recent = torch.stack([loss.reshape(()) for loss in self._losses]) if self._losses else None
         return {
             "recent": recent,
             "rows": list(self._rows),
-            "by_row": self._by_row.clone(),
-            "by_batch": self._by_batch.clone(),
+            "by_row": self._by_row,
+            "by_batch": self._by_batch,
             "count": self._count,
             "rate": float(self.rate),
         }
@@ -73,10 +78,12 @@ class Sums:
         self._clear()
         if state is None:
             return
+        self.rate = state["rate"]
+        if "count" not in state:
+            return
         if state["recent"] is not None:
             self._losses = list(state["recent"].to(self._device))
         self._rows = list(state["rows"])
-        self._by_row.copy_(state["by_row"])
-        self._by_batch.copy_(state["by_batch"])
         self._count = state["count"]
-        self.rate = state["rate"]
+        if self._count:
+            self._by_row, self._by_batch = (state[name].to(self._device) for name in ("by_row", "by_batch"))

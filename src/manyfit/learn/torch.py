@@ -193,7 +193,8 @@ class TorchLearner:
         if self._own:
             parts["own_optimizers"] = {name: each.state_dict() for name, each in self._own.items()}
         parts["sums"] = self._sums.state()
-        parts["random"] = random_state()
+        # Between two epochs there is nothing to keep: the next step seeds them.
+        parts["random"] = random_state() if self.step % self.update.steps_per_epoch else None
         return [pack(parts)]
 
     def load(self, states: Sequence[State]) -> None:

@@ -15,7 +15,7 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def imported(source: Path) -> dict[str, str]:
     """Every module that was imported from a folder, with the hash of its syntax tree."""
-    root = f"{source.resolve()}{os.sep}"
+    root = _root(source)
     state = (root, len(sys.modules), next(reversed(sys.modules), ""))
     if _last.get("state") != state:
         # There are thousands of modules, and a study asks for every trial.
@@ -24,6 +24,11 @@ def imported(source: Path) -> dict[str, str]:
 
 
 _last: dict[str, Any] = {}
+
+
+@functools.lru_cache(maxsize=64)
+def _root(source: Path) -> str:
+    return f"{source.resolve()}{os.sep}"
 
 
 def _files(root: str) -> dict[str, Path]:

@@ -65,7 +65,14 @@ class Member:
         self._kept.append(note)
         self.writer.hold(state, note)
 
-    def save(self, state: State, boundary: Boundary, steps_per_epoch: int, measured: bool = True) -> None:
+    def save(
+        self,
+        state: State,
+        boundary: Boundary,
+        steps_per_epoch: int,
+        measured: bool = True,
+        wait: bool = False,
+    ) -> None:
         """Have a checkpoint written; once it is, the rows before it will not be lost."""
         if self._saved == (boundary.step, measured):
             return
@@ -73,7 +80,7 @@ class Member:
         note = self._note(boundary, steps_per_epoch, measured)
         self._kept = [*self.keep.ranked(self._kept)[: self.keep.top], note]
         self.last = note
-        self.writer.put(state, note)
+        self.writer.put(state, note, wait)
 
     @property
     def best(self) -> Note | None:

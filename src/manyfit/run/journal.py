@@ -41,7 +41,8 @@ def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
 @contextmanager
 def recorded(run: RunFolder) -> Iterator[None]:
     """Keep in the folder why a run that had started has failed."""
-    run.failure_file.unlink(missing_ok=True)
+    if run.failure_file.exists():
+        run.failure_file.unlink(missing_ok=True)
     try:
         yield
     except Interrupted:

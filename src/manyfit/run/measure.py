@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,13 +28,17 @@ def validate(
     batch_size: int,
     whole: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    between: bool = False,
 ) -> list[Row]:
-    """Means over every row of the validation split, for each run of a cohort."""
+    """Means over every row of the validation split, for each run of a cohort.
+
+    Between two epochs there are no random states to protect: a learner seeds them when an epoch begins.
+    """
     if source is None or not len(source):
         return [{} for _ in range(learner.n)]
     columns: dict[str, list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]] = {}
     wholes = [Whole(whole or {}) for _ in range(learner.n)]
-    with own_randomness():
+    with contextlib.nullcontext() if between else own_randomness():
         for outputs in learner.evaluate(watching(once(source, batch_size), watch)):
             for name, values in outputs.rows.items():
                 columns.setdefault(name, []).append(values)

@@ -57,14 +57,19 @@ def fit(
             if boundary.step == end:
                 boundary = replace(boundary, checkpoint=True)
             cohort.step = boundary.step
-            reach(cohort, boundary, callbacks, watch)
+            reach(cohort, boundary, callbacks, watch, wait=boundary.step == end)
         for member in cohort.members:
             member.writer.flush()
             member.settle()
 
 
-def reach(cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], watch: Watch) -> None:
-    """Do what is due at a boundary: measure, record, decide, keep. Leave if somebody has asked for it."""
+def reach(
+    cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], watch: Watch, wait: bool = False
+) -> None:
+    """Do what is due at a boundary: measure, record, decide, keep. Leave if somebody has asked for it.
+
+    With `wait`, what is kept is on disk before this returns: nothing is trained meanwhile.
+    """
     cohort.measured = not boundary.measures
     try:
         rows = measured(cohort, boundary, watch)
@@ -73,7 +78,7 @@ def reach(cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], wat
     cohort.measured = True
     if boundary.validate and rows:
         cohort.learner.observe(rows)
-    keep(cohort, boundary, rows)
+    keep(cohort, boundary, rows, wait)
     for callback in callbacks:
         callback.on_boundary(cohort, boundary, rows)
     if watch.number and not boundary.last:
@@ -84,7 +89,10 @@ def measured(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
     """The rows of this boundary. Sums are taken last: until then a restart is exact."""
     parts: list[list[Row]] = []
     if boundary.validate:
-        parts.append(validate(cohort.learner, cohort.validation, cohort.batch_size, cohort.whole, watch))
+        between = boundary.step % cohort.plan.steps_per_epoch == 0
+        parts.append(
+            validate(cohort.learner, cohort.validation, cohort.batch_size, cohort.whole, watch, between)
+        )
     if boundary.log:
         parts.insert(0, taken(cohort.learner))
     found: list[Row] = [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
@@ -98,7 +106,7 @@ def taken(learner: Learner) -> list[Row]:
     return [{name: float(means[name][i]) for name in order} for i in range(learner.n)]
 
 
-def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row]) -> None:
+def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = False) -> None:
     """Record what was measured, and keep the states that are due or among the best."""
     per_epoch, states = cohort.plan.steps_per_epoch, None
     for i, member in enumerate(cohort.members):
@@ -112,14 +120,17 @@ def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row]) -> None:
         due = boundary.checkpoint or ended is not None
         if due or (rows and member.is_candidate(boundary, rows[i])):
             states = states or cohort.learner.state()
-            (member.save if due else member.hold)(states[i], boundary, per_epoch)
+            if due:
+                member.save(states[i], boundary, per_epoch, wait=wait)
+            else:
+                member.hold(states[i], boundary, per_epoch)
 
 
 def leave(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
     """Write checkpoints of where the runs stand now, and say by which signal they were ended."""
     for member, state in zip(cohort.members, cohort.learner.state(), strict=True):
         if member.ended is None:
-            member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured)
+            member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured, wait=True)
         member.writer.flush()
         member.settle()
     where = ", ".join(str(member.folder.path) for member in cohort.members)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, from_json
 from manyfit.core.state import State
 from manyfit.store import durable
-from manyfit.store.files import read_json
+from manyfit.store.files import read_json, readable
 
 FORMAT = 2
 READABLE = (1, 2)
@@ -150,8 +151,11 @@ def save(folder: Path, state: State, note: Note) -> Checkpoint:
 
     final = folder / f"step-{note.step:09d}"
     temporary = folder / f".{final.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    if temporary.exists():
+        shutil.rmtree(temporary, ignore_errors=True)
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+    temporary.mkdir()
     data = serialize(dict(state.tensors))
     durable.write_new(temporary / "state.safetensors", data)
     files = {"state.safetensors": hashlib.sha256(data).hexdigest()}
@@ -169,7 +173,7 @@ def save(folder: Path, state: State, note: Note) -> Checkpoint:
     }
     text = json.dumps(manifest, allow_nan=False)
     signed = {**manifest, "digest": hashlib.sha256(_canonical(json.loads(text))).hexdigest()}
-    durable.write_new(temporary / "manifest.json", json.dumps(signed, indent=1, allow_nan=False))
+    durable.write_new(temporary / "manifest.json", readable(signed))
     durable.commit_folder(temporary, final)
     return Checkpoint(final, note, state.values, files)
 
@@ -198,8 +202,13 @@ def damaged(folder: Path) -> dict[Path, str]:
 
 def committed(folder: Path) -> Iterator[Path]:
     """Every folder that was committed as a checkpoint, the oldest first."""
-    found = {path: path.name.removeprefix("step-") for path in folder.glob("step-*") if path.is_dir()}
-    yield from sorted((p for p in found if found[p].isdecimal()), key=lambda p: int(found[p]))
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith("step-") and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    steps = {int(number): name for name in names if (number := name.removeprefix("step-")).isdecimal()}
+    yield from (folder / steps[step] for step in sorted(steps))
 
 
 def read(path: Path) -> Checkpoint:
@@ -271,12 +280,13 @@ def set_aside(paths: Iterable[Path]) -> None:
 
 def prune(folder: Path, keep: Keep) -> None:
     """Keep the last and the best checkpoints, and sweep up what a crash left. What else lies here stays."""
-    found = checkpoints(folder)
-    kept = {c.path for c in keep.chosen(found)}
-    for path in sorted(c.path for c in found if c.path not in kept):
-        durable.discard(path)
-    for left in sorted(folder.glob(".step-*")):
-        durable.discard(left)
+    if len(list(committed(folder))) > keep.last:  # else all of them stay, whatever they hold
+        found = checkpoints(folder)
+        kept = {c.path for c in keep.chosen(found)}
+        for path in sorted(c.path for c in found if c.path not in kept):
+            durable.discard(path)
+    for name in sorted(name for name in os.listdir(folder) if name.startswith(".step-")):  # noqa: PTH208
+        durable.discard(folder / name)
 
 
 def _canonical(manifest: Mapping[str, Any]) -> bytes:

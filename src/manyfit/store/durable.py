@@ -24,8 +24,10 @@ def write(path: Path, data: bytes | str) -> None:
 
 def write_all(files: Mapping[Path, bytes | str]) -> None:
     """Replace several files of one folder; each is whole or as it was, and the folder is flushed once."""
-    for folder in {path.parent for path in files}:
-        folder.mkdir(parents=True, exist_ok=True)
+    folders = {path.parent for path in files}
+    for folder in folders:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
     try:
         for path, data in files.items():
@@ -38,17 +40,18 @@ def write_all(files: Mapping[Path, bytes | str]) -> None:
             with contextlib.suppress(OSError):
                 left.unlink(missing_ok=True)
         raise
-    for folder in {path.parent for path in files}:
+    for folder in folders:
         sync_folder(folder)
 
 
 def write_new(path: Path, data: bytes | str) -> None:
     """Write a file that nobody looks at yet, and flush it to disk."""
     _about_to("open", path)
-    with path.open("wb") as file:
+    with open(path, "wb", buffering=0) as file:  # noqa: PTH123 (many small files: this is the quick way)
         _about_to("write", path)
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
+        rest = memoryview(data.encode() if isinstance(data, str) else data)
+        while rest:
+            rest = rest[file.write(rest) :]
         _about_to("sync", path)
         os.fsync(file.fileno())
 

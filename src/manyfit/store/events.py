@@ -43,7 +43,8 @@ class EventLog:
     def __init__(self, path: Path, length: int = 0) -> None:
         """Open the log and drop what lies beyond `length`: no checkpoint has committed it."""
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
         if self._file.tell() < length:
             self._file.close()

@@ -21,6 +21,23 @@ def read_json(path: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     return check_fields(found, fields, path)
 
 
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
+def readable(value: Any, depth: int = 1, indent: str = "") -> str:
+    """JSON that people can read: each field on a line of its own, also those inside, `depth` levels deep."""
+    if not depth or not value or not isinstance(value, dict | list):
+        return _encode(value)
+    inner = f"{indent} "
+    if isinstance(value, list):
+        items = [readable(item, depth - 1, inner) for item in value]
+    else:
+        items = [f"{_encode(key)}: {readable(item, depth - 1, inner)}" for key, item in value.items()]
+    ends = "[]" if isinstance(value, list) else "{}"
+    lines = f",\n{inner}".join(items)
+    return f"{ends[0]}\n{inner}{lines}\n{indent}{ends[1]}"
+
+
 def check_fields(found: Any, fields: Mapping[str, type], path: Path) -> dict[str, Any]:
     """Refuse what is not an object with these fields; numbers count something, so none is negative."""
     if not isinstance(found, dict):

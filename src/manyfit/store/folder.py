@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -19,7 +20,7 @@ from manyfit.core.numbers import from_json
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, Keep, checkpoints, damaged
 from manyfit.store.events import Event, read_events
-from manyfit.store.files import check_fields, read_json
+from manyfit.store.files import check_fields, read_json, readable
 from manyfit.store.lock import is_owned
 
 SUMMARY: Final[Mapping[str, type]] = {
@@ -53,7 +54,7 @@ COPIED: Final = "# Copied by manyfit from a config that lies elsewhere"
 State: TypeAlias = Literal["new", "running", "unfinished", "finished", "failed", "damaged"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunFolder:
     """Paths inside `runs/<name>/`, and what the files there say."""
 
@@ -64,47 +65,47 @@ class RunFolder:
         """The run's name."""
         return self.path.resolve().name
 
-    @property
+    @cached_property
     def config(self) -> Path:
         """The config as it was given."""
         return self.path / "config.yaml"
 
-    @property
+    @cached_property
     def resolved(self) -> Path:
         """The config as it was meant."""
         return self.path / "config.resolved.yaml"
 
-    @property
+    @cached_property
     def provenance(self) -> Path:
         """Where the run comes from: code, versions, hardware, data."""
         return self.path / "provenance.json"
 
-    @property
+    @cached_property
     def metrics(self) -> Path:
         """The event log."""
         return self.path / "metrics.jsonl"
 
-    @property
+    @cached_property
     def checkpoint_folder(self) -> Path:
         """The committed checkpoints."""
         return self.path / "checkpoints"
 
-    @property
+    @cached_property
     def reports(self) -> Path:
         """Per-row reports and their summary."""
         return self.path / "reports"
 
-    @property
+    @cached_property
     def tensorboard(self) -> Path:
         """The event files that TensorBoard reads."""
         return self.path / "tensorboard"
 
-    @property
+    @cached_property
     def exported(self) -> Path:
         """The model, in forms that others can load."""
         return self.path / "exported"
 
-    @property
+    @cached_property
     def failure_file(self) -> Path:
         """Why the run failed, as long as it has not been started again."""
         return self.path / "failure.json"
@@ -141,17 +142,16 @@ class RunFolder:
 
     def check_links(self) -> None:
         """Refuse a folder in which a link would lead what is written, or read, out of it."""
-        for place in (str(self.path), *(os.path.join(self.path, name) for name in WRITTEN)):  # noqa: PTH118
-            if not os.path.isdir(place):  # noqa: PTH112
-                continue
-            with os.scandir(place) as entries:
-                for entry in entries:
-                    written = place != str(self.path) or entry.name in WRITTEN
-                    if written and entry.is_symlink():
-                        raise FolderError(
-                            f"{entry.path} is a link; manyfit writes into the folder itself, so link the "
-                            "whole folder"
-                        )
+        with os.scandir(self.path) as entries:
+            found = [entry for entry in entries if entry.name in WRITTEN]
+        for entry in [e for e in found if e.is_dir(follow_symlinks=False)]:
+            with os.scandir(entry.path) as entries:
+                found += entries
+        for entry in found:
+            if entry.is_symlink():
+                raise FolderError(
+                    f"{entry.path} is a link; manyfit writes into the folder itself, so link the whole folder"
+                )
 
     def events(self) -> list[Event]:
         """The event log, as far as it is whole."""
@@ -200,7 +200,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the closing summary: from now on the run is finished."""
-        durable.write(self.reports / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        durable.write(self.reports / "summary.json", readable(summary, 2) + "\n")
 
     def failure(self) -> dict[str, Any]:
         """Why the run failed; empty if it did not, or was started again since."""

@@ -57,13 +57,13 @@ def _opened(path: Path) -> TextIO:
 
 def _acquired(file: TextIO) -> bool:
     """Take the lock; a short wait, because whoever looks whether it is held holds it for a moment."""
-    for pause in (0.0, 0.05, 0.2):
-        time.sleep(pause)
+    for pause in (0.05, 0.2, None):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            continue
+            if pause is not None:
+                time.sleep(pause)
     return False
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 
 from manyfit.core.secrets import redacted
 from manyfit.store import durable
+from manyfit.store.files import readable
 from manyfit.store.folder import RunFolder
 
 PACKAGES = (
@@ -64,7 +64,7 @@ def brief_session(study: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def added(run: RunFolder, session: Mapping[str, Any]) -> str:
     """The provenance file with one more start. Secrets are taken out of everything that is written."""
-    return json.dumps(redacted({"sessions": [*run.sessions(), session]}), indent=1) + "\n"
+    return readable(redacted({"sessions": [*run.sessions(), session]}), 3) + "\n"
 
 
 def versions() -> dict[str, str]:

@@ -41,15 +41,26 @@ class Writer:
             self._waiting.append(_Waiting(self._buffers.copy(state), note))
             self._drop()
 
-    def put(self, state: State, note: Note) -> None:
-        """Write a state, and what is held, as soon as possible."""
+    def put(self, state: State, note: Note, wait: bool = False) -> None:
+        """Write a state, and what is held, as soon as possible; with `wait`, before this returns."""
         self.check()
+        here = wait and self._thread is None  # then a thread, and a copy, would only cost time
         if not any(waiting.note == note for waiting in self._waiting):
-            self.hold(state, note)
+            if here:
+                self._waiting.append(_Waiting(state, note, is_copy=False))
+            else:
+                self.hold(state, note)
         with self._changed:
             self._until = note.step
             self._drop()
-            self._start()
+            if not here:
+                self._start()
+        if here:
+            while self._error is None and (found := self._next()) is not None:
+                self._waiting.remove(found)
+                self._write(found)
+        if wait:
+            self.flush()
 
     def put_held(self) -> None:
         """Write what is held: nothing will follow."""
@@ -104,6 +115,10 @@ class Writer:
             kept.add(notes[-1].step)
         for waiting in [waiting for waiting in self._waiting if waiting.note.step not in kept]:
             self._waiting.remove(waiting)
+            self._give_back(waiting)
+
+    def _give_back(self, waiting: _Waiting) -> None:
+        if waiting.is_copy:
             self._buffers.give_back(waiting.state)
 
     def _work(self) -> None:
@@ -115,24 +130,32 @@ class Writer:
                     return
                 self._waiting.remove(found)
                 self._busy = True
-            try:
-                self._sync()
-                checkpoint.save(self._folder, found.state, found.note)
-                checkpoint.prune(self._folder, self._keep)
-            except BaseException as error:
-                with self._changed:
-                    self._error, self._busy = error, False
-                    self._changed.notify_all()
+            self._write(found)
+            if self._error is not None:
                 return
-            with self._changed:
-                self._buffers.give_back(found.state)
-                self._done, self._busy = max(self._done, found.note.log_length), False
-                self._changed.notify_all()
+
+    def _write(self, found: _Waiting) -> None:
+        error: BaseException | None = None
+        try:
+            self._sync()
+            checkpoint.save(self._folder, found.state, found.note)
+            checkpoint.prune(self._folder, self._keep)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            self._give_back(found)
+            if error is None:
+                self._done = max(self._done, found.note.log_length)
+            self._error, self._busy = error, False
+            self._changed.notify_all()
 
 
 class _Waiting:
     """A state that waits to be written."""
 
-    def __init__(self, state: State, note: Note) -> None:
+    def __init__(self, state: State, note: Note, is_copy: bool = True) -> None:
         self.state = state
         self.note = note
+        self.is_copy = is_copy

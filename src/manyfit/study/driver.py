@@ -68,6 +68,7 @@ class Driver:
         self._began = self.executor.now()
         self._before = float(self.ledger.get("seconds") or 0.0)
         self._steps = 0
+        self._absolute = StudyFolder(self.folder.path.resolve())
 
     def run(self) -> None:
         """Train until nothing is left, or the budget is used up, or somebody asks to stop."""
@@ -134,7 +135,7 @@ class Driver:
         if trial.split > 1:
             given = point.values.get("train.accumulate", self.study.base.run.train.accumulate)
             changes["train.accumulate"] = given * trial.split
-        folder = self.folder.trial(trial.id).path.resolve()
+        folder = self._absolute.trial(trial.id).path
         return Trial(trial.id, str(folder), point.values, trial.seed, changes)
 
     def over_budget(self) -> bool:

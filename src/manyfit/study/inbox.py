@@ -68,7 +68,8 @@ class Inbox:
         if self.bell is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.bell, 4096)
-        for file in sorted(self._folder.glob("*.json")):
+        for name in sorted(name for name in os.listdir(self._folder) if name.endswith(".json")):  # noqa: PTH208
+            file = self._folder / name
             try:
                 yield parse(file)
             except FolderError as error:

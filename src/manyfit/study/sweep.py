@@ -21,6 +21,7 @@ from manyfit.config.study import StudyConfig, load_study
 from manyfit.config.tree import Leaf, find, plain
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.core.secrets import redact
+from manyfit.data.randomness import set_apart
 from manyfit.run.journal import logged
 from manyfit.run.signals import Watch, watched
 from manyfit.store import durable, provenance
@@ -91,17 +92,18 @@ def execute(
     wish = wish or Wish()
     check_kinds(wish.retry)
     here = StudyFolder(study.folder)
+    first = None
     if not here.ledger.exists():  # a study that cannot be started leaves no folder behind
         check_pauses(study)
-        survey(study)
-    with owned(here.path), logged(here.path / "study.log"), contextlib.ExitStack() as stack:
+        first = survey(study)
+    with owned(here.path), logged(here.path / "study.log"), set_apart(), contextlib.ExitStack() as stack:
         here.check_links()
         ledger = stack.enter_context(Ledger(here.ledger))
         stack.enter_context(written(here.ledger))
         watch = stack.enter_context(watched())
         if from_python:
             write_study(study, here)
-        run(study, here, ledger, watch, wish, choose, stack)
+        run(study, here, ledger, watch, wish, choose, stack, first)
     return read_study(here.path)
 
 
@@ -113,14 +115,19 @@ def run(
     wish: Wish,
     choose: Choose,
     stack: contextlib.ExitStack,
+    found: Survey | None = None,
 ) -> None:
-    """Check everything, then train, then export the best. Nothing is written before all is checked."""
+    """Check everything, then train, then export the best. Nothing is written before all is checked.
+
+    `found` is a survey that was made already, when nothing was known yet.
+    """
     allowed = set(wish.allow_change)
     check_base(study, ledger, allowed)
     check_code(study, ledger, allowed)
     check_pauses(study)
     known = [point for point in ledger.points if point.origin == "asked"]
-    found = survey(study, known)
+    if found is None or known:
+        found = survey(study, known)
     work = Training(str(write_base(study, folder)), study.objective.metric, allowed=tuple(allowed))
     engine = choose(study, work, watch, found.trials)
     stack.callback(engine.close)

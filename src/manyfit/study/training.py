@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from manyfit.config import Config, load_config
-from manyfit.config.read import dump
+from manyfit.config.read import dump_parts
 from manyfit.config.tree import plain
 from manyfit.core.errors import FolderError
 from manyfit.core.secrets import redact
@@ -154,7 +154,7 @@ def base_config(file: str) -> Config:
 def text_of(config: Config, trial: Trial) -> str:
     """The trial's own `config.yaml`: the base with its values, references and all."""
     values = ", ".join(f"{key}: {value!r}" for key, value in trial.values.items())
-    return f"{WRITTEN}\n# {redact(values)}\n{dump(plain(config.given.tree))}"
+    return f"{WRITTEN}\n# {redact(values)}\n{dump_parts(plain(config.given.tree))}"
 
 
 def committed_step(run: RunFolder) -> int:

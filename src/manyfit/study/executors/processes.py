@@ -76,8 +76,11 @@ class Processes(Executor):
 
     def _start(self, place: Place) -> _Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs, self._work, place), name="manyfit-worker")
         with _starting, without_main(), few_threads(self._threads):
+            # The server may be older than what the environment says now.
+            here = {name: value for name, value in os.environ.items() if name != DRIVER}
+            args = (theirs, self._work, place, here)
+            process = self._context.Process(target=serve, args=args, name="manyfit-worker")
             process.start()
         theirs.close()
         return _Worker(place, process, ours, seen=time.monotonic())

@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.processes import die_with_parent
+from manyfit.data.randomness import set_apart
 from manyfit.study.executors.base import Work, attempt
 from manyfit.study.units import Outcome, Unit
 
@@ -34,8 +35,11 @@ class Place:
     memory: int | None = None
 
 
-def serve(pipe: Connection, work: Work, place: Place) -> None:
-    """Work until nobody wants anything any more."""
+def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, str]) -> None:
+    """Work until nobody wants anything any more, with the environment variables of the driver."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
     let_the_server_end()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
@@ -44,13 +48,14 @@ def serve(pipe: Connection, work: Work, place: Place) -> None:
     gc.freeze()  # what was imported stays; looking through it after every unit would take long
     try:
         pipe.send("ready")
-        while True:
-            unit: Unit = pipe.recv()
-            outcomes = answered(unit, work, pipe)
-            pipe.send(outcomes)
-            if any(o.failure is not None and o.failure.kind == "out of memory" for o in outcomes):
-                return  # what memory is left, and in which state, nobody knows
-            gc.collect()
+        with set_apart():
+            while True:
+                unit: Unit = pipe.recv()
+                outcomes = answered(unit, work, pipe)
+                pipe.send(outcomes)
+                if any(o.failure is not None and o.failure.kind == "out of memory" for o in outcomes):
+                    return  # what memory is left, and in which state, nobody knows
+                gc.collect()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
