@@ -53,8 +53,8 @@ class Inbox:
     """The driver's side: it is woken by the bell and reads what has come."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder.absolute()  # it is read while a trial runs, whose code may be anywhere
         self.bell: int | None = None
         try:
             with contextlib.suppress(FileExistsError):
