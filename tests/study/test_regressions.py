@@ -477,3 +477,27 @@ def test_a_point_with_a_failed_seed_is_shown_last(lab):
     lab.execute(lambda *_: Simulated(1, epochs=2, failure=failing))
     rows = leaderboard(lab.folder).rows
     assert len(rows) == 3 and (rows[-1].state, rows[-1].seeds) == ("failed", "1 of 2")
+
+
+def test_a_study_whose_ledger_is_lost_is_not_called_new(lab, cli):
+    points(lab, 1, search__seeds=1)
+    lab.sweep()
+    (lab.folder / "ledger.db").unlink()
+    said = cli("status", lab.folder)
+    assert said.code == 2 and "has trials, but no ledger" in said.err
+    steps = [p.read_text() for p in sorted(lab.folder.glob("trials/*/metrics.jsonl"))]
+    assert cli("sweep", lab.folder).code == 0
+    assert steps == [p.read_text() for p in sorted(lab.folder.glob("trials/*/metrics.jsonl"))]
+    assert cli("status", lab.folder).code == 0
+
+
+def test_the_config_of_a_trial_is_the_base_with_its_values(lab, cli):
+    lab.project.config(lab.project.changed(model__hidden="${data.batch_size}"))
+    points(lab, 1, search__seeds=1)
+    trial = lab.sweep().points[0]
+    folder = next(iter(trial.folders.values()))
+    text = (folder / "config.yaml").read_text()
+    assert text.startswith("# Written by manyfit: one trial of a study.") and "${data.batch_size}" in text
+    assert cli("train", folder).code == 0  # it is finished: that is said, and nothing is trained again
+    assert (folder / "config.yaml").read_text() == text
+    assert cli("evaluate", folder).code == 0

@@ -34,6 +34,15 @@ def show(value: object, limit: int = 80) -> str:
     return f"{text} ({kinds[type(value)]})" if type(value) in kinds else text
 
 
+def counted(count: int | float, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "epoch"), counted(2, "epoch")
+    ('1 epoch', '2 epochs')
+    """
+    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
+
+
 def indefinite(noun: str) -> str:
     """Put the article before a noun: `a model`, `an optimizer`."""
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

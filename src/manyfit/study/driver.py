@@ -11,6 +11,7 @@ from typing import Any
 from manyfit.config.space import located
 from manyfit.config.study import StudyConfig, seconds
 from manyfit.core.errors import ConfigError, Interrupted, ManyfitError, RunFailed, UsageError
+from manyfit.core.names import counted
 from manyfit.run.signals import Watch
 from manyfit.study import best, policy, weights
 from manyfit.study.asking import Asker
@@ -306,7 +307,8 @@ class Driver:
             self.go(board.ranked(left)[0].record, None, "the best of those that are left")
             return True
         for point in left:
-            self.stop(point.record, f"not chosen to go on after {point.record.granted} epochs")
+            done = counted(point.record.granted or 0, "epoch")
+            self.stop(point.record, f"not chosen to go on after {done}")
         self._undecided = True
         self._decide()
         return bool(self._queue)

@@ -229,6 +229,11 @@ def read_points(db: sqlite3.Connection) -> list[PointRecord]:
 def read_only(path: Path) -> tuple[list[PointRecord], dict[str, Any], list[tuple[float, Any, str, str]]]:
     """Points, facts and decisions of a ledger that somebody else may be writing."""
     if not path.is_file():
+        if (path.parent / "trials").is_dir():
+            raise FolderError(
+                f"{path.parent} has trials, but no ledger: "
+                f"`manyfit sweep {path.parent}` makes it again from them"
+            )
         raise FolderError(f"{path.parent} has no ledger: the study was never started")
     try:
         db = sqlite3.connect(path, isolation_level=None, timeout=30)

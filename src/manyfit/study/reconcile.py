@@ -11,6 +11,7 @@ from manyfit.config.identity import Snapshot, diff
 from manyfit.config.kinds import Kind
 from manyfit.config.study import StudyConfig
 from manyfit.core.errors import FolderError, RunConflict, UsageError
+from manyfit.core.names import counted
 from manyfit.run.code import imported
 from manyfit.run.guard import is_allowed
 from manyfit.study.board import Stopper, next_pause
@@ -176,8 +177,9 @@ def check_pauses(study: StudyConfig) -> None:
     missed = [pause for pause in stopper.pauses(train.epochs) if pause % cadence.amount]
     if missed:
         raise UsageError(
-            f"{stop.origin}: search.stop: points are compared after {missed[0]} epochs, but validated only "
-            f"every {train.every.validate}: choose other epochs for the stopper, or validate more often"
+            f"{stop.origin}: search.stop: points are compared after {counted(missed[0], 'epoch')}, but "
+            f"validated only every {train.every.validate}: choose other epochs for the stopper, or validate "
+            "more often"
         )
 
 

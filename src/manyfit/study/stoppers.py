@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from manyfit.core.errors import UsageError
+from manyfit.core.names import counted
 from manyfit.study.board import Board, Decision, Go, Stop, View
 
 
@@ -61,12 +62,13 @@ class Halving:
         self, there: list[View], best: list[View], rung: int, after: int | None, count: int
     ) -> Iterator[Decision]:
         chosen = {point.number for point in best}
+        among = f"among the best {len(best)} of {count} after {counted(rung, 'epoch')}"
         for point in there:
             here = point.record.granted == rung
             if point.number in chosen and here and point.state in ("waiting", "stopped"):
-                yield Go(point.number, after, f"among the best {len(best)} of {count} after {rung} epochs")
+                yield Go(point.number, after, among)
             elif point.number not in chosen and here and point.state == "waiting":
-                yield Stop(point.number, f"not among the best {len(best)} of {count} after {rung} epochs")
+                yield Stop(point.number, f"not {among}")
 
 
 class Asha:
@@ -90,7 +92,8 @@ class Asha:
             there = [p for p in board.points if p.state != "failed" and p.epoch >= rung]
             for point in board.ranked(there, rung)[: len(there) // self.factor]:
                 if point.state in ("waiting", "stopped") and point.record.granted == rung:
-                    rank = f"among the best {len(there) // self.factor} of {len(there)} after {rung} epochs"
+                    best = len(there) // self.factor
+                    rank = f"among the best {best} of {len(there)} after {counted(rung, 'epoch')}"
                     found.append(Go(point.number, after, rank))
         return found
 
@@ -119,13 +122,9 @@ class Median:
                 continue
             others = [p.score(at) for p in every if p is not point and p.state != "failed" and p.epoch >= at]
             if len(others) >= self.least and point.score(at) > (middle := statistics.median(others)):
-                found.append(
-                    Stop(
-                        point.number,
-                        f"{board.sign * point.score(at):.6g} after {at} epochs is worse than the median of "
-                        f"{len(others)} others, {board.sign * middle:.6g}",
-                    )
-                )
+                value, after = board.sign * point.score(at), counted(at, "epoch")
+                than = f"the median of {len(others)} others, {board.sign * middle:.6g}"
+                found.append(Stop(point.number, f"{value:.6g} after {after} is worse than {than}"))
             else:
                 following = at + self.every
                 found.append(Go(point.number, following if following < board.epochs else None))
@@ -155,7 +154,9 @@ class Patience:
             before = at - self.epochs
             if before >= 1 and not point.score(at) < point.score(before) - self.min_delta:
                 value = board.sign * point.score(at)
-                found.append(Stop(point.number, f"not better than {value:.6g} for {self.epochs} epochs"))
+                found.append(
+                    Stop(point.number, f"not better than {value:.6g} for {counted(self.epochs, 'epoch')}")
+                )
             else:
                 found.append(Go(point.number, at + 1 if at + 1 < board.epochs else None))
         return found
