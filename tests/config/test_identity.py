@@ -1,5 +1,7 @@
 """Fingerprints and differences: identity, budget, neither."""
 
+import pickle
+
 import pytest
 
 from manyfit import Kind, load_config
@@ -133,6 +135,16 @@ def test_a_patch_is_the_same_as_an_override(project):
     assert patched == load_config(project.run, ["seed=9", "data.batch_size=5"])
     assert patched.model.hidden == 5
     assert base.model.hidden == 16
+
+
+def test_a_config_that_was_patched_can_be_pickled(project):
+    from manyfit.config import patch
+
+    base = load(project, train__scheduler="cosine")
+    patched = patch(base, ["train.epochs=3"])
+    again = pickle.loads(pickle.dumps(patched))
+    assert again == patched and again.fingerprint == patched.fingerprint
+    assert patch(again, ["train.epochs=2"]) == base
 
 
 @pytest.mark.parametrize("length", [{"epochs": 10, "steps_per_epoch": 4}, {"total_steps": 40}])

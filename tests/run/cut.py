@@ -13,12 +13,12 @@ from manyfit.run.proof import difference
 from manyfit.store.folder import RunFolder
 
 
-def resumes(project, tree, **options):
-    """Train a config at once, and cut short in the middle of its second epoch: the same."""
+def resumes(project, tree, step=6, **options):
+    """Train a config at once, and cut short, as a rule in the middle of its second epoch: the same."""
     whole = manyfit.train(tree, folder="runs/whole", callbacks=[], **options)
     with pytest.raises(Interrupted):
-        manyfit.train(tree, folder="runs/parts", callbacks=[Ask(step=6)], **options)
-    assert RunFolder(project.root / "runs/parts").checkpoints()[-1].step == 6
+        manyfit.train(tree, folder="runs/parts", callbacks=[Ask(step)], **options)
+    assert RunFolder(project.root / "runs/parts").checkpoints()[-1].step == step
     parts = manyfit.train(tree, folder="runs/parts", callbacks=[], **options)
     for name in ("whole", "parts"):
         (project.root / f"runs/{name}.trace").write_text("[0, []]\n")

@@ -84,6 +84,38 @@ class ByName(MLP):
         return super().forward(left - right)
 
 
+class Tied(nn.Module):
+    """Two names for the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        self.second.weight = self.first.weight
+
+    def forward(self, images):
+        return self.last(self.second(self.first(images.flatten(1)).relu()).relu())
+
+
+class Strided(nn.Module):
+    """Weights that do not lie in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(2, 4, 3), nn.Linear(4 * 2 * 6, 10)
+        self.convolution.to(memory_format=torch.channels_last)
+        self.register_buffer("turned", torch.ones(4, 3).t())
+
+    def forward(self, images):
+        return self.last(self.convolution(images.reshape(-1, 2, 4, 8)).relu().flatten(1))
+
+
+class Noisy(MLP):
+    """Draws from every generator, in training and when it predicts."""
+
+    def forward(self, images):
+        return super().forward(images) * (1 + 0.1 * (random.random() + np.random.rand() + torch.rand(()).item()))
+
+
 class Wrong(MLP):
     def forward(self, images):
         return [1, 2, 3]
@@ -104,7 +136,8 @@ def not_a_number(output: Tensor, target: Tensor) -> Tensor:
 SETS = '''
 import random
 import numpy as np
-from manyfit.data import ArraySource, DatasetSource, IterableSource
+import torch
+from manyfit.data import ArraySource, Batch, DatasetSource, IterableSource
 
 
 def rows(split, count=64):
@@ -169,6 +202,20 @@ class Generated(Base):
         return IterableSource(generate, count=len(target))
 
 
+class Drawing(ArraySource):
+    """A source that draws from the global generators."""
+
+    def batches(self, order, start=0):
+        for batch in super().batches(order, start):
+            noise = 1 + 0.1 * (random.random() + np.random.rand() + torch.rand(()).item())
+            yield Batch(batch.inputs * np.float32(noise), batch.target, batch.index)
+
+
+class Drawn(Base):
+    def source(self, split):
+        return Drawing(*rows(split))
+
+
 class Nothing(Base):
     def source(self, split):
         return 3
@@ -218,6 +265,32 @@ def test_a_form_trains_and_resumes(forms, changes):
     if "torchmetrics" in str(changes):
         pytest.importorskip("torchmetrics")
     assert falls(resumes(forms, forms.changed(**{"train__epochs": 4, **changes})))
+
+
+@pytest.mark.parametrize("step", [4, 6, 8, 14])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"class": "forms.Noisy"}},
+        {"data": {"class": "sets.Drawn"}},
+        {"model": {"class": "forms.Noisy"}, "train__every": {"validate": "0.5ep", "checkpoint": "3ba"}},
+    ],
+    ids=["model", "source", "in the middle"],
+)
+def test_whoever_draws_at_random_resumes_exactly(forms, changes, step):
+    """Between epochs, in the middle of one, and where a run is evaluated again."""
+    result = resumes(forms, forms.changed(**{"train__epochs": 4, **changes}), step)
+    before = (result.folder / "reports/test.csv").read_bytes()
+    np.random.seed(1)
+    manyfit.evaluate(result.folder, "test")
+    assert (result.folder / "reports/test.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("model", ["forms.Tied", "forms.Strided"])
+@pytest.mark.parametrize("every", ["2ba", "auto"])
+def test_weights_that_share_memory_or_are_strided(forms, model, every):
+    tree = forms.changed(model={"class": model}, train__epochs=4, train__every={"checkpoint": every})
+    assert falls(resumes(forms, tree))
 
 
 def test_a_model_that_updates_itself(forms):

@@ -31,7 +31,10 @@ class Given:
     file: FilePath | None
     frozen: Mapping[str, Any]
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Components that were checked before, for patches of this config that leave them as they are."""
+    """What was checked before, for patches of this config that leave it as it is."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "memo": {}}
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,9 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     tree = resolver.resolve()
     problems += resolver.problems
     problems += _source_problems(tree, given.project)
-    checker = Checker(tree, given.project, source_folder(tree, given.project), given.frozen, given.memo)
+    source = source_folder(tree, given.project)
+    memo = given.memo.setdefault(source, {})
+    checker = Checker(tree, given.project, source, given.frozen, memo)
     known = signature_of(Run).parameters
     checker.sections = [
         ("train", signature_of(Train).parameters),

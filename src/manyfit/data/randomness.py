@@ -19,24 +19,6 @@ def seed_for(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-_apart = False
-
-
-@contextmanager
-def set_apart() -> Iterator[None]:
-    """As `own_randomness`, for all that is inside: a second one there has nothing to do."""
-    global _apart
-    if _apart:
-        yield
-        return
-    _apart = True
-    try:
-        with own_randomness():
-            yield
-    finally:
-        _apart = False
-
-
 @contextmanager
 def own_randomness() -> Iterator[None]:
     """Give the process its global random states back afterwards."""

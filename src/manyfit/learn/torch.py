@@ -17,6 +17,7 @@ from manyfit.core.errors import RunFailed
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch
+from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Metrics, Outputs
 from manyfit.learn.objective import Objective
 from manyfit.learn.pack import pack, unpack
@@ -64,10 +65,10 @@ class TorchLearner:
         if update.frozen:
             update.thaw(self.step)
         for _ in range(steps):
+            self._reseed()
             batch = next(batches, None)
             if batch is None:
                 raise RunFailed(f"the data ended at step {self.step}; a source goes on, epoch after epoch")
-            self._reseed()
             loss = one(batch)
             if loss is not None:
                 sums.add(loss, len(batch))
@@ -164,17 +165,21 @@ class TorchLearner:
         """Predict, with a loss and every metric for each row."""
         module = self.evaluated
         module.eval()
-        for number, batch in enumerate(batches):
-            self._seed(self._measuring + number)
-            with self._autocast():
-                output, losses = self.objective.rows(module, batch)
-            rows = {} if losses is None else {"loss": self._rows("loss", losses, batch)}
-            target = None if batch.target is None else self.objective.tensor(batch.target)
-            if target is not None:
-                for name, metric in self.metrics.items():
-                    rows[name] = self._rows(name, measured(name, metric, output, target), batch)
-            shown = None if target is None else numpy_of(target)[None]
-            yield Outputs(batch.index, numpy_of(output)[None], shown, rows)
+        between = self.step % self.update.steps_per_epoch == 0  # then there are no random states to keep
+        with nullcontext() if between else own_randomness():
+            seed_slow(self._measuring)
+            self._seed(self._measuring)  # for the source of the first batch
+            for number, batch in enumerate(batches):
+                self._seed(self._measuring + number)
+                with self._autocast():
+                    output, losses = self.objective.rows(module, batch)
+                rows = {} if losses is None else {"loss": self._rows("loss", losses, batch)}
+                target = None if batch.target is None else self.objective.tensor(batch.target)
+                if target is not None:
+                    for name, metric in self.metrics.items():
+                        rows[name] = self._rows(name, measured(name, metric, output, target), batch)
+                shown = None if target is None else numpy_of(target)[None]
+                yield Outputs(batch.index, numpy_of(output)[None], shown, rows)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -218,9 +223,7 @@ class TorchLearner:
         seed = self._stream + self.step
         self._seed(seed)
         if self.step % self.update.steps_per_epoch == 0:
-            # Generators that are slow to seed; within an epoch a checkpoint holds their states.
-            random.seed(seed)
-            np.random.seed(seed & 0xFFFF_FFFF)
+            seed_slow(seed)
 
     def _seed(self, seed: int) -> None:
         # torch's CPU generator keeps 32 bits of its seed; consecutive numbers stay distinct in them.
@@ -276,6 +279,12 @@ def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
             if not key.startswith("_") or isinstance(value, torch.optim.Optimizer):
                 search(value, f"{name}.{key}".lstrip("."))
     return found
+
+
+def seed_slow(seed: int) -> None:
+    """Seed the generators that are too slow to be seeded for each step or batch."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFF_FFFF)
 
 
 def random_state() -> dict[str, Any]:

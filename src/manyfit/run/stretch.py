@@ -13,7 +13,7 @@ from typing import Any, Final
 from manyfit.config import Config, patch
 from manyfit.core.state import State
 from manyfit.data import once
-from manyfit.data.randomness import own_randomness, set_apart
+from manyfit.data.randomness import own_randomness
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, threads
 from manyfit.run.code import imported
@@ -72,7 +72,7 @@ def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Ite
     if last is not None:
         config = patch(config, frozen=run.frozen())
         changed = guard.check_config(config, run, allowed)
-    with set_apart(), threads(config.run.train.threads) as thread_count:
+    with own_randomness(), threads(config.run.train.threads) as thread_count:
         built = build(config, warm=last is None)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
         code = imported(source)

@@ -57,7 +57,8 @@ def fit(
             if boundary.step == end:
                 boundary = replace(boundary, checkpoint=True)
             cohort.step = boundary.step
-            reach(cohort, boundary, callbacks, watch, wait=boundary.step == end)
+            alone = len(cohort.members) == 1  # several are written side by side
+            reach(cohort, boundary, callbacks, watch, wait=alone and boundary.step == end)
         for member in cohort.members:
             member.writer.flush()
             member.settle()
@@ -130,7 +131,7 @@ def leave(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
     """Write checkpoints of where the runs stand now, and say by which signal they were ended."""
     for member, state in zip(cohort.members, cohort.learner.state(), strict=True):
         if member.ended is None:
-            member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured, wait=True)
+            member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured)
         member.writer.flush()
         member.settle()
     where = ", ".join(str(member.folder.path) for member in cohort.members)

@@ -37,6 +37,15 @@ class Buffers:
         self._free.append(dict(state.tensors))
 
 
+def separate(state: State) -> State:
+    """The same state with tensors that can be written at once: each lies in order, in memory of its own."""
+    import torch
+
+    form = torch.contiguous_format
+    own = {name: tensor.detach().cpu().clone(memory_format=form) for name, tensor in state.tensors.items()}
+    return State(own, state.values)
+
+
 def _like(tensor: Any) -> Any:
     import torch
 

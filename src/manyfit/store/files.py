@@ -32,7 +32,7 @@ def readable(value: Any, depth: int = 1, indent: str = "") -> str:
     if isinstance(value, list):
         items = [readable(item, depth - 1, inner) for item in value]
     else:
-        items = [f"{_encode(key)}: {readable(item, depth - 1, inner)}" for key, item in value.items()]
+        items = [f"{_encode(str(key))}: {readable(item, depth - 1, inner)}" for key, item in value.items()]
     ends = "[]" if isinstance(value, list) else "{}"
     lines = f",\n{inner}".join(items)
     return f"{ends[0]}\n{inner}{lines}\n{indent}{ends[1]}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from manyfit.core.errors import RunFailed, kind_of
 from manyfit.core.state import State
 from manyfit.store import checkpoint
-from manyfit.store.buffers import Buffers
+from manyfit.store.buffers import Buffers, separate
 from manyfit.store.checkpoint import Keep, Note
 
 
@@ -44,10 +44,10 @@ class Writer:
     def put(self, state: State, note: Note, wait: bool = False) -> None:
         """Write a state, and what is held, as soon as possible; with `wait`, before this returns."""
         self.check()
-        here = wait and self._thread is None  # then a thread, and a copy, would only cost time
+        here = wait and self._thread is None  # then a thread would only cost time
         if not any(waiting.note == note for waiting in self._waiting):
             if here:
-                self._waiting.append(_Waiting(state, note, is_copy=False))
+                self._waiting.append(_Waiting(separate(state), note, is_lent=False))
             else:
                 self.hold(state, note)
         with self._changed:
@@ -56,9 +56,13 @@ class Writer:
             if not here:
                 self._start()
         if here:
-            while self._error is None and (found := self._next()) is not None:
+            while (found := self._next()) is not None:
                 self._waiting.remove(found)
-                self._write(found)
+                try:
+                    self._write(found)
+                except Exception as error:
+                    self._error = error
+                    break
         if wait:
             self.flush()
 
@@ -118,7 +122,7 @@ class Writer:
             self._give_back(waiting)
 
     def _give_back(self, waiting: _Waiting) -> None:
-        if waiting.is_copy:
+        if waiting.is_lent:
             self._buffers.give_back(waiting.state)
 
     def _work(self) -> None:
@@ -130,32 +134,29 @@ class Writer:
                     return
                 self._waiting.remove(found)
                 self._busy = True
-            self._write(found)
-            if self._error is not None:
+            try:
+                self._write(found)
+            except BaseException as error:
+                with self._changed:
+                    self._error, self._busy = error, False
+                    self._changed.notify_all()
                 return
 
     def _write(self, found: _Waiting) -> None:
-        error: BaseException | None = None
-        try:
-            self._sync()
-            checkpoint.save(self._folder, found.state, found.note)
-            checkpoint.prune(self._folder, self._keep)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as raised:
-            error = raised
+        self._sync()
+        checkpoint.save(self._folder, found.state, found.note)
+        checkpoint.prune(self._folder, self._keep)
         with self._changed:
             self._give_back(found)
-            if error is None:
-                self._done = max(self._done, found.note.log_length)
-            self._error, self._busy = error, False
+            self._done, self._busy = max(self._done, found.note.log_length), False
             self._changed.notify_all()
 
 
 class _Waiting:
     """A state that waits to be written."""
 
-    def __init__(self, state: State, note: Note, is_copy: bool = True) -> None:
+    def __init__(self, state: State, note: Note, is_lent: bool = True) -> None:
+        """`is_lent` says whether its memory belongs to the buffers."""
         self.state = state
         self.note = note
-        self.is_copy = is_copy
+        self.is_lent = is_lent

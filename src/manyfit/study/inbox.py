@@ -68,8 +68,11 @@ class Inbox:
         if self.bell is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.bell, 4096)
-        for name in sorted(name for name in os.listdir(self._folder) if name.endswith(".json")):  # noqa: PTH208
-            file = self._folder / name
+        try:
+            names = os.listdir(self._folder)  # noqa: PTH208
+        except FileNotFoundError:
+            return
+        for file in sorted(self._folder / name for name in names if name.endswith(".json")):
             try:
                 yield parse(file)
             except FolderError as error:

@@ -21,7 +21,6 @@ from manyfit.config.study import StudyConfig, load_study
 from manyfit.config.tree import Leaf, find, plain
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.core.secrets import redact
-from manyfit.data.randomness import set_apart
 from manyfit.run.journal import logged
 from manyfit.run.signals import Watch, watched
 from manyfit.store import durable, provenance
@@ -96,7 +95,7 @@ def execute(
     if not here.ledger.exists():  # a study that cannot be started leaves no folder behind
         check_pauses(study)
         first = survey(study)
-    with owned(here.path), logged(here.path / "study.log"), set_apart(), contextlib.ExitStack() as stack:
+    with owned(here.path), logged(here.path / "study.log"), contextlib.ExitStack() as stack:
         here.check_links()
         ledger = stack.enter_context(Ledger(here.ledger))
         stack.enter_context(written(here.ledger))

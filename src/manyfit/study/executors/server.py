@@ -16,3 +16,6 @@ if sys.argv[:1] == ["-c"] and DRIVER in os.environ:
     die_with_parent()
     if os.getppid() != int(driver):  # it has ended already, before the request was made
         os._exit(0)
+
+BEGAN: Final = dict(os.environ)
+"""The environment that the server began with: what libraries have put there since stays in its workers."""

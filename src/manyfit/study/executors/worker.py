@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.processes import die_with_parent
-from manyfit.data.randomness import set_apart
+from manyfit.study.executors import server
 from manyfit.study.executors.base import Work, attempt
 from manyfit.study.units import Outcome, Unit
 
@@ -37,9 +37,9 @@ class Place:
 
 def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, str]) -> None:
     """Work until nobody wants anything any more, with the environment variables of the driver."""
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update(environment)
+    for name in server.BEGAN.keys() - environment.keys():
+        os.environ.pop(name, None)
+    os.environ.update(environment.items() - server.BEGAN.items())
     let_the_server_end()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
@@ -48,14 +48,13 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
     gc.freeze()  # what was imported stays; looking through it after every unit would take long
     try:
         pipe.send("ready")
-        with set_apart():
-            while True:
-                unit: Unit = pipe.recv()
-                outcomes = answered(unit, work, pipe)
-                pipe.send(outcomes)
-                if any(o.failure is not None and o.failure.kind == "out of memory" for o in outcomes):
-                    return  # what memory is left, and in which state, nobody knows
-                gc.collect()
+        while True:
+            unit: Unit = pipe.recv()
+            outcomes = answered(unit, work, pipe)
+            pipe.send(outcomes)
+            if any(o.failure is not None and o.failure.kind == "out of memory" for o in outcomes):
+                return  # what memory is left, and in which state, nobody knows
+            gc.collect()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
