@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -20,7 +21,7 @@ from manyfit.core.errors import ConfigError, Origin, Problem
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 200_000
-MOST_TEXTS: Final = 64
+MOST_TEXTS: Final = 256
 """How many parts that were written are remembered."""
 
 _NULL = re.compile(r"~|null|Null|NULL|")
@@ -256,15 +257,21 @@ def dump(value: Any) -> str:
 
 def dump_parts(value: Mapping[str, Any]) -> str:
     """As `dump`, part by part: the trials of a study have most parts in common, and each is written once."""
-    return "".join(_part(key, item) for key, item in value.items()) or dump({})
+    return "".join(_part(key, item, parts=True) for key, item in value.items()) or dump({})
 
 
-def _part(key: str, item: Any) -> str:
+def _part(key: str, item: Any, parts: bool = False) -> str:
+    """The text of one entry; that of a mapping is put together from the texts of its entries."""
     known = key, repr(item)
     if known not in _texts:
         if len(_texts) > MOST_TEXTS:
             _texts.clear()
-        _texts[known] = dump({key: item})
+        if parts and item and isinstance(item, dict):
+            inner = "".join(_part(name, value) for name, value in item.items())
+            text = f"{_part(key, {}).removesuffix(' {}' + chr(10))}\n{textwrap.indent(inner, '  ')}"
+        else:
+            text = dump({key: item})
+        _texts[known] = text
     return _texts[known]
 
 

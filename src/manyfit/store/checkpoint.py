@@ -157,7 +157,6 @@ def save(folder: Path, state: State, note: Note) -> Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
     temporary.mkdir()
     data = serialize(dict(state.tensors))
-    durable.write_new(temporary / "state.safetensors", data)
     files = {"state.safetensors": hashlib.sha256(data).hexdigest()}
     manifest = {
         "format": FORMAT,
@@ -173,7 +172,9 @@ def save(folder: Path, state: State, note: Note) -> Checkpoint:
     }
     text = json.dumps(manifest, allow_nan=False)
     signed = {**manifest, "digest": hashlib.sha256(_canonical(json.loads(text))).hexdigest()}
-    durable.write_new(temporary / "manifest.json", readable(signed))
+    durable.write_new_all(
+        {temporary / "state.safetensors": data, temporary / "manifest.json": readable(signed)}
+    )
     durable.commit_folder(temporary, final)
     return Checkpoint(final, note, state.values, files)
 

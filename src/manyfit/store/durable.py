@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
 
 before: Callable[[str, Path], None] | None = None
@@ -30,8 +31,7 @@ def write_all(files: Mapping[Path, bytes | str]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
     try:
-        for path, data in files.items():
-            write_new(temporary[path], data)
+        write_new_all({temporary[path]: data for path, data in files.items()})
         for path in files:
             _about_to("replace", path)
             temporary[path].replace(path)
@@ -46,14 +46,25 @@ def write_all(files: Mapping[Path, bytes | str]) -> None:
 
 def write_new(path: Path, data: bytes | str) -> None:
     """Write a file that nobody looks at yet, and flush it to disk."""
-    _about_to("open", path)
-    with open(path, "wb", buffering=0) as file:  # noqa: PTH123 (many small files: this is the quick way)
-        _about_to("write", path)
-        rest = memoryview(data.encode() if isinstance(data, str) else data)
-        while rest:
-            rest = rest[file.write(rest) :]
-        _about_to("sync", path)
-        os.fsync(file.fileno())
+    write_new_all({path: data})
+
+
+def write_new_all(files: Mapping[Path, bytes | str]) -> None:
+    """Write files that nobody looks at yet, and flush them to disk: together, which is quicker."""
+    with contextlib.ExitStack() as stack:
+        written: dict[Path, FileIO] = {}
+        for path, data in files.items():
+            _about_to("open", path)
+            file = written[path] = stack.enter_context(FileIO(path, "wb"))
+            _about_to("write", path)
+            rest = memoryview(data.encode() if isinstance(data, str) else data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            if hasattr(os, "posix_fadvise"):  # begin to write to the disk, but do not wait yet
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for path, file in written.items():
+            _about_to("sync", path)
+            os.fsync(file.fileno())
 
 
 def commit_folder(temporary: Path, final: Path) -> None:

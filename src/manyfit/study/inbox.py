@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from manyfit.store import durable
 ACTIONS: Final = ("stop", "resume", "clone", "add")
 BELL: Final = ".bell"
 MOST_BYTES: Final = 1 << 20
+BETWEEN: Final = 0.2
+"""Seconds between looks at the folder while nobody rings the bell."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Inbox:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.absolute()  # it is read while a trial runs, whose code may be anywhere
+        self._looked = -math.inf
         self.bell: int | None = None
         try:
             with contextlib.suppress(FileExistsError):
@@ -65,9 +69,13 @@ class Inbox:
 
     def commands(self) -> Iterator[Command]:
         """Every command that has come, the oldest first. One that cannot be read is set aside."""
+        now, rung = time.monotonic(), False
         if self.bell is not None:
             with contextlib.suppress(BlockingIOError):
-                os.read(self.bell, 4096)
+                rung = bool(os.read(self.bell, 4096))
+        if not rung and now < self._looked + BETWEEN:
+            return
+        self._looked = now
         try:
             names = os.listdir(self._folder)  # noqa: PTH208
         except FileNotFoundError:
