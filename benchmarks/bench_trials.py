@@ -39,13 +39,15 @@ import numpy as np
 from torch import nn
 from manyfit.data import ArraySource
 
+X = np.linspace(0, 1, 32, dtype=np.float32).reshape(16, 2)
+Y = (X.sum(1) > 1).astype(np.int64)
+
 class Rows:
     def __init__(self, batch_size: int = 16):
         self.batch_size = batch_size
 
     def source(self, split):
-        x = np.linspace(0, 1, 32, dtype=np.float32).reshape(16, 2)
-        return ArraySource(x, (x.sum(1) > 1).astype(np.int64))
+        return ArraySource(X, Y)
 
 class Net(nn.Module):
     def __init__(self):
@@ -68,10 +70,13 @@ space: {{train.optimizer.lr: {{linear: [0.001, 1.0], points: {COUNT}}}}}
 """
 
 
+X = torch.from_numpy(np.linspace(0, 1, 32, dtype=np.float32).reshape(16, 2))
+Y = (X.sum(1) > 1).long()
+
+
 def bare(rate):
-    """The same training by hand: data, model, one step, one evaluation."""
-    x = torch.from_numpy(np.linspace(0, 1, 32, dtype=np.float32).reshape(16, 2))
-    y = (x.sum(1) > 1).long()
+    """The same training by hand: model, one step, one evaluation."""
+    x, y = X, Y
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     order = torch.randperm(16)

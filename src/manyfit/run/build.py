@@ -192,6 +192,8 @@ def device_of(name: str, asked: Origin | None) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
+    if device.type == "cpu":
+        return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         here = f"there are {count} GPUs here" if count else "there is no GPU here"
