@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -257,21 +256,15 @@ def dump(value: Any) -> str:
 
 def dump_parts(value: Mapping[str, Any]) -> str:
     """As `dump`, part by part: the trials of a study have most parts in common, and each is written once."""
-    return "".join(_part(key, item, parts=True) for key, item in value.items()) or dump({})
+    return "".join(_part(key, item) for key, item in value.items()) or dump({})
 
 
-def _part(key: str, item: Any, parts: bool = False) -> str:
-    """The text of one entry; that of a mapping is put together from the texts of its entries."""
+def _part(key: str, item: Any) -> str:
     known = key, repr(item)
     if known not in _texts:
         if len(_texts) > MOST_TEXTS:
             _texts.clear()
-        if parts and item and isinstance(item, dict):
-            inner = "".join(_part(name, value) for name, value in item.items())
-            text = f"{_part(key, {}).removesuffix(' {}' + chr(10))}\n{textwrap.indent(inner, '  ')}"
-        else:
-            text = dump({key: item})
-        _texts[known] = text
+        _texts[known] = dump({key: item})
     return _texts[known]
 
 

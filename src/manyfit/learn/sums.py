@@ -50,15 +50,10 @@ class Sums:
     def _fold(self) -> None:
         if not self._losses:
             return
-        if self._losses[0].device.type == "cpu":  # NumPy is quicker for a few numbers
-            losses = np.array([float(loss) for loss in self._losses])
-            by_row = torch.tensor((losses * self._rows).sum(), dtype=torch.float64)
-            by_batch = torch.tensor(losses.sum(), dtype=torch.float64)
-        else:
-            values = torch.stack([loss.reshape(()) for loss in self._losses]).to(self._device)
-            values = values.to(torch.float64)  # only now: MPS does not have it
-            rows = torch.tensor(self._rows, dtype=torch.float64, device=self._device)
-            by_row, by_batch = (values * rows).sum(), values.sum()
+        losses = torch.stack([loss.reshape(()) for loss in self._losses]).to(self._device)
+        losses = losses.to(torch.float64)  # only now: MPS does not have it
+        rows = torch.tensor(self._rows, dtype=torch.float64, device=self._device)
+        by_row, by_batch = (losses * rows).sum(), losses.sum()
         self._by_row = by_row if self._by_row is None else self._by_row + by_row
         self._by_batch = by_batch if self._by_batch is None else self._by_batch + by_batch
         self._count += sum(self._rows)
