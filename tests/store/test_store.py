@@ -126,7 +126,7 @@ def test_a_checkpoint_that_was_not_committed_does_not_count(tmp_path):
 @pytest.mark.parametrize("waits", list(itertools.product([False, True], repeat=4)))
 def test_what_a_writer_was_given_is_on_disk_as_it_was_then(tmp_path, waits):
     live = torch.zeros(2)
-    writer = Writer(tmp_path, Keep("val_loss", "min", last=1, top=1), lambda: None)
+    writer = Writer(tmp_path, Keep("val_loss", "min", last=1, top=1), EventLog(tmp_path / "log"))
     losses = [2.0, 1.0, 3.0, 4.0]
     for step, (wait, loss) in enumerate(zip(waits, losses, strict=True), start=1):
         live.fill_(step)
@@ -145,7 +145,7 @@ def test_what_a_writer_was_given_is_on_disk_as_it_was_then(tmp_path, waits):
 
 
 def test_a_disk_that_is_full_is_said_by_whoever_waits(tmp_path, monkeypatch):
-    writer = Writer(tmp_path, Keep("val_loss", "min"), lambda: None)
+    writer = Writer(tmp_path, Keep("val_loss", "min"), EventLog(tmp_path / "log"))
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(full))
     with pytest.raises(RunFailed, match="No space left"):

@@ -1,12 +1,15 @@
 """A study from its file to its leaderboard: the same result however it is executed, cut short or extended."""
 
 import json
+import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import manyfit
 from manyfit.core.errors import ConfigError, FolderError, ManyfitError, RunConflict, UsageError
@@ -31,17 +34,78 @@ def test_the_result_does_not_depend_on_the_executor(lab, changes):
     lab.sweep()
     expected = lab.table()
     assert len(expected) in (5, 12)
-    weights = {
+    files = {
         path.relative_to(lab.folder): path.read_bytes()
-        for path in lab.folder.glob("trials/*/checkpoints/*/*.safetensors")
+        for pattern in ("checkpoints/*/*.safetensors", "config.yaml", "config.resolved.yaml")
+        for path in lab.folder.glob(f"trials/*/{pattern}")
     }
-    assert weights
+    assert len(files) >= 3 * len(expected)
     for workers in (1, 2, 4):
         lab.clear()
         lab.sweep("execute.on=processes", f"execute.workers={workers}")
         assert lab.table() == expected, f"{workers} workers"
-        for path, data in weights.items():
+        for path, data in files.items():
             assert (lab.folder / path).read_bytes() == data
+
+
+DICE = """
+import random
+
+import numpy as np
+import optuna
+import torch
+from manyfit.study.board import Go, Stop
+
+
+def thrown():
+    return random.random() + float(np.random.rand()) + float(torch.rand(()))
+
+
+class Dice(optuna.samplers.BaseSampler):
+    def infer_relative_search_space(self, study, trial):
+        return {}
+
+    def sample_relative(self, study, trial, search_space):
+        return {}
+
+    def sample_independent(self, study, trial, name, distribution):
+        low, high = distribution.low, distribution.high
+        return type(low)(low + (high - low) * thrown() / 3)
+
+
+class Lottery:
+    def pauses(self, epochs):
+        return [1]
+
+    def decide(self, board):
+        waiting = [point for point in board.points if point.state == "waiting"]
+        return [Stop(p.number, "unlucky") if thrown() < 1.4 else Go(p.number, None) for p in waiting]
+"""
+
+
+def test_what_samplers_and_stoppers_draw_at_random_follows_from_the_seed_of_the_study(lab):
+    lab.project.write("src/dice.py", DICE)
+    lab.write(
+        search={"method": "dice.Dice", "trials": 6, "seeds": 1, "stop": "dice.Lottery"},
+        space=RANDOM["space"],
+        set={"train.epochs": 2},
+    )
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    lab.sweep()
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    expected = lab.table()
+    assert len({row[11] for row in expected}) == 6  # values
+    assert {row[9] for row in expected} == {"finished", "stopped"}
+    lab.clear()
+    lab.sweep("execute.on=processes", "execute.workers=1")
+    assert lab.table() == expected
+    lab.clear()
+    lab.sweep("search.trials=3")
+    lab.sweep()
+    assert lab.table() == expected
+    lab.clear()
+    lab.sweep("search.seed=1")
+    assert lab.table() != expected
 
 
 @pytest.mark.parametrize("stop", ["asha", "median", "patience"])

@@ -32,7 +32,7 @@ class Member:
     def __post_init__(self) -> None:
         export = self.config.run.export
         self.keep = Keep(export.metric, export.mode, export.keep, export.top)
-        self.writer = Writer(self.folder.checkpoint_folder, self.keep, self.log.sync)
+        self.writer = Writer(self.folder.checkpoint_folder, self.keep, self.log)
         self._saved: tuple[int, bool] | None = None
         self._kept = [found.note for found in self.folder.checkpoints()]
         self.last: Note | None = self._kept[-1] if self._kept else None

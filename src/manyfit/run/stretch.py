@@ -67,12 +67,15 @@ class Opened:
 
 @contextmanager
 def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Iterator[Opened]:
-    """Build a run and bring it to its last checkpoint, after seeing that it is still the same run."""
+    """Build a run and bring it to its last checkpoint, after seeing that it is still the same run.
+
+    The global random states are those of the run from here on: whoever needs his own keeps them.
+    """
     last, changed = resumable(run), set[str]()
     if last is not None:
         config = patch(config, frozen=run.frozen())
         changed = guard.check_config(config, run, allowed)
-    with own_randomness(), threads(config.run.train.threads) as thread_count:
+    with threads(config.run.train.threads) as thread_count:
         built = build(config, warm=last is None)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
         code = imported(source)

@@ -39,6 +39,7 @@ def train(
 
     >>> manyfit.train("runs/digits-mlp", ["train.epochs=30"])    # doctest: +SKIP
     """
+    from manyfit.data.randomness import own_randomness
     from manyfit.run.finish import finish
     from manyfit.run.mirror import finished, mirrors
     from manyfit.run.progress import progress_for
@@ -51,6 +52,7 @@ def train(
         kept(run, debug),
         failures(run),
         watched() as watch,
+        own_randomness(),
         opened(config, run, allow_change) as here,
     ):
         if here.is_over and run.summary().get("step") == here.step:

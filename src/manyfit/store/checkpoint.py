@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
@@ -145,8 +145,8 @@ class Keep:
         return [c for c in every if c.step in steps]
 
 
-def save(folder: Path, state: State, note: Note) -> Checkpoint:
-    """Write a checkpoint next to its final place and commit it by one rename."""
+def save(folder: Path, state: State, note: Note, first: Callable[[], object] | None = None) -> Checkpoint:
+    """Write a checkpoint next to its final place and commit it by one rename; `first` is done before that."""
     from safetensors.torch import save as serialize
 
     final = folder / f"step-{note.step:09d}"
@@ -175,6 +175,8 @@ def save(folder: Path, state: State, note: Note) -> Checkpoint:
     durable.write_new_all(
         {temporary / "state.safetensors": data, temporary / "manifest.json": readable(signed)}
     )
+    if first is not None:
+        first()
     durable.commit_folder(temporary, final)
     return Checkpoint(final, note, state.values, files)
 

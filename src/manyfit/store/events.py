@@ -13,6 +13,7 @@ from typing import Any
 
 from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, from_json
+from manyfit.store import durable
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ class EventLog:
     def length(self) -> int:
         """How long the log is, for a checkpoint to remember."""
         return self._file.tell()
+
+    def write_out(self) -> None:
+        """Begin to flush to disk, without waiting for it."""
+        durable.write_out(self._file.fileno())
 
     def sync(self) -> None:
         """Flush to disk."""

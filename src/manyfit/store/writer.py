@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from manyfit.core.errors import RunFailed, kind_of
@@ -11,6 +10,7 @@ from manyfit.core.state import State
 from manyfit.store import checkpoint
 from manyfit.store.buffers import Buffers, separate
 from manyfit.store.checkpoint import Keep, Note
+from manyfit.store.events import EventLog
 
 
 class Writer:
@@ -20,11 +20,11 @@ class Writer:
     next one that has to be written. States that wait and that nobody would keep any more are dropped.
     """
 
-    def __init__(self, folder: Path, keep: Keep, sync: Callable[[], object]) -> None:
-        """`sync` flushes the log: it is called before a checkpoint that counts on it is committed."""
+    def __init__(self, folder: Path, keep: Keep, log: EventLog) -> None:
+        """`log` is on disk before a checkpoint that counts on it is committed."""
         self._folder = folder
         self._keep = keep
-        self._sync = sync
+        self._log = log
         self._buffers = Buffers()
         self._waiting: list[_Waiting] = []
         self._until = -1
@@ -143,8 +143,8 @@ class Writer:
                 return
 
     def _write(self, found: _Waiting) -> None:
-        self._sync()
-        checkpoint.save(self._folder, found.state, found.note)
+        self._log.write_out()
+        checkpoint.save(self._folder, found.state, found.note, self._log.sync)
         checkpoint.prune(self._folder, self._keep)
         with self._changed:
             self._give_back(found)

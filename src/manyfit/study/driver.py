@@ -12,6 +12,8 @@ from manyfit.config.space import located
 from manyfit.config.study import StudyConfig, seconds
 from manyfit.core.errors import ConfigError, Interrupted, ManyfitError, RunFailed, UsageError
 from manyfit.core.names import counted
+from manyfit.core.seeds import derive
+from manyfit.data.randomness import seed_for
 from manyfit.run.signals import Watch
 from manyfit.study import best, policy, weights
 from manyfit.study.asking import Asker
@@ -238,9 +240,16 @@ class Driver:
             return
         self._undecided = False
         for _ in range(100):
+            self._seed()
             changed = [self._apply(decision) for decision in self.stopper.decide(self._board())]
             if not any(changed):
                 return
+
+    def _seed(self) -> None:
+        """A stopper may draw at random: asked about the same results again, it draws the same."""
+        given_up = sum(point.state == "stopped" for point in self.ledger.points)
+        known = len(self.ledger.points), given_up, self._steps
+        seed_for(derive(self.study.search.seed, "decide", *known))
 
     def _board(self) -> Board:
         return Board(self.ledger.points, self._sign, self.epochs, self.asker.coming, self.study.search.seed)

@@ -32,10 +32,8 @@ class Candidate:
 
 def configured(base: Config, patch_: Patch, seed: int | None = None) -> Config:
     """The config of a point, checked."""
-    changes = overrides(patch_)
-    if seed is not None:
-        changes += overrides(located({"seed": seed}, STUDY))
-    return patch(base, changes)
+    seeded = overrides(located({"seed": seed}, STUDY)) if seed is not None else []
+    return patch(base, [*seeded, *overrides(patch_)])
 
 
 def trial_config(base: Config, values: Mapping[str, Any], seed: int, changes: Mapping[str, Any]) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -15,6 +16,7 @@ from manyfit.config.tree import plain
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.seeds import derive
+from manyfit.data.randomness import own_randomness, seed_for
 
 ATTEMPTS: Final = 40
 """How often a sampler is asked again when it repeats itself, before chance takes over."""
@@ -95,7 +97,7 @@ class Sampler:
         self, history: Sequence[Observation], seed: int, attempt: int, state: Mapping[str, Any]
     ) -> Asked:
         by_chance = attempt >= ATTEMPTS
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._seeded(seed):
             warnings.simplefilter("ignore")  # experimental features of Optuna
             sampler = self._optuna.samplers.RandomSampler(seed=seed) if by_chance else self._sampler(seed)
             study = self._optuna.create_study(sampler=sampler, direction=self._direction)
@@ -109,6 +111,16 @@ class Sampler:
             attrs = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
             kept = {k: v for k, v in storage.get_study_system_attrs(id).items() if not k.startswith("study:")}
         return Asked(patch, attrs, kept)
+
+    @contextmanager
+    def _seeded(self, seed: int) -> Iterator[None]:
+        """A sampler of one's own may draw from any generator; those of Optuna have their own."""
+        if self._study.search.method.path.startswith("optuna."):
+            yield
+            return
+        with own_randomness():
+            seed_for(seed)
+            yield
 
     def _is_sequence(self) -> bool:
         """Whether the points of a sampler are those of one sequence, which has one seed."""

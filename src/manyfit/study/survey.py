@@ -17,6 +17,8 @@ from manyfit.study.records import PointRecord
 from manyfit.study.sampling import EXHAUSTED, Sampler, grid, is_blind, is_point
 
 MOST_PROBLEMS: Final = 50
+MOST_KEPT: Final = 1000
+"""Configs that are kept: a few MB."""
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Survey:
     seeds: int = 1
     structures: dict[str, Candidate] = field(default_factory=dict)
     """One point for each structure that has to be built: everything but the numbers that do not shape it."""
+    configs: dict[str, Config] = field(default_factory=dict)
+    """Configs of points with the seed of the base: what is trained in this process is not checked twice."""
     facts: list[dict[str, float]] = field(default_factory=list)
     """What rehearsals have measured."""
 
@@ -47,13 +51,14 @@ def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
     `known` are points that were asked for before: only the missing ones are drawn.
     """
     found = Survey(seeds=len(study.seeds))
+    base = configured(study.base, {}, study.base.run.seed)  # so that these are configs of trials, too
     problems: dict[Problem, None] = {}
     seen: dict[str, None] = {}
     for number, (patch, attrs) in enumerate(_patches(study, found, known)):
         if number >= MOST_POINTS:
             raise UsageError(f"{study.space.origin}: space: it has more than {MOST_POINTS:,} points")
         try:
-            config = configured(study.base, patch)
+            config = configured(base, patch)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
             if len(problems) >= MOST_PROBLEMS:
@@ -69,6 +74,8 @@ def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
         found.structures.setdefault(structure(config), kept)
         if is_blind(study):
             found.candidates.append(kept)
+            if len(found.configs) < MOST_KEPT:
+                found.configs[id] = config
     if problems:
         raise ConfigError(list(problems)[:MOST_PROBLEMS])
     found.planned = len(found.candidates) if is_blind(study) else study.search.trials or 0

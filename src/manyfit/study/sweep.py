@@ -21,6 +21,7 @@ from manyfit.config.study import StudyConfig, load_study
 from manyfit.config.tree import Leaf, find, plain
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.core.secrets import redact
+from manyfit.data.randomness import own_randomness
 from manyfit.run.journal import logged
 from manyfit.run.signals import Watch, watched
 from manyfit.store import durable, provenance
@@ -35,6 +36,7 @@ from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Inbox, number_of
 from manyfit.study.ledger import Ledger
 from manyfit.study.mirror import mirror
+from manyfit.study.points import trial_name
 from manyfit.study.reconcile import check_base, check_code, check_pauses, keep_base, reconcile, retry
 from manyfit.study.rehearsal import Asking, rehearse
 from manyfit.study.result import Study, read_study
@@ -100,6 +102,7 @@ def execute(
         ledger = stack.enter_context(Ledger(here.ledger))
         stack.enter_context(written(here.ledger))
         watch = stack.enter_context(watched())
+        stack.enter_context(own_randomness())
         if from_python:
             write_study(study, here)
         run(study, here, ledger, watch, wish, choose, stack, first)
@@ -127,8 +130,13 @@ def run(
     known = [point for point in ledger.points if point.origin == "asked"]
     if found is None or known:
         found = survey(study, known)
-    work = Training(str(write_base(study, folder)), study.objective.metric, allowed=tuple(allowed))
+    ready = {trial_name(id, study.base.run.seed): config for id, config in found.configs.items()}
+    base = str(write_base(study, folder))
+    work = Training(base, study.objective.metric, allowed=tuple(allowed), ready=ready)
+    found.configs.clear()
     engine = choose(study, work, watch, found.trials)
+    if engine.isolates:  # what it trains, it checks in another process
+        ready.clear()
     stack.callback(engine.close)
     signals = stack.enter_context(signal_pipe())
     rehearse(study, found, ledger, engine, Asking(watch, signals))

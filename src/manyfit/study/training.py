@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +46,11 @@ class Training:
     metric: str
     study: str = "../../provenance.json"
     allowed: tuple[str, ...] = ()
+    ready: dict[str, Config] = field(default_factory=dict, compare=False, repr=False)
+    """Configs of trials that were made in this process already; each is used once."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ready": {}}
 
     def __call__(self, unit: Unit, watch: Watch, tell: Tell) -> list[Outcome]:
         """Train the trials of a unit, one after another."""
@@ -55,6 +60,12 @@ class Training:
         """The base config."""
         return base_config(self.base)
 
+    def _config(self, trial: Trial) -> Config:
+        config = self.ready.pop(trial.id, None)
+        if config is None or trial.changes:
+            return trial_config(self.config(), trial.values, trial.seed, trial.changes)
+        return config
+
     def _one(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
         from manyfit.run.trial import conclude, reach
 
@@ -63,7 +74,7 @@ class Training:
         watch = Beating(watch, signs)
         before = committed_step(run)
         try:
-            config = trial_config(self.config(), trial.values, trial.seed, trial.changes)
+            config = self._config(trial)
             if unit.purpose == "rehearse":
                 from manyfit.run.check import rehearsed
 
