@@ -35,9 +35,8 @@ class Order:
         rows = self.count(rows)
         if self.seed is None:
             return np.arange(rows, dtype=np.int64)
-        # RandomState's streams are frozen by NumPy's compatibility policy; Generator's methods are not. PCG64
-        # is ready at once; the usual MT19937 takes longer to seed than a small epoch to train.
-        state = np.random.RandomState(np.random.PCG64(derive(self.seed, "order", epoch)))
+        # RandomState's streams are frozen by NumPy's compatibility policy; Generator's methods are not.
+        state = np.random.RandomState(np.random.MT19937(derive(self.seed, "order", epoch)))
         return state.permutation(rows).astype(np.int64, copy=False)
 
     def walk(self, rows: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:

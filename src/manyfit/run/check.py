@@ -109,9 +109,20 @@ def _fits(config: Config) -> str:
     if np.isnan(losses).all():
         return "the model updates itself and gives no loss"
     text = f"loss {losses[0]:.4g} → {min(losses):.4g} in {FIT_STEPS} steps on one batch"
+    if _is_deaf(built):  # a loss may also fall by chance: by dropout, or because weights decay
+        raise RunFailed(f"the loss does not fall: no gradient reaches a weight; {text}")
     if not min(losses[1:]) < losses[0]:
         raise RunFailed(f"the loss does not fall: {text}")
     return text
+
+
+def _is_deaf(built: Built) -> bool:
+    """Whether no weight has a gradient after a step, though some should have."""
+    module = built.learner.module
+    if hasattr(module, "train_step") or built.learner.update.frozen:
+        return False
+    found = [p.grad for p in module.parameters() if p.requires_grad and p.grad is not None]
+    return not any((g.coalesce().values() if g.is_sparse else g).any() for g in found)
 
 
 def _evaluated(built: Built, config: Config) -> str:
