@@ -151,11 +151,13 @@ def save(folder: Path, state: State, note: Note, first: Callable[[], object] | N
 
     final = folder / f"step-{note.step:09d}"
     temporary = folder / f".{final.name}.tmp"
-    if temporary.exists():
+    try:
+        temporary.mkdir()
+    except FileNotFoundError:
+        temporary.mkdir(parents=True)
+    except FileExistsError:
         shutil.rmtree(temporary, ignore_errors=True)
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-    temporary.mkdir()
+        temporary.mkdir()
     data = serialize(dict(state.tensors))
     files = {"state.safetensors": hashlib.sha256(data).hexdigest()}
     manifest = {

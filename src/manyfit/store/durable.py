@@ -76,14 +76,14 @@ def commit_folder(temporary: Path, final: Path) -> None:
     """Make a finished folder visible under its name, all of it at once."""
     sync_folder(temporary)
     old = final.with_name(f".{final.name}.old")
-    if final.exists() or final.is_symlink():
+    if os.path.lexists(final):
         shutil.rmtree(old, ignore_errors=True)
         _about_to("hide", final)
         final.rename(old)
     _about_to("rename", final)
     temporary.rename(final)
     sync_folder(final.parent)
-    if old.exists() or old.is_symlink():
+    if os.path.lexists(old):
         discard(old)
 
 

@@ -92,7 +92,7 @@ class EventLog:
 
 def read_events(path: Path, length: int | None = None) -> list[Event]:
     """Read a log, up to `length` bytes; a last line that was cut off in a crash is left out."""
-    if not path.exists():
+    if length == 0 or not path.exists():
         return []
     data = path.read_bytes()[:length]
     if length and not data.endswith(b"\n"):
