@@ -12,6 +12,7 @@ from torch import nn
 
 from manyfit.learn.pack import pack
 from manyfit.store.checkpoint import Keep, Note
+from manyfit.store.events import EventLog
 from manyfit.store.writer import Writer
 
 torch.set_num_threads(1)
@@ -24,7 +25,8 @@ size = sum(p.numel() * p.element_size() for p in module.parameters()) / 1e6
 def main() -> int:
     print(where(), f"torch {torch.__version__}, 1 thread; {size:.0f} MB of weights")
     with tempfile.TemporaryDirectory() as folder:
-        writer = Writer(Path(folder) / "checkpoints", Keep("val_loss", "min"), lambda: None)
+        log = EventLog(Path(folder) / "metrics.jsonl")
+        writer = Writer(Path(folder) / "checkpoints", Keep("val_loss", "min"), log)
         step = 0
 
         def ours():
@@ -42,6 +44,7 @@ def main() -> int:
 
         good = compare("blocking time / torch.save", ours, theirs, ROUNDS, at_most=0.3)
         writer.close()
+        log.close()
     return 0 if good else 1
 
 
