@@ -214,8 +214,18 @@ def test_check_finds_what_would_go_wrong(finished, cli):
 
         def fails(output: Tensor, target: Tensor) -> Tensor:
             raise KeyError("nope")
+
+        def hinge(output: Tensor, target: Tensor) -> Tensor:
+            wanted = output.gather(1, target[:, None])
+            return (output - wanted + 1e-3).clamp(min=0).mean() - 1e-4
         """,
     )
+    finished.config(
+        finished.changed(train__loss="broken.hinge", train__optimizer={"class": "adam", "lr": 0.05}),
+        run="satisfied",
+    )
+    answer = cli("check", "runs/satisfied")  # in the end there is nothing to learn, and no gradient
+    assert answer.code == 0, answer.out
     finished.config(finished.changed(model={"class": "broken.Deaf", "dropout": 0.5}), run="deaf")
     for seed in range(3):  # by luck, one of these losses falls
         answer = cli("check", "runs/deaf", f"seed={seed}")
