@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,6 +143,27 @@ def test_what_a_writer_was_given_is_on_disk_as_it_was_then(tmp_path, waits):
     found = {c.step: c.load().tensors["w"].tolist() for c in checkpoints(tmp_path)}
     assert found == {2: [2.0, 2.0], 4: [4.0, 4.0]}
     assert writer.done() == 40
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_the_log_is_on_disk_before_a_checkpoint_counts_on_it(tmp_path, monkeypatch, wait):
+    done, real = [], os.fsync
+
+    def fsync(descriptor):
+        done.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(durable, "before", lambda operation, path: done.append((operation, path.name)))
+    with EventLog(tmp_path / "log") as log:
+        writer = Writer(tmp_path / "checkpoints", Keep("val_loss", "min"), log)
+        for step in (1, 2):
+            log.append(step, step, {"val_loss": 1.0})
+            writer.put(State({"w": torch.zeros(2)}), Note(step, step, {}, log.length), wait)
+            writer.flush()
+            assert done.index("log") < done.index(("rename", f"step-{step:09d}"))
+            done.clear()
+        writer.close()
 
 
 def test_a_disk_that_is_full_is_said_by_whoever_waits(tmp_path, monkeypatch):

@@ -145,8 +145,11 @@ class Keep:
         return [c for c in every if c.step in steps]
 
 
-def save(folder: Path, state: State, note: Note, first: Callable[[], object] | None = None) -> Checkpoint:
-    """Write a checkpoint next to its final place and commit it by one rename; `first` is done before that."""
+def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | None = None) -> Checkpoint:
+    """Write a checkpoint next to its final place and commit it by one rename.
+
+    `sync` flushes the log that the checkpoint counts on: it is called before the rename.
+    """
     from safetensors.torch import save as serialize
 
     final = folder / f"step-{note.step:09d}"
@@ -177,8 +180,8 @@ def save(folder: Path, state: State, note: Note, first: Callable[[], object] | N
     durable.write_new_all(
         {temporary / "state.safetensors": data, temporary / "manifest.json": readable(signed)}
     )
-    if first is not None:
-        first()
+    if sync is not None:
+        sync()
     durable.commit_folder(temporary, final)
     return Checkpoint(final, note, state.values, files)
 
