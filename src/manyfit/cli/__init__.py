@@ -20,6 +20,7 @@ VERBS = {
     "sweep": "Train the trials of a study, or go on with them.",
     "status": "Show how a study stands, and its leaderboard.",
     "study": "Stop, resume, clone and add points of a study; export it.",
+    "submit": "Send a run or a study to a Slurm cluster.",
     "check": "Try a run out, or prove that it resumes exactly.",
     "evaluate": "Evaluate a run again, row by row.",
     "predict": "Predict rows, also of new data.",

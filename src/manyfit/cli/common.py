@@ -57,6 +57,16 @@ class OverrideVerb(Verb):
                 help="Set one value. Also: KEY=VALUE, +KEY=VALUE to add, '~KEY' to delete.",
             )
         )
+        self.params.append(
+            click.Option(
+                ["--data-dir"],
+                type=click.Path(path_type=Path),
+                expose_value=False,
+                metavar="FOLDER",
+                callback=_data_dir,
+                help="Where the data of five components lies: the key data_dir, from here.",
+            )
+        )
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Mention overrides in the usage line."""
@@ -95,6 +105,13 @@ def overrides() -> list[Any]:
     return list(click.get_current_context().meta["overrides"])
 
 
+def _data_dir(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+    if value is not None:
+        from manyfit.config.override import pair
+
+        ctx.meta["overrides"].append(pair("data_dir", str(value.resolve())))
+
+
 def _set(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         set_log_level(value)
@@ -108,6 +125,7 @@ def set_log_level(level: str) -> None:
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     handler.setLevel(level.upper())
     logger.handlers[:] = [handler]
+    logger.propagate = False  # some libraries give the root logger a handler of their own
     logger.setLevel(level.upper())
 
 

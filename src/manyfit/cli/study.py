@@ -1,4 +1,4 @@
-"""`manyfit study`: stop, resume, clone, add, export."""
+"""`manyfit study`: stop, resume, clone, add, export, share."""
 
 from __future__ import annotations
 
@@ -73,6 +73,25 @@ def export(study: Path, storage: str | None, csv_: Path | None) -> None:
         click.echo(f"wrote {count} points as the study {name!r} into {storage}")
     if csv_ is not None:
         click.echo(f"wrote {to_csv(study, csv_)} trials into {csv_}")
+
+
+@command.command(cls=Verb)
+@study_argument
+@click.argument("task", type=int)
+@click.argument("of", type=click.IntRange(1))
+def share(study: Path, task: int, of: int) -> None:
+    """Train every OF-th trial of STUDY, from number TASK on: one job of an array, which knows of no other.
+
+    `manyfit sweep` puts the results together.
+    """
+    from manyfit.study.share import train_share
+
+    found = train_share(study, task, of)
+    for outcome in found:
+        text = f"failed: {outcome.failure.message}" if outcome.failure else f"epoch {outcome.epoch:g}"
+        click.echo(f"{outcome.trial}  {text}")
+    if any(outcome.failure is not None for outcome in found):
+        raise click.exceptions.Exit(1)
 
 
 def values() -> dict[str, Any]:

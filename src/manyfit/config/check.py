@@ -123,6 +123,20 @@ class Checker(Values):
         params = node.without(key) if isinstance(node, Map) and key else Map({}, node.origin)
         return self.called(target, role, params, path, named.value if keep else None)
 
+    def class_of(self, node: Node, role: Role, path: Path, optional: bool) -> Any:
+        """The class itself, named by its path, if it can play a role."""
+        if optional and isinstance(node, Leaf) and node.value is None:
+            return None
+        if not (isinstance(node, Leaf) and isinstance(node.value, str)):
+            return self.fail(node, path, WRONG_TYPE, f"the class path of {indefinite(role.name)}")
+        target = self.target(node.value, role, node, path)
+        if target is INVALID:
+            return INVALID
+        reason = refusal(target, role, self.trust(path))
+        if reason:
+            return self.fail(node, path, f"wrong role: {reason}", role.wanted, repr(node.value))
+        return target
+
     def called(self, target: Any, role: Role, params: Map, path: Path, kept_as: str | None) -> Any:
         """Check the parameters of a class or function that may stand at its place."""
         name = self.classes[path]

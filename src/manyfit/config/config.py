@@ -47,6 +47,9 @@ class Config(Mapping[str, Any]):
 
     given: Given
     tree: Map
+    """What was given, references filled in, in the layout in which it was written."""
+    meaning: Map
+    """The same in the layout of a run."""
     run: Run
     sections: Mapping[str, Any]
     environment: Mapping[str, str]
@@ -101,7 +104,7 @@ class Config(Mapping[str, Any]):
 
     def origin(self, path: str) -> Origin | None:
         """Where a value was written; None if nobody gave it."""
-        node = find(self.tree, tuple(path.split(".")))
+        node = find(self.tree, tuple(path.split("."))) or find(self.meaning, tuple(path.split(".")))
         return node.origin if node is not None else None
 
     def rows(self) -> Iterator[tuple[str, Any, str, Kind]]:

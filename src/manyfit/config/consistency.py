@@ -50,8 +50,8 @@ def _names(run: Run) -> Iterator[Contradiction]:
 
 def _metrics(run: Run) -> Iterator[Contradiction]:
     known = run.measured()
-    for path, metric in _chosen(run):
-        if metric not in known:
+    for path, metric in chosen(run):
+        if known is not None and metric not in known:
             yield Contradiction(
                 path,
                 "nothing of this name is measured",
@@ -78,17 +78,16 @@ def _directions(run: Run) -> Iterator[Contradiction]:
     """The highest accuracy is the best one; to take the lowest is a slip."""
     owner = "manyfit.learn.metrics."
     better = {f"val_{n}" for n, _, c in run.train.named_metrics() if c.path in {owner + m for m in HIGHER}}
-    chosen: list[tuple[tuple[str, ...], str, str]] = [
-        (("export", "mode"), run.export.metric, run.export.mode)
-    ]
+    aims: list[tuple[tuple[str, ...], str, str]] = [(("export", "mode"), run.export.metric, run.export.mode)]
     if run.train.stop is not None:
-        chosen.append((("train", "stop", "mode"), run.train.stop.metric, run.train.stop.mode))
-    for path, metric, mode in chosen:
+        aims.append((("train", "stop", "mode"), run.train.stop.metric, run.train.stop.mode))
+    for path, metric, mode in aims:
         if metric in better and mode == "min":
             yield Contradiction(path, f"more of {metric!r} is better", "max", "min")
 
 
-def _chosen(run: Run) -> list[tuple[tuple[str, ...], str]]:
+def chosen(run: Run) -> list[tuple[tuple[str, ...], str]]:
+    """The metrics that decide something, and where they are named."""
     stop = [(("train", "stop", "metric"), run.train.stop.metric)] if run.train.stop is not None else []
     return [(("export", "metric"), run.export.metric), *stop]
 
@@ -105,7 +104,7 @@ def _times(run: Run) -> Iterator[Contradiction]:
         yield Contradiction(where, "nothing can be due without end", "more than 0", text)
     if zero:
         return
-    for path, metric in _chosen(run):
+    for path, metric in chosen(run):
         key = "validate" if metric.startswith("val_") else "log"
         if Cadence.parse(getattr(every, key)).by_time and not run.train.time_dependent:
             yield Contradiction(

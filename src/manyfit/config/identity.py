@@ -53,6 +53,11 @@ class Snapshot:
         return Kind.IDENTITY
 
 
+def epochs_in(values: Mapping[str, Any], default: Any) -> Any:
+    """The number of epochs among the values of a config, in whichever layout it is."""
+    return values.get("train.epochs", values.get("epochs", default))
+
+
 def diff(before: Snapshot, after: Snapshot) -> list[Difference]:
     """List what differs, in the order of the keys, each with its kind."""
     found = []

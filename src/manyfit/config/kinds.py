@@ -28,6 +28,11 @@ class Kind(StrEnum):
     """Another value changes nothing about the result: paths, logging, devices."""
 
 
+class Verbatim:
+    """A mark for a mapping that is handed on as it was written: a `ConfigStruct`, in which `class` is a key
+    like any other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Derived:
     """A field that is computed from the finished section, once; after that it is frozen."""

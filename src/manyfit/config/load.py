@@ -8,20 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+from manyfit.config.attributes import check_attributes, component_classes
 from manyfit.config.check import Checker
 from manyfit.config.component import Component
 from manyfit.config.config import Config, Given
 from manyfit.config.consistency import contradictions
 from manyfit.config.defaults import Defaults, source_folder
+from manyfit.config.five_components import SHARED, Translation, choose_backend, is_flat, translate
 from manyfit.config.layers import Reader, inherit
 from manyfit.config.override import Overrides, apply, collect
 from manyfit.config.project import is_folder, project_root
 from manyfit.config.read import read_file
 from manyfit.config.refer import Resolver
 from manyfit.config.roles import ANY, Role, is_record
-from manyfit.config.schema import Evaluate, Export, Run, Track, Train
+from manyfit.config.schema import Evaluate, Export, Run, Submit, Track, Train
 from manyfit.config.signature import signature_of
-from manyfit.config.tree import Leaf, Map, Node, class_word, from_plain, plain
+from manyfit.config.tree import Leaf, Map, Node, Path, class_word, from_plain, plain
 from manyfit.config.values import INVALID
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest, show
@@ -50,6 +52,7 @@ def load_config(
     if laid is None:
         raise ConfigError(problems)
     tree, stored = _unwrap(laid)
+    _check_only(file, reader, tree, problems)
     tree = _overridden(tree, overrides, problems)
     return _checked(Given(tree, root, file, {**stored, **(frozen or {})}), problems)
 
@@ -67,6 +70,7 @@ def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any
 def load_component(file: FilePath, section: str, role: Role) -> Component:
     """Load one component of a resolved config alone: other sections may need secrets that are not here."""
     tree, _ = _unwrap(_mapping(read_file(file)))
+    tree = _translated(tree).tree
     project = project_root(file)
     resolver = Resolver(Map({section: tree.items[section]}), os.environ)
     part = resolver.resolve()
@@ -98,8 +102,40 @@ def _mapping(node: Node) -> Map:
 
 
 def config_file(place: FilePath) -> FilePath:
-    """The config that a path means: the file itself, or `config.yaml` in a folder."""
-    return place / "config.yaml" if place.is_dir() else place
+    """The config that a path means: a file; in a folder, `config.yaml` or the only YAML that is there."""
+    if not place.is_dir() or (place / "config.yaml").exists():
+        return place / "config.yaml" if place.is_dir() else place
+    found = given_files(place)
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise ConfigError(
+            [Problem("", Origin(str(place)), f"there are several configs here: {names}", "one")]
+        )
+    return found[0] if found else place / "config.yaml"
+
+
+def given_files(folder: FilePath) -> list[FilePath]:
+    """The YAML files in a folder that people wrote: not those that manyfit wrote beside them."""
+    found = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
+    return [file for file in found if not _is_ours(file)]
+
+
+def _is_ours(file: FilePath) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(32).startswith((b"# Written by manyfit", b"# Copied by manyfit"))
+
+
+def _check_only(file: FilePath | None, reader: Reader, tree: Map, problems: list[Problem]) -> None:
+    """A run of five components has exactly one config in its folder."""
+    if file is None or not is_flat(tree):
+        return
+    used = {read.resolve() for read in reader.files}
+    others = [other.name for other in given_files(file.parent) if other.resolve() not in used]
+    if file.name == "config.yaml" and others:
+        message = f"there is another config beside this one: {', '.join(others)}"
+        problems.append(
+            Problem("", Origin(reader.shown(file)), message, "exactly one in the folder of a run")
+        )
 
 
 def _check_name(text: str) -> None:
@@ -123,8 +159,13 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     laid = inherit(given.tree, problems)
     resolver = Resolver(laid, os.environ)
     resolver.default = Defaults(laid, given.project, given.frozen, resolver.find).at
-    tree = resolver.resolve()
+    written = resolver.resolve()
     problems += resolver.problems
+    meaning = _translated(written)
+    if meaning.tree is not written:
+        choose_backend()
+    problems += meaning.problems
+    tree = meaning.tree
     problems += _source_problems(tree, given.project)
     source = source_folder(tree, given.project)
     memo = given.memo.setdefault(source, {})
@@ -135,30 +176,59 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         ("evaluate", signature_of(Evaluate).parameters),
         ("export", signature_of(Export).parameters),
         ("track", signature_of(Track).parameters),
+        ("submit", signature_of(Submit).parameters),
     ]
     own = {name for name, node in tree.items.items() if name not in known and _is_section(node)}
     sections = {name: _section(checker, name) for name in tree.items if name in own}
     rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)
     run = checker.record(rest, Run, ())
+    if isinstance(run, Run) and tree is not written:
+        checker.root = written
+        for cls in component_classes(run):
+            check_attributes(checker, cls, written, cls.section)
+        checker.root = tree
     if isinstance(run, Run):
         for found in contradictions(run):
             checker.problem(checker.located(found.path), *found)
-    problems += checker.problems
+    missing = {problem.path for problem in meaning.problems}
+    named = [dataclasses.replace(p, path=meaning.named(p.path)) for p in checker.problems]
+    problems += [problem for problem in named if problem.path not in missing]
     if problems:
         raise ConfigError(
             sorted(problems, key=lambda p: (p.origin.file != tree.origin.file, *_place(p.origin)))
         )
-    return Config(
-        given,
-        tree,
-        run,
-        sections,
-        resolver.environment,
+    facts: tuple[Mapping[Path, Any], ...] = (
         checker.kinds,
         checker.classes,
         checker.defaults,
         checker.derived,
     )
+    kinds, classes, defaults, derived = facts if tree is written else map(_shared, facts)
+    return Config(
+        given,
+        written,
+        tree,
+        run,
+        sections,
+        resolver.environment,
+        {**kinds, **meaning.kinds},
+        classes,
+        defaults,
+        derived,
+    )
+
+
+def _translated(tree: Map) -> Translation:
+    """What a config means, if it has the layout of another system; else itself."""
+    return translate(tree) if is_flat(tree) else Translation(tree)
+
+
+def _shared(facts: Mapping[Path, Any]) -> dict[Path, Any]:
+    """What was learned of the keys that a flat layout shares with that of a run."""
+    made = ("evaluate", "evaluator")
+    return {
+        path: found for path, found in facts.items() if path[:1] and path[0] in SHARED and path[:2] != made
+    }
 
 
 def _place(origin: Origin) -> tuple[str, int]:

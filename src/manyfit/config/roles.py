@@ -49,8 +49,16 @@ class Role:
 
 
 MODULE: Final = "torch.nn.modules.module.Module"
+KERAS: Final = "keras.src.models.model.Model"
+ESTIMATOR: Final = "sklearn.base.BaseEstimator"
+COMPONENTS: Final = "manyfit.pipeline.components"
 PUBLIC: Final = {
     MODULE: "torch.nn.Module",
+    KERAS: "keras.Model",
+    **{
+        f"{COMPONENTS}.{name}Base": f"manyfit.pipeline.{name}Base"
+        for name in ("DataLoader", "Augmentor", "Preprocessor", "ModelBuilder", "Evaluator")
+    },
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
     "torch.optim.lr_scheduler.LRScheduler": "torch.optim.lr_scheduler.LRScheduler",
     "torchmetrics.metric.Metric": "torchmetrics.Metric",
@@ -62,7 +70,12 @@ def _table(prefix: str, names: str) -> dict[str, str]:
     return {short: f"{prefix}.{full}" for short, full in (pair.split("=") for pair in names.split())}
 
 
-MODEL = Role("model", bases=(MODULE,))
+MODEL = Role("model", bases=(MODULE, KERAS, ESTIMATOR, f"{COMPONENTS}.ModelBuilderBase"))
+DATA_LOADER = Role("data loader", bases=(f"{COMPONENTS}.DataLoaderBase",))
+AUGMENTOR = Role("augmentor", bases=(f"{COMPONENTS}.AugmentorBase",))
+PREPROCESSOR = Role("preprocessor", bases=(f"{COMPONENTS}.PreprocessorBase",))
+MODEL_BUILDER = Role("model builder", bases=(f"{COMPONENTS}.ModelBuilderBase",))
+EVALUATOR = Role("evaluator", bases=(f"{COMPONENTS}.EvaluatorBase",))
 DATA = Role("data set", methods=("source",), short={"digits": "manyfit.datasets.Digits"})
 OPTIMIZER = Role(
     "optimizer",
@@ -207,7 +220,7 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
     what = describe(target)
     if not callable(target):
         return f"{what} cannot be called"
-    product = target if inspect.isclass(target) else _returned(target)
+    product = product_of(target)
     if inspect.isabstract(target):
         return f"{what} is abstract: it lacks {', '.join(sorted(target.__abstractmethods__))}"
     if role is CALLABLE:
@@ -279,7 +292,10 @@ def _is_tensor_function(target: Callable[..., Any], trust: Trust) -> bool:
     return any("Tensor" in str(note) for note in target.__annotations__.values())
 
 
-def _returned(target: Any) -> Any:
+def product_of(target: Any) -> Any:
+    """What a class path makes when it is called: the class itself, or what a function says it returns."""
+    if inspect.isclass(target):
+        return target
     try:
         return typing.get_type_hints(target).get("return")
     except Exception:  # an annotation that cannot be evaluated says nothing about the result

@@ -14,7 +14,19 @@ from pydantic import StringConstraints
 from manyfit.config.cadence import PATTERN
 from manyfit.config.component import Component
 from manyfit.config.kinds import Derived, Kind
-from manyfit.config.roles import DATA, LOSS, METRIC, MODEL, OPTIMIZER, SCHEDULER
+from manyfit.config.roles import (
+    DATA,
+    EVALUATOR,
+    KERAS,
+    LOSS,
+    METRIC,
+    MODEL,
+    MODULE,
+    OPTIMIZER,
+    SCHEDULER,
+    has_base,
+    product_of,
+)
 from manyfit.config.torch_facts import missing_horizon
 
 
@@ -174,6 +186,8 @@ class Evaluate:
 
     functions: Annotated[Mapping[str, Metric], Kind.NEUTRAL] = field(default_factory=dict)
     """Functions of (output, target) of one row, by name."""
+    evaluator: Annotated[Component | None, Kind.NEUTRAL, EVALUATOR] = None
+    """A class whose `get_eval_funcs()` gives functions of (y_true, y_pred) of one row, by name."""
     worst: Annotated[int, Kind.NEUTRAL, Ge(0)] = 10
     parquet: Annotated[bool, Kind.NEUTRAL] = False
 
@@ -198,7 +212,34 @@ class Track:
 
     tensorboard: Annotated[bool, Kind.NEUTRAL] = True
     mlflow: Annotated[str | None, Kind.NEUTRAL] = None
-    """The address of an MLflow server, or of its store: http://…, sqlite:///mlflow.db."""
+    """The address of an MLflow server, or of its store: http://…, sqlite:///mlflow.db.
+
+    `auto` is the address in MLFLOW_TRACKING_URI, else a file in the project; nothing without the extra."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submit:
+    """What a job on a Slurm cluster asks for."""
+
+    holds_secrets: ClassVar[bool] = False
+
+    time: Annotated[str | None, Kind.NEUTRAL] = None
+    memory: Annotated[str | None, Kind.NEUTRAL] = None
+    cpus: Annotated[int | None, Kind.NEUTRAL, Ge(1)] = None
+    gpus: Annotated[int | str | None, Kind.NEUTRAL] = None
+    partition: Annotated[str | None, Kind.NEUTRAL] = None
+    account: Annotated[str | None, Kind.NEUTRAL] = None
+    tasks: Annotated[int | None, Kind.NEUTRAL, Ge(1)] = None
+    """How many jobs a study is cut into; one for each trial, if nobody says."""
+    at_once: Annotated[int | None, Kind.NEUTRAL, Ge(1)] = None
+    max_queued: Annotated[int | None, Kind.NEUTRAL, Ge(1)] = None
+    """Nothing is sent when there would be more jobs than this."""
+    warning: Annotated[int, Kind.NEUTRAL, Ge(1)] = 120
+    """Seconds before the time limit at which a checkpoint is written."""
+    setup: Annotated[Sequence[str], Kind.NEUTRAL] = ()
+    """Lines of the script before the command: modules to load, an environment to enter."""
+    options: Annotated[Sequence[str], Kind.NEUTRAL] = ()
+    """Further options of sbatch, such as `--constraint=a100`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +258,11 @@ class Run:
     evaluate: Evaluate = field(default_factory=Evaluate)
     export: Export = field(default_factory=Export)
     track: Track = field(default_factory=Track)
+    submit: Submit = field(default_factory=Submit)
 
-    def measured(self) -> list[str]:
-        """The names under which values are logged."""
+    def measured(self) -> list[str] | None:
+        """The names under which values are logged; None if only the model itself will say."""
+        product = product_of(self.model.target)
+        if not has_base(product, (MODULE,)) or has_base(product, (KERAS,)):
+            return None
         return ["train_loss", "lr", "val_loss", *(f"val_{name}" for name, _, _ in self.train.named_metrics())]

@@ -23,8 +23,9 @@ from annotated_types import BaseMetadata, GroupedMetadata
 
 from manyfit.config import torch_facts
 from manyfit.config.component import is_plain
-from manyfit.config.kinds import Kind
+from manyfit.config.kinds import Kind, Verbatim
 from manyfit.config.roles import ANY, BY_BASE, CALLABLE, Role, describe, is_record, qualified
+from manyfit.config.struct import ConfigStruct
 from manyfit.config.tree import (
     Leaf,
     Map,
@@ -60,6 +61,7 @@ class Values(abc.ABC):
         self.defaults: dict[Path, Any] = {}
         self.derived: dict[Path, Any] = {}
         self.kind = Kind.IDENTITY
+        self.structs: dict[int, ConfigStruct] = {}
 
     @abc.abstractmethod
     def component(
@@ -119,6 +121,8 @@ class Values(abc.ABC):
         base, *marks = typing.get_args(annotation)
         before = self.kind
         role = None
+        if Verbatim in marks:
+            return self.verbatim(node, path)
         for mark in marks:
             if isinstance(mark, Kind):
                 self.kind = mark
@@ -134,9 +138,20 @@ class Values(abc.ABC):
             return self.pydantic(node, typing.Annotated[(base, *constraints)], path, value)
         return value
 
+    def verbatim(self, node: Node, path: Path) -> Any:
+        """A mapping as it was written; whoever is given the same one sees what the others have read."""
+        if not isinstance(node, Map):
+            return self.fail(node, path, WRONG_TYPE, "a mapping")
+        for where, leaf in leaves(node):
+            if isinstance(leaf, Leaf) and isinstance(leaf.value, Secret):
+                return self.fail(leaf, where, "a secret cannot be handed to components; read the environment")
+        return self.structs.setdefault(id(node), ConfigStruct(plain(node)))
+
     def roles(self, node: Node, base: Any, role: Role, path: Path) -> Any:
         """A component that the section keeps; none, or several by name, where the annotation says so."""
         options = [typing.get_origin(option) or option for option in typing.get_args(base)]
+        if base is type or type in options:
+            return self.class_of(node, role, path, type(None) in options)
         if type(None) in options and isinstance(node, Leaf) and node.value is None:
             return None
         if collections.abc.Mapping in options and isinstance(node, Map) and not class_word(node):
@@ -288,6 +303,10 @@ class Values(abc.ABC):
                 node, path, f"{describe(target)} does not fit", f"a subclass of {qualified(base)}"
             )
         return target
+
+    @abc.abstractmethod
+    def class_of(self, node: Node, role: Role, path: Path, optional: bool) -> Any:
+        """The class itself, named by its path, if it can play a role."""
 
     def instance(self, node: Node, wanted: type, path: Path) -> Any:
         """A class: an enum, a path, a record, a component, or a single value that pydantic can read."""

@@ -20,7 +20,7 @@ from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
 from manyfit.data.batch import Batch
-from manyfit.data.order import Order
+from manyfit.data.order import Order, steps_of
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.data.workers import follow_parent, iterate
 
@@ -196,6 +196,10 @@ class Limited:
 
     def __len__(self) -> int:
         return self.rows
+
+    def steps(self, order: Order) -> int:
+        """Batches in an epoch."""
+        return steps_of(self.source, replace(order, limit=order.count(self.rows)))
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
         """Yield the first rows, epoch after epoch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,3 +48,9 @@ class Order:
             for begin in range(step * self.batch_size, len(order), self.batch_size):
                 yield order[begin : begin + self.batch_size]
             epoch, step = epoch + 1, 0
+
+
+def steps_of(source: Any, order: Order) -> int:
+    """Batches in an epoch of a source: as many as it says, if it makes its own batches."""
+    own = getattr(source, "steps", None)
+    return int(own(order)) if own is not None else order.steps(len(source))

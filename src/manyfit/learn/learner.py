@@ -40,6 +40,8 @@ class Learner(Protocol):
     """Weights, optimiser, schedule and steps."""
 
     n: int
+    stopped: str
+    """Why the training shall end before the last epoch; empty if it shall not."""
 
     def train(self, batches: Iterator[Batch], steps: int) -> None:
         """Train to the next boundary. Where a run pauses changes neither its weights nor its means.
@@ -56,8 +58,16 @@ class Learner(Protocol):
         """Predict, row by row, without learning."""
         ...
 
+    def whole(self) -> Sequence[Mapping[str, float]]:
+        """What the learner itself has measured of all rows that were evaluated last, for each run."""
+        ...
+
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Learn what was measured at the end of an epoch, for schedules that wait for it."""
+        ...
+
+    def end(self) -> None:
+        """Learn that the training is over."""
         ...
 
     def state(self) -> Sequence[State]:

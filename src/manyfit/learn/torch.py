@@ -43,6 +43,7 @@ class TorchLearner:
     seed: int = 0
     n: int = 1
     step: int = 0
+    stopped: str = ""
 
     def __post_init__(self) -> None:
         self.device = self.objective.device
@@ -185,6 +186,20 @@ class TorchLearner:
     def evaluated(self) -> nn.Module:
         """The module that is evaluated and exported: the average of the weights, where there is one."""
         return self.module if self.average is None else self.average.module
+
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        counts = [(p.numel(), p.requires_grad) for p in self.module.parameters()]
+        trained = sum(count for count, is_trained in counts if is_trained)
+        total, name = sum(count for count, _ in counts), type(self.module).__name__
+        return f"{name} with {total:,} parameters, {trained:,} trained, on {self.device}"
+
+    def whole(self) -> Sequence[Mapping[str, float]]:
+        """Nothing: every number of this learner belongs to a row."""
+        return [{}]
+
+    def end(self) -> None:
+        """Nothing is left to do."""
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Tell a schedule that waits for the validation loss what it was."""

@@ -126,9 +126,8 @@ def predict(
             source = _as_trained(source, example.inputs)
         parts: dict[str, list[Any]] = {}
         index = []
-        learner = replace(built.learner, metrics={})
         batches = counted(_without_targets(source, built.order.batch_size), len(source), "predicting")
-        for outputs in learner.evaluate(batches):
+        for outputs in built.learner.evaluate(batches):
             prediction, confidence = _predicted(outputs.output[0], kind)
             index.append(outputs.index)
             parts.setdefault("prediction", []).append(prediction)

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.config import Component, Config
+from manyfit.config.consistency import RESERVED
+from manyfit.config.schema import Train
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
-from manyfit.data import Data, Limited, NotASource, Order, Source, Split, as_source
+from manyfit.data import (
+    ClassWeighted,
+    Data,
+    Limited,
+    NotASource,
+    Order,
+    Source,
+    Split,
+    as_source,
+    once,
+    steps_of,
+)
 from manyfit.data.randomness import seed_for
+from manyfit.learn.estimator import EstimatorLearner
+from manyfit.learn.keras import KerasLearner
 from manyfit.learn.objective import Objective
-from manyfit.learn.torch import TorchLearner
+from manyfit.learn.torch import TorchLearner, own_optimizers
 from manyfit.run.evaluator import Evaluator
 from manyfit.run.measure import is_whole
+from manyfit.run.models import Compiled, Made, make_model
 from manyfit.run.parts import build_loss, build_update, warm_start
 from manyfit.run.plan import Plan
 
 log = logging.getLogger("manyfit")
 
+AnyLearner: TypeAlias = TorchLearner | KerasLearner | EstimatorLearner
 SPLITS: Final[tuple[Split, ...]] = ("train", "validation", "test")
 
 
@@ -35,7 +54,7 @@ SPLITS: Final[tuple[Split, ...]] = ("train", "validation", "test")
 class Built:
     """What a config describes, ready to train."""
 
-    learner: TorchLearner
+    learner: AnyLearner
     plan: Plan
     order: Order
     train: Source
@@ -45,6 +64,8 @@ class Built:
     """Metrics that see a whole split."""
     evaluator: Evaluator
     """Functions of one row."""
+    settings: Any = None
+    """The config as components were given it, which knows what they have read."""
 
     def fingerprints(self) -> dict[str, str]:
         """The content of each split."""
@@ -56,6 +77,13 @@ class Built:
         found: Source | None = {"train": self.train, "validation": self.validation, "test": self.test}[name]
         return found if found is not None and len(found) else None
 
+    @property
+    def module(self) -> TorchLearner:
+        """The learner, where only a module of PyTorch will do."""
+        if not isinstance(self.learner, TorchLearner):
+            raise UsageError(f"this needs a torch.nn.Module, not {self.learner.describe()}")
+        return self.learner
+
 
 def build(config: Config, *, warm: bool = False) -> Built:
     """Build everything: first what fails quickly, then the data. Weights follow from the seed alone.
@@ -65,40 +93,128 @@ def build(config: Config, *, warm: bool = False) -> Built:
     run = config.run
     device = device_of(run.train.device, config.origin("train.device"))
     seed_everything(derive(run.seed, "weights"))
-    module = run.model.build().to(device)
-    if warm and (count := warm_start(config, module)):
-        log.info("began with %d tensors from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
+    made = make_model(run.model)
+    if not (made.is_keras or made.is_estimator):
+        made.model.to(device)
+        if warm and (count := warm_start(config, made.model)):
+            log.info("began with %d tensors from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
     metrics = {name: component.build() for name, _, component in run.train.named_metrics()}
     seed_everything(derive(run.seed, "data"))
     order, sources = build_data(config)
     train, validation, test = (sources[split] for split in SPLITS)
     if train is None or not len(train):
         raise UsageError(f"{run.data.origin}: data: {run.data.path} has no rows to train on")
+    if made.class_weight:
+        train = ClassWeighted(train, made.class_weight)
     check_measured(config, validation)
     seed_everything(derive(run.seed, "loss"))
-    loss = build_loss(config, device, train)
-    steps = order.steps(len(train))
+    learner: AnyLearner
+    if made.is_keras or made.is_estimator:
+        check_unused(config, "a compiled model of Keras" if made.is_keras else "an estimator")
+    if made.is_estimator:
+        learner = EstimatorLearner(made.model, train, order.batch_size, run.seed)
+        plan = Plan.of(dataclasses.replace(run.train, epochs=1), 1)
+    else:
+        plan = Plan.of(run.train, steps_of(train, order))
+        if made.is_keras:
+            first: Source = validation if validation is not None and len(validation) else train
+            learner = KerasLearner(
+                made.model,
+                plan.steps_per_epoch,
+                lambda: next(once(first, order.batch_size)),
+                made.callbacks,
+                plan.epochs,
+                run.seed,
+            )
+        else:
+            learner = torch_learner(config, made, device, train, plan.steps_per_epoch, metrics)
+    whole = {name: metric for name, metric in metrics.items() if is_whole(metric)}
+    return Built(
+        learner,
+        plan,
+        order,
+        train,
+        validation,
+        test,
+        whole,
+        build_evaluator(config),
+        run.data.params.get("settings"),
+    )
+
+
+def torch_learner(
+    config: Config,
+    made: Made,
+    device: torch.device,
+    train: Source,
+    steps: int,
+    metrics: Mapping[str, Any],
+) -> TorchLearner:
+    """The learner of a module: with the loss and the optimiser of the config, or with its own."""
+    run, module = config.run, made.model
     check_own_step(config, module)
+    compiled = made.compiled or Compiled(module)
+    loss = build_loss(config, device, train) if run.train.loss is not None else compiled.loss
     update = build_update(config, module, device, steps)
+    if compiled.optimizer is not None:
+        if run.train.optimizer is not None:
+            where = config.origin("train.optimizer")
+            raise UsageError(f"{where}: train.optimizer: the model brings an optimizer already")
+        update = dataclasses.replace(update, optimizers={"": compiled.optimizer})
+    is_moved = update.optimizers or hasattr(module, "train_step") or own_optimizers(module)
+    if made.builder and not is_moved:
+        raise UsageError(
+            f"{run.model.origin}: nothing trains the module of {made.builder}: set train.optimizer and "
+            "train.loss, or return manyfit.pipeline.Compiled(module, loss, optimizer)"
+        )
     averaged = None
     if run.train.ema is not None:
         rule = get_ema_multi_avg_fn(run.train.ema)  # type: ignore[no-untyped-call]
         averaged = AveragedModel(module, multi_avg_fn=rule, use_buffers=True)
-    learner = TorchLearner(
+    return TorchLearner(
         module,
         Objective(module, loss, device),
         update,
-        {name: metric for name, metric in metrics.items() if not is_whole(metric)},
+        {**compiled.metrics, **{name: metric for name, metric in metrics.items() if not is_whole(metric)}},
         run.train.accumulate,
         run.train.precision,
         averaged,
         run.seed,
     )
-    whole = {name: metric for name, metric in metrics.items() if is_whole(metric)}
-    functions = {name: component.build() for name, component in run.evaluate.functions.items()}
-    return Built(
-        learner, Plan.of(run.train, steps), order, train, validation, test, whole, Evaluator(functions)
-    )
+
+
+def build_evaluator(config: Config) -> Evaluator:
+    """Functions of one row: those of the config, and those of an evaluator."""
+    given = config.run.evaluate
+    functions = {name: component.build() for name, component in given.functions.items()}
+    if given.evaluator is None:
+        return Evaluator(functions)
+    made = given.evaluator.build()
+    points = made.get_eval_funcs()
+    name = f"{given.evaluator.origin}: {type(made).__name__}.get_eval_funcs"
+    if not isinstance(points, Mapping):
+        raise UsageError(
+            f"{name} must return a mapping from names to functions, not a {type(points).__name__}"
+        )
+    for key in points:
+        if key in RESERVED or key in functions:
+            raise UsageError(f"{name}: a report has a column named {key!r} already; choose another name")
+    return Evaluator(functions, points)
+
+
+UNUSED: Final = (
+    "loss", "optimizer", "groups", "freeze", "scheduler", "accumulate", "clip_norm", "clip_value",
+    "precision", "ema", "class_weights", "warm_start", "metrics",
+)  # fmt: skip
+"""Keys of `train` that only say how a module of PyTorch is trained."""
+
+
+def check_unused(config: Config, what: str) -> None:
+    """A model that brings its own training cannot be told how to train."""
+    for key in UNUSED:
+        given, default = getattr(config.run.train, key), getattr(Train, key, None)
+        if given != default and given not in ((), {}, None):
+            raise UsageError(f"{config.origin(f'train.{key}')}: train.{key}: {what} decides this itself")
 
 
 def check_own_step(config: Config, module: torch.nn.Module) -> None:
@@ -206,8 +322,12 @@ def device_of(name: str, asked: Origin | None) -> torch.device:
     return device
 
 
-def device_name(device: torch.device) -> str:
-    """The device and the build of torch that drives it, for provenance."""
+def device_name(learner: AnyLearner) -> str:
+    """The device and what drives it, for provenance."""
+    device = learner.device
+    if isinstance(learner, KerasLearner) and learner.backend == "tensorflow":
+        found = sys.modules["tensorflow"].config.get_visible_devices("GPU")
+        return f"{len(found)} GPUs (tensorflow)" if found else "cpu"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{device} ({name}, torch {torch.__version__})" if device.type != "cpu" else "cpu"
 
@@ -217,6 +337,13 @@ def threads(count: int | None) -> Iterator[int]:
     """Use some number of threads, and say how many they are."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and count is not None:
+        try:
+            tensorflow.config.threading.set_intra_op_parallelism_threads(count)
+            tensorflow.config.threading.set_inter_op_parallelism_threads(count)
+        except RuntimeError:
+            log.info("TensorFlow has started already: the number of its threads stays")
     try:
         yield torch.get_num_threads()
     finally:
@@ -228,6 +355,9 @@ def seed_everything(seed: int) -> None:
     seed_for(seed)
     if has_accelerator():
         torch.manual_seed(seed)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None:
+        tensorflow.random.set_seed(seed & 0x7FFF_FFFF)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from manyfit.core.trace import user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import fetch
+from manyfit.learn.torch import TorchLearner
 from manyfit.run.build import SPLITS, Built, build, threads
 from manyfit.run.proof import POINTS, SMALL, difference, killed_and_resumed
 from manyfit.run.stretch import rehearse
@@ -39,9 +40,11 @@ class Finding:
 def check(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
     """Try a run out without writing anything, and say what was found as it is found."""
     config = load_config(source, overrides)
-    yield Finding("classes", True, ", ".join(dict.fromkeys(config.classes.values())))
+    yield Finding("classes", True, ", ".join(dict.fromkeys(_classes(config))))
     with own_randomness():
-        found = list(_tried("build", lambda: build(config, warm=True), lambda built: _model(built)))
+        found = list(
+            _tried("build", lambda: build(config, warm=True), lambda built: built.learner.describe())
+        )
         yield from (finding for finding, _ in found)
         built = found[-1][1]
         if built is None:
@@ -51,6 +54,15 @@ def check(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
                 yield from (f for f, _ in _tried(f"{split} data", lambda s=split: _rows(built, s), str))  # type: ignore[misc]
         yield from (f for f, _ in _tried("one batch fits", lambda: _fits(config), str))
         yield from (f for f, _ in _tried("evaluation", lambda: _evaluated(built, config), str))
+
+
+def _classes(config: Config) -> Iterator[str]:
+    """Every class of a config; components are handed on by others, which nobody has named."""
+    run = config.run
+    for component in [run.data, run.model, run.evaluate.evaluator]:
+        params = component.params.values() if component is not None else ()
+        yield from (f"{cls.__module__}.{cls.__qualname__}" for cls in params if isinstance(cls, type))
+    yield from config.classes.values()
 
 
 def _tried(
@@ -63,15 +75,6 @@ def _tried(
         yield Finding(name, False, str(error)), None
     except Exception as error:
         yield Finding(name, False, f"{type(error).__name__}: {error}\n  at {user_frame(error)}"), None
-
-
-def _model(built: Built) -> str:
-    module = built.learner.module
-    count = sum(p.numel() for p in module.parameters())
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return (
-        f"{type(module).__name__} with {count:,} parameters, {trained:,} trained, on {built.learner.device}"
-    )
 
 
 def _rows(built: Built, split: str) -> str:
@@ -119,6 +122,8 @@ def _fits(config: Config) -> str:
 
 def _is_deaf(built: Built) -> bool:
     """Whether no weight has a gradient after a step, though some should have."""
+    if not isinstance(built.learner, TorchLearner):
+        return False
     module = built.learner.module
     if hasattr(module, "train_step") or built.learner.update.frozen:
         return False
@@ -127,9 +132,10 @@ def _is_deaf(built: Built) -> bool:
 
 
 def _evaluated(built: Built, config: Config) -> str:
-    rehearse(built)
-    names = [name for name, _, _ in config.run.train.named_metrics()] + list(config.run.evaluate.functions)
-    return f"loss{''.join(f', {name}' for name in names)}"
+    rehearse(built, config)
+    names = [name for name, _, _ in config.run.train.named_metrics()] + list(built.evaluator.functions)
+    own = [name for name in built.learner.whole()[0] if name != "loss"]
+    return ", ".join(["loss", *own, *names])
 
 
 def check_resume(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
@@ -163,7 +169,7 @@ def rehearsed(config: Config, steps: int = 5) -> dict[str, float]:
     """Build a run, evaluate one batch, train a few steps, and throw everything away but what was measured."""
     with own_randomness(), threads(config.run.train.threads):
         built = build(config, warm=True)
-        rehearse(built)
+        rehearse(built, config)
         batches, count = built.train.batches(built.order), max(1, min(steps, built.plan.total - 1))
         built.learner.train(batches, 1)
         began = time.perf_counter()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manyfit.config import Config
+from manyfit.config.identity import normal
 from manyfit.core.state import State
 from manyfit.data import Batch, Source
 from manyfit.learn.learner import Learner
@@ -105,7 +106,7 @@ class Member:
 
 def describe_model(config: Config) -> dict[str, Any]:
     """What it takes to rebuild the model without the config: import path, arguments, where the code lies."""
-    given = config.explicit.get("model", {})
+    given = normal(config.meaning.items["model"], config.classes, ("model",))
     source = config.project / config.run.src_code_path
     relative = source.is_relative_to(config.project)
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,19 @@ class Report:
         """Write the table as CSV."""
         durable.write(path, as_csv(self.columns))
 
+    def write_points(self, folder: Path, split: str, names: Sequence[str]) -> None:
+        """Write what an evaluator measured, data point by data point, under the names that its users know."""
+        table = {"id": self.columns["id"], **{name: self.columns[name] for name in names}}
+        if split == "validation":
+            durable.write(folder / "validation_report.csv", as_csv(table))
+        elif split == "test":
+            durable.write(folder / "eval_report.csv", as_csv(table))
+            found = {name: statistics.distribution(np.asarray(self.columns[name])) for name in names}
+            keys = ("count", "mean", "std", "min", "q25", "median", "q75", "max")
+            shown = ("count", "mean", "std", "min", "25%", "50%", "75%", "max")
+            rows = {"": list(shown), **{n: [f.get(key, "") for key in keys] for n, f in found.items()}}
+            durable.write(folder / "eval_report_summary.csv", as_csv(rows))
+
     def write_parquet(self, path: Path) -> None:
         """Write the table as Parquet; arrays stay lists."""
         pyarrow = optional("pyarrow", "parquet")
@@ -95,7 +108,7 @@ def evaluate(
             table.add(outputs, member)
             metrics.update(outputs, member)
         table.flush()
-        measured = metrics.values()
+        measured = {**metrics.values(), **learner.whole()[member]}
     rows = np.concatenate(table.index) if table.index else np.zeros(0, dtype=np.int64)
     columns: dict[str, Any] = {"id": source.ids(rows)}
     columns |= {name: np.concatenate(found) for name, found in table.parts.items() if found}
@@ -153,9 +166,7 @@ class Table:
             return
         self.parts["target"].append(squeezed(target))
         if self._evaluator.functions:
-            import torch
-
-            for name, values in self._evaluator(torch.from_numpy(output), torch.from_numpy(target)).items():
+            for name, values in self._evaluator(output, target).items():
                 self.parts.setdefault(name, []).append(values)
 
 
@@ -179,6 +190,9 @@ def interpret(
     if not is_classes:
         return output, None
     top = output.max(axis=1)
+    if output.size and output.min() >= 0 and np.allclose(output.sum(axis=1), 1, atol=1e-3):
+        confidence = top.astype(np.float64)  # probabilities already
+        return output.argmax(axis=1), confidence.reshape(len(output), -1).mean(axis=1)
     scores = np.exp(output - top[:, None], dtype=np.float64).sum(axis=1)
     confidence = 1 / scores
     return output.argmax(axis=1), confidence.reshape(len(output), -1).mean(

@@ -3,87 +3,241 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from manyfit.core.errors import RunFailed
+from manyfit.config.roles import METRIC
+from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.names import listing, nearest
 
 log = logging.getLogger("manyfit")
 
 PROBED = 8
 """Rows on which a function is called both ways before it is trusted with a whole batch."""
 
+SLOW = 5_000
+"""Rows in a second: a function that manages fewer one by one is worth a warning."""
+
 PointFunction = Callable[[Any, Any], Any]
+Arrays = npt.NDArray[Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def batched(function: F) -> F:
+    """Say that an evaluation function takes many data points at once and gives a number for each of them."""
+    function.batched = True  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What functions are called with: arrays of NumPy, or tensors."""
+
+    name: str
+    make: Callable[[Arrays], Any]
+
+
+def _torch(values: Arrays) -> Any:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(values) if values.flags.writeable else values.copy())
+
+
+def _tensorflow(values: Arrays) -> Any:
+    return sys.modules["tensorflow"].convert_to_tensor(values)
+
+
+NUMPY: Final = Kind("numpy", lambda values: values)
+TORCH: Final = Kind("torch", _torch)
+TENSORFLOW: Final = Kind("tensorflow", _tensorflow)
+ANY_KIND: Final = (NUMPY, TENSORFLOW, TORCH)
 
 
 class Evaluator:
-    """Calls functions of `(output, target)` of one row on every row of a batch.
+    """Calls functions of one row on every row of a batch.
 
-    A function is vectorised with `torch.func.vmap` where it can be and agrees with itself row by row;
-    otherwise it is called row by row, and a note says how fast that is.
+    A function is called for a whole batch where it can be and agrees with itself row by row: because it takes
+    batches as they are, by `torch.func.vmap`, or by `tf.vectorized_map`. Otherwise it is called row by row,
+    and a note says how fast that is.
+
+    `functions` are called with tensors of torch, as `(output, target)`. `points` are called with arrays of
+    NumPy, or whatever kind of tensor they work with, as `(y_true, y_pred)`; and they may be names.
 
     >>> evaluator = Evaluator({"error": lambda output, target: (output - target).abs().max()})
-    >>> evaluator(torch.ones(2, 3), torch.zeros(2, 3))["error"].tolist()
+    >>> evaluator(np.ones((2, 3)), np.zeros((2, 3)))["error"].tolist()
     [1.0, 1.0]
     """
 
-    def __init__(self, functions: Mapping[str, PointFunction]) -> None:
-        self.functions = dict(functions)
-        self._batched: dict[str, PointFunction | None] = {}
+    def __init__(
+        self,
+        functions: Mapping[str, PointFunction],
+        points: Mapping[str, PointFunction | str] | None = None,
+    ) -> None:
+        self.functions: dict[str, PointFunction] = dict(functions)
+        self.points = list(points or {})
+        self._kinds: dict[str, Sequence[Kind]] = {name: [TORCH] for name in functions}
+        for name, given in (points or {}).items():
+            function, kinds = named(given) if isinstance(given, str) else (given, ANY_KIND)
+            if not callable(function):
+                raise UsageError(f"the evaluation function {name!r} is not a function, but {given!r:.60}")
+            self.functions[name] = _turned(function)
+            self._kinds[name] = kinds
+        self._ways: dict[str, Callable[[Arrays, Arrays], Any]] = {}
 
-    def __call__(self, output: Tensor, target: Tensor) -> dict[str, npt.NDArray[np.float64]]:
+    def __call__(self, output: Arrays, target: Arrays) -> dict[str, npt.NDArray[np.float64]]:
         """One number for each row and function."""
         return {name: self._values(name, output, target) for name in self.functions}
 
-    def _values(self, name: str, output: Tensor, target: Tensor) -> npt.NDArray[np.float64]:
-        function = self.functions[name]
-        if name not in self._batched:
-            self._batched[name] = self._probe(name, output, target)
-        batched = self._batched[name]
-        if batched is None:
-            return one_by_one(name, function, output, target)
-        return np.asarray(batched(output, target).double())
-
-    def _probe(self, name: str, output: Tensor, target: Tensor) -> PointFunction | None:
-        """Try a function on a few rows both ways."""
-        few, some = output[:PROBED], target[:PROBED]
-        began = time.perf_counter()
-        alone = one_by_one(name, self.functions[name], few, some)
-        rate = len(few) / max(time.perf_counter() - began, 1e-9)
-        batched = torch.func.vmap(self.functions[name], randomness="different")
-        try:
-            together = batched(few, some)
-            agrees = (
-                isinstance(together, Tensor)
-                and together.shape == (len(few),)
-                and np.allclose(np.asarray(together.double()), alone, rtol=1e-5, atol=1e-7, equal_nan=True)
+    def _values(self, name: str, output: Arrays, target: Arrays) -> npt.NDArray[np.float64]:
+        if name not in self._ways:
+            self._ways[name] = self._probe(name, output, target)
+        found = numbers(self._ways[name](output, target))
+        if found is None or found.shape != (len(output),):
+            shape = "something else" if found is None else f"shape {found.shape}"
+            raise RunFailed(
+                f"the function {name!r} must return one number for each of {len(output)} rows, "
+                f"but returned {shape}"
             )
-            reason = "it does not give the same for many rows at once"
-        except (
-            Exception
-        ) as error:  # whatever keeps vmap from tracing a function, calling it for each row works
-            agrees, reason = False, str(error).strip().partition("\n")[0][:120]
-        if not agrees:
-            log.warning("%r is called row by row, about %.0f rows/s: %s", name, rate, reason)
-        return batched if agrees else None
+        return found
+
+    def _probe(self, name: str, output: Arrays, target: Arrays) -> Callable[[Arrays, Arrays], Any]:
+        """Try a function on a few rows in every way, and choose the fastest that gives the same."""
+        function = self.functions[name]
+        few, some = output[:PROBED], target[:PROBED]
+        if getattr(function, "batched", False):
+            return self._for_batches(name, few, some)
+        kind, alone, rate = self._alone(name, few, some)
+        reason = "it does not give the same for many rows at once"
+        for way in ways(function, kind):
+            try:
+                together = numbers(way(few, some))
+            except Exception as error:  # whatever keeps a function from many rows, calling it for each works
+                reason = str(error).strip().rpartition("\n")[2].strip()[:120] or type(error).__name__
+                continue
+            if (
+                together is not None
+                and together.shape == alone.shape
+                and np.allclose(together, alone, rtol=1e-5, atol=1e-7, equal_nan=True)
+            ):
+                return way
+        level = logging.WARNING if rate < SLOW else logging.INFO
+        log.log(level, "%r is called row by row, about %.0f rows/s: %s", name, rate, reason)
+        return lambda output, target: one_by_one(name, function, kind, output, target)
+
+    def _for_batches(self, name: str, few: Arrays, some: Arrays) -> Callable[[Arrays, Arrays], Any]:
+        function, errors = self.functions[name], []
+        for kind in self._usable(name):
+            try:
+                numbers(function(kind.make(few), kind.make(some)))
+            except Exception as error:  # said below, if no kind of array works
+                errors.append(error)
+                continue
+            return lambda output, target, kind=kind: function(  # type: ignore[misc]
+                kind.make(output), kind.make(target)
+            )
+        raise _failed(name, few, some, errors[0]) from errors[0]
+
+    def _alone(self, name: str, few: Arrays, some: Arrays) -> tuple[Kind, npt.NDArray[np.float64], float]:
+        """The first kind of array that a function works with, what it gives, and how fast."""
+        errors = []
+        for kind in self._usable(name):
+            try:
+                one_by_one(name, self.functions[name], kind, few[:1], some[:1])
+                began = time.perf_counter()
+                alone = one_by_one(name, self.functions[name], kind, few, some)
+                return kind, alone, len(few) / max(time.perf_counter() - began, 1e-9)
+            except RunFailed as error:  # raised below, if no kind of array works
+                errors.append(error)
+        raise errors[0]
+
+    def _usable(self, name: str) -> list[Kind]:
+        return [k for k in self._kinds[name] if k is not TENSORFLOW or "tensorflow" in sys.modules]
 
 
-def one_by_one(name: str, function: PointFunction, output: Tensor, target: Tensor) -> npt.NDArray[np.float64]:
+def ways(function: PointFunction, kind: Kind) -> Iterator[Callable[[Arrays, Arrays], Any]]:
+    """Ways to call a function of one row for many at once, those that are likely to work first."""
+
+    def direct(output: Arrays, target: Arrays) -> Any:
+        return function(kind.make(output), kind.make(target))
+
+    if kind is TORCH:
+        import torch
+
+        mapped = torch.func.vmap(function, randomness="different")
+        yield lambda output, target: mapped(_torch(output), _torch(target))
+    yield direct
+    tensorflow = sys.modules.get("tensorflow")
+    if kind is not TORCH and tensorflow is not None:
+        tf: Any = tensorflow
+
+        def each(output: Any, target: Any) -> Any:
+            return tf.vectorized_map(lambda pair: function(pair[0], pair[1]), (output, target))
+
+        together = tf.function(each, reduce_retracing=True)
+        yield lambda output, target: together(tf.convert_to_tensor(output), tf.convert_to_tensor(target))
+
+
+def one_by_one(
+    name: str, function: PointFunction, kind: Kind, output: Arrays, target: Arrays
+) -> npt.NDArray[np.float64]:
     """Call a function for each row."""
+    outputs, targets = kind.make(output), kind.make(target)
     values = np.empty(len(output), dtype=np.float64)
     for i in range(len(output)):
         try:
-            values[i] = float(function(output[i], target[i]))
+            values[i] = float(function(outputs[i], targets[i]))
         except Exception as error:
-            shapes = f"output {tuple(output[i].shape)}, target {tuple(target[i].shape)}"
-            raise RunFailed(
-                f"the function {name!r} must return one number for a row, but failed on {shapes}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise _failed(name, output[i], target[i], error) from error
     return values
+
+
+def _failed(name: str, output: Arrays, target: Arrays, error: Exception) -> RunFailed:
+    shapes = f"output {np.shape(output)}, target {np.shape(target)}"
+    return RunFailed(
+        f"the function {name!r} must return one number for a row, but failed on {shapes}: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+def numbers(values: Any) -> npt.NDArray[np.float64] | None:
+    """What a function returned for many rows, as numbers; None if it is nothing of the kind."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    found = np.asarray(values)
+    return found.astype(np.float64) if found.dtype.kind in "biuf" else None
+
+
+def _turned(function: PointFunction) -> PointFunction:
+    """A function of (y_true, y_pred) as one of (output, target)."""
+
+    def turned(output: Any, target: Any) -> Any:
+        return function(target, output)
+
+    turned.batched = getattr(function, "batched", False)  # type: ignore[attr-defined]
+    return turned
+
+
+def named(name: str) -> tuple[PointFunction, Sequence[Kind]]:
+    """A metric of manyfit, or a loss or metric of Keras, by its name: a number for each row of a batch."""
+    from manyfit.learn import metrics
+
+    if name in METRIC.short:
+        own = getattr(metrics, METRIC.short[name].rpartition(".")[2])
+        return batched(lambda y_true, y_pred: own(y_pred, y_true)), [TORCH]
+    keras: Any = sys.modules.get("keras")
+    known = list(METRIC.short)
+    if keras is not None:
+        function = getattr(keras.losses, name, None) or getattr(keras.metrics, name, None)
+        if callable(function) and not isinstance(function, type):
+            found = function
+            return batched(lambda y_true, y_pred: keras.ops.convert_to_numpy(found(y_true, y_pred))), [NUMPY]
+        known += [n for n in dir(keras.losses) if n.islower() and callable(getattr(keras.losses, n))]
+    best = nearest(name, known)
+    hint = f"did you mean {best!r}?" if best else f"there are {listing(known)}"
+    raise UsageError(f"there is no metric named {name!r}; {hint}")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
+import os
 import warnings
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyfit.config import Config
 from manyfit.config.load import make_component
@@ -22,15 +27,21 @@ from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.state import State
 from manyfit.core.version import __version__
-from manyfit.data import Batch, once
+from manyfit.data import ArraySource, Batch, once
 from manyfit.data.randomness import own_randomness
+from manyfit.learn.estimator import EstimatorLearner
+from manyfit.learn.keras import KerasLearner
 from manyfit.learn.pack import pack, unpack
+from manyfit.learn.torch import TorchLearner
 from manyfit.run.build import Built
 from manyfit.run.cohort import describe_model
+from manyfit.run.models import Made, make_model
 from manyfit.store import checkpoint, durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder
 from manyfit.store.weights import read_tensors
+
+log = logging.getLogger("manyfit")
 
 FORMAT: Final = 1
 CARD: Final[Mapping[str, type]] = {"format": int, "model": dict, "digest": str}
@@ -40,14 +51,13 @@ def export_weights(config: Config, run: RunFolder, built: Built, step: int) -> P
     """Write `exported/`: safetensors, and what it takes to rebuild the model: import path and arguments."""
     from safetensors.torch import save
 
-    module = built.learner.evaluated.eval()
     temporary = run.path / ".exported.tmp"
     if temporary.exists() or temporary.is_symlink():
         durable.discard(temporary)
     temporary.mkdir(parents=True)
-    state = module.state_dict()
-    data = save({n: t.detach().cpu().clone().contiguous() for n, t in state.items() if isinstance(t, Tensor)})
-    rest = pack({name: value for name, value in state.items() if not isinstance(value, Tensor)})
+    tensors, rest = contents(built)
+    data = save({n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()})
+    batch = sample(built)
     durable.write_new(temporary / "model.safetensors", data)
     card = {
         "format": FORMAT,
@@ -55,19 +65,49 @@ def export_weights(config: Config, run: RunFolder, built: Built, step: int) -> P
         "model": describe_model(config),
         "extra": rest.values,
         "step": step,
+        "inputs": described(batch.inputs),
         "digest": hashlib.sha256(data).hexdigest(),
     }
     durable.write_new(temporary / "model.json", json.dumps(card, indent=1) + "\n")
-    batch = sample(built)
-    again = rebuild(temporary, project=config.project).to(built.learner.device)
-    compare(outputs(built, module, batch), outputs(built, again, batch), "the exported model")
+    again = rebuild(temporary, project=config.project)
+    compare(said(built, batch), said(built, batch, again), "the exported model")
     durable.commit_folder(temporary, run.exported)
     return run.exported
 
 
+def contents(built: Built) -> tuple[Mapping[str, Tensor], State]:
+    """What an export holds of a model: its tensors, and the rest."""
+    learner = built.learner
+    if isinstance(learner, TorchLearner):
+        state = learner.evaluated.eval().state_dict()
+        rest = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+        return {n: t for n, t in state.items() if isinstance(t, Tensor)}, pack(rest)
+    if isinstance(learner, KerasLearner):
+        return learner.weights(), State({})
+    return learner.state()[0].tensors, State({})
+
+
+def described(inputs: Any) -> Any:
+    """The shapes and types of the inputs of a batch, row by row."""
+    if isinstance(inputs, dict):
+        return {name: described(item) for name, item in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return [described(item) for item in inputs]
+    return {"shape": list(np.shape(inputs)[1:]), "dtype": str(inputs.dtype).removeprefix("torch.")}
+
+
+def example(inputs: Any) -> Any:
+    """One row of zeros in the form that `described` says."""
+    if isinstance(inputs, list):
+        return tuple(example(item) for item in inputs)
+    if set(inputs) == {"shape", "dtype"} and isinstance(inputs["dtype"], str):
+        return np.zeros((1, *inputs["shape"]), dtype=inputs["dtype"])
+    return {name: example(item) for name, item in inputs.items()}
+
+
 def export_program(built: Built, run: RunFolder) -> Path:
     """Write a `torch.export` program. manyfit never reads one: its loader unpickles."""
-    module = copy.deepcopy(built.learner.evaluated).eval().cpu()
+    module = copy.deepcopy(built.module.evaluated).eval().cpu()
     args = arguments(sample(built))
     program = torch.export.export(module, args, dynamic_shapes=_dynamic(args))
     compare(module(*args), program.module()(*args), "the exported program")
@@ -79,7 +119,7 @@ def export_onnx(built: Built, run: RunFolder) -> Path:
     optional("onnx", "onnx")
     optional("onnxscript", "onnx")
     runtime = optional("onnxruntime", "onnx")
-    module = copy.deepcopy(built.learner.evaluated).eval().cpu()
+    module = copy.deepcopy(built.module.evaluated).eval().cpu()
     args = arguments(sample(built))
 
     def write(file: Path) -> None:
@@ -95,10 +135,121 @@ def export_onnx(built: Built, run: RunFolder) -> Path:
     return _kept(run.exported / "model.onnx", write)
 
 
+def keras_learner(built: Built) -> KerasLearner:
+    """The learner, where only a model of Keras will do."""
+    if not isinstance(built.learner, KerasLearner):
+        raise UsageError(f"this needs a model of Keras, not {built.learner.describe()}")
+    return built.learner
+
+
+def export_keras(built: Built, run: RunFolder) -> Path:
+    """Write `model.keras`, and see that it can be loaded without running code of its own."""
+    learner = keras_learner(built)
+
+    def write(file: Path) -> None:
+        learner.model.save(file)
+        carried = carried_code(file)
+        if carried:
+            log.warning(
+                "model.keras holds code (%s): load_model refuses it unless it is named, allow=%s",
+                ", ".join(carried),
+                carried,
+            )
+        else:
+            again = load_keras(file)
+            batch = sample(built)
+            compare(said(built, batch), said(built, batch, again), "model.keras")
+
+    return _kept(run.exported / "model.keras", write)
+
+
+def export_saved_model(built: Built, run: RunFolder) -> Path:
+    """Write a SavedModel for TensorFlow's servers, and check what it says."""
+    learner = keras_learner(built)
+    if learner.backend != "tensorflow":
+        raise UsageError(f"a SavedModel needs Keras on tensorflow, not on {learner.backend}")
+    tensorflow: Any = optional("tensorflow", "tensorflow")
+    temporary = run.exported / ".saved_model.tmp"
+    if temporary.exists():
+        durable.discard(temporary)
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        learner.model.export(str(temporary), verbose=False)
+        batch = sample(built)
+        loaded = tensorflow.saved_model.load(str(temporary))  # which has to live while it is called
+        found = loaded.serve(learner.inputs(batch))
+    other = torch.from_numpy(learner.numpy(found))
+    compare(said(built, batch), other, "the SavedModel", loose=True)
+    durable.commit_folder(temporary, run.exported / "saved_model")
+    return run.exported / "saved_model"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep exporters from talking on standard output."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123
+        yield
+
+
+def carried_code(file: Path) -> list[str]:
+    """What in a `.keras` file is not a part of Keras: layers that carry code, or that name it."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            config = json.loads(archive.read("config.json"))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise FolderError(f"{file} is not a model that Keras has written: {error}") from error
+    found: dict[str, None] = {}
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict):
+            name, module = value.get("class_name"), value.get("module")
+            if name in ("Lambda", "__lambda__"):
+                found[str(name)] = None
+            elif isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins"):
+                found[f"{module}.{name}"] = None
+            for item in value.values():
+                look(item)
+        elif isinstance(value, list):
+            for item in value:
+                look(item)
+
+    look(config)
+    return list(found)
+
+
+def load_keras(file: Path, allow: Collection[str] = ()) -> Any:
+    """Load a `.keras` file. Code that it carries or names is refused, unless it is named here."""
+    keras: Any = optional("keras", "keras")
+    refused = [name for name in carried_code(file) if name not in allow]
+    if refused:
+        raise UsageError(
+            f"{file} holds code ({', '.join(refused)}), which is not run; if you trust it: allow={refused}"
+        )
+    named = any(name in ("Lambda", "__lambda__") for name in allow)
+    return keras.saving.load_model(file, safe_mode=not named)
+
+
 FORMATS: Final[Mapping[str, Callable[[Built, RunFolder], Path]]] = {
     "torch": export_program,
     "onnx": export_onnx,
+    "keras": export_keras,
+    "saved_model": export_saved_model,
 }
+
+
+def export_best(config: Config, run: RunFolder, built: Built, step: int) -> None:
+    """Export the model of a run that is over, in every form that its users expect."""
+    export_weights(config, run, built, step)
+    if not isinstance(built.learner, KerasLearner):
+        return
+    names = ["keras", "saved_model"] if built.learner.backend == "tensorflow" else ["keras"]
+    for name in names:
+        try:
+            FORMATS[name](built, run)
+        except Exception as error:  # of Keras or TensorFlow, whatever it is: the model itself is exported
+            log.info("an export failed", exc_info=error)
+            reason = str(error).strip().partition("\n")[0][:200]
+            log.warning("%s is not exported as %s: %s", run.path, name, reason)
 
 
 def exported_step(folder: Path) -> int:
@@ -107,7 +258,7 @@ def exported_step(folder: Path) -> int:
     return int(card.get("step", -1))
 
 
-def rebuild(folder: Path, project: Path | None = None) -> nn.Module:
+def rebuild(folder: Path, project: Path | None = None) -> Any:
     """A model from an export or a checkpoint alone. The code that it names is not looked for inside of it."""
     if (folder / "model.json").is_file():
         card = read_json(folder / "model.json", CARD)
@@ -130,14 +281,38 @@ def rebuild(folder: Path, project: Path | None = None) -> nn.Module:
         source = root / "src"
         if source.resolve().is_relative_to(folder.resolve()):
             source = folder / "there is no code in an artifact"
-    module: nn.Module = make_component(model["component"], "model", MODEL, root, source).build()
-    module.load_state_dict(state)
-    return module.eval()
+    made = make_model(make_component(model["component"], "model", MODEL, root, source))
+    return restored(made, state, card.get("inputs"))
+
+
+def restored(made: Made, state: Mapping[str, Any], inputs: Any = None) -> Any:
+    """A model with weights from elsewhere, ready to predict."""
+    if made.is_keras:
+        if not made.model.built:
+            if inputs is None:
+                raise UsageError("this model has no weights before it is called; load its export instead")
+            made.model(example(inputs))
+        own = list(made.model.variables)
+        if len(own) != len(state):
+            raise FolderError(f"the model has {len(own)} variables, but {len(state)} were written")
+        for variable, name in zip(own, sorted(state), strict=True):
+            variable.assign(state[name].numpy().astype(str(variable.dtype).replace("bfloat16", "float32")))
+        return made.model
+    if made.is_estimator:
+        learner = EstimatorLearner(made.model, ArraySource(np.zeros((0, 1))))
+        learner.load([State(dict(state), {"step": 1, "loss": None})])
+        return learner.model
+    made.model.load_state_dict(dict(state))
+    return made.model.eval()
 
 
 def evaluated_state(found: checkpoint.Checkpoint) -> dict[str, Any]:
     """The state of the model in a checkpoint: of the average, if there is one."""
-    parts = unpack(found.load())
+    state = found.load()
+    if "model" not in state.values:  # of Keras, or of an estimator
+        own = {n.removeprefix("model/"): t for n, t in state.tensors.items() if n.startswith("model/")}
+        return own or dict(state.tensors)
+    parts = unpack(state)
     if "average" not in parts:
         return dict(parts["model"])
     prefix = "module."
@@ -152,11 +327,22 @@ def sample(built: Built) -> Batch:
     return batch
 
 
-@torch.no_grad()
-def outputs(built: Built, module: nn.Module, batch: Batch) -> Tensor:
-    """What a model says about a batch."""
-    with own_randomness():
-        return built.learner.objective.rows(module, batch)[0]
+def said(built: Built, batch: Batch, model: Any = None) -> Tensor:
+    """What the learner's model, or another one in its place, says about a batch."""
+    learner = built.learner
+    if model is not None:
+        if isinstance(learner, TorchLearner):
+            model = model.to(learner.device)
+            with own_randomness(), torch.no_grad():
+                return learner.objective.rows(model, batch)[0]
+        if isinstance(learner, KerasLearner):
+            found = model(learner.inputs(batch), training=False)
+            return torch.from_numpy(learner.numpy(found))
+        learner = replace(learner, model=model)
+    if isinstance(learner, TorchLearner):
+        return said(built, batch, learner.evaluated)
+    output = next(learner.evaluate(iter([replace(batch, target=None)]))).output[0]
+    return torch.from_numpy(np.ascontiguousarray(output))
 
 
 def arguments(batch: Batch) -> tuple[Tensor, ...]:
@@ -186,7 +372,7 @@ def _dynamic(args: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
 
 def _kept(final: Path, write: Callable[[Path], object]) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.with_name(f".tmp-{final.name}")
+    temporary = final.with_name(f".tmp-{final.name}")  # exporters look at its ending
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of exporters, about themselves

@@ -10,7 +10,7 @@ from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.run.build import Built
 from manyfit.run.evaluate import Report, evaluate
-from manyfit.run.export import export_weights
+from manyfit.run.export import export_best
 from manyfit.run.signals import Watch
 from manyfit.store.checkpoint import Checkpoint, Keep, Note
 from manyfit.store.folder import RunFolder
@@ -23,7 +23,7 @@ def finish(
 ) -> None:
     """Export and evaluate the best checkpoint, write the reports and the closing summary."""
     best, last = load_best(config, run, built), run.checkpoints()[-1]
-    export_weights(config, run, built, best.step)
+    export_best(config, run, built, best.step)
     reports: dict[str, Report] = {}
     for split in ("validation", "test"):
         report = write_report(config, run, built, split, watch, shown)
@@ -76,6 +76,8 @@ def write_report(
     if report is None:
         return None
     report.write(run.reports / f"{split}.csv")
+    if built.evaluator.points:
+        report.write_points(run.reports, split, built.evaluator.points)
     if config.run.evaluate.parquet:
         report.write_parquet(run.reports / f"{split}.parquet")
     log.info("evaluated %d rows of the %s split", len(report), split)

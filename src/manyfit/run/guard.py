@@ -25,18 +25,18 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
 
     Return the keys that have changed and were allowed to.
     """
-    before = folder.snapshot()
-    if before is None:
+    trained = folder.snapshot()
+    if trained is None:
         return set()
     given = flat(config.explicit)
-    found = diff(before, config.snapshot)
+    found = diff(trained, config.snapshot)
     if any(difference.path in ("export.metric", "export.mode") for difference in found):
         log.warning("what is best has changed: it is chosen among the checkpoints that are still there")
     for difference in found:
-        if difference.path == "train.epochs" and config.run.train.epochs < int(difference.before):
-            log.warning(
-                "train.epochs is %s now; when the run was last started, it was %s", *_both(difference)
-            )
+        key, before, after = difference.path, difference.before, difference.after
+        both = isinstance(before, int) and isinstance(after, int)
+        if key in ("train.epochs", "epochs") and both and after < before:
+            log.warning("%s is %s now; when the run was last started, it was %s", key, after, before)
     results = [d for d in found if d.kind is Kind.IDENTITY and not _is_new_default(d, given)]
     changed = [d for d in results if not is_allowed(d.path, allowed)]
     if changed:
@@ -102,10 +102,6 @@ def is_allowed(path: str, allowed: Collection[str], group: str = "") -> bool:
     parts = path.split(".")
     prefixes = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
     return bool(prefixes & set(allowed)) or bool(group and group in allowed)
-
-
-def _both(difference: Difference) -> tuple[object, object]:
-    return difference.after, difference.before
 
 
 def _is_new_default(difference: Difference, given: Mapping[str, object]) -> bool:

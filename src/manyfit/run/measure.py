@@ -45,10 +45,11 @@ def validate(
             for i, each in enumerate(wholes):
                 each.update(outputs, i)
         means = {name: np.concatenate(parts, axis=1).mean(axis=1) for name, parts in columns.items()}
+        own = learner.whole()
         return [
             {f"val_{name}": float(value) for name, value in values.items()}
             for values in (
-                {**{name: column[i] for name, column in means.items()}, **wholes[i].values()}
+                {**{name: column[i] for name, column in means.items()}, **wholes[i].values(), **own[i]}
                 for i in range(learner.n)
             )
         ]

@@ -11,7 +11,7 @@ from manyfit.config import Config
 from manyfit.core.errors import ExtraMissing
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
-from manyfit.run.tracking import MlflowCallback
+from manyfit.run.tracking import AUTO, MlflowCallback
 from manyfit.store.folder import RunFolder
 from manyfit.store.tensorboard import TensorBoardMirror
 
@@ -24,11 +24,16 @@ def mirrors(config: Config, run: RunFolder) -> list[TensorBoardCallback | Mlflow
     found: list[TensorBoardCallback | MlflowCallback] = []
     if track.tensorboard:
         found.append(TensorBoardCallback())
-    if track.mlflow is not None:
-        if importlib.util.find_spec("mlflow") is None:
+    if track.mlflow is not None and not (track.mlflow == AUTO and is_missing("mlflow")):
+        if is_missing("mlflow"):
             raise ExtraMissing("mlflow", "mlflow")
         found.append(MlflowCallback(config, run))
     return found
+
+
+def is_missing(package: str) -> bool:
+    """Whether an optional package is not installed."""
+    return importlib.util.find_spec(package) is None
 
 
 @contextmanager

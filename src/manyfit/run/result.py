@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyfit.config.load import load_component
 from manyfit.config.roles import MODEL
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +35,27 @@ class RunResult:
         """Every row of the run's log."""
         return RunFolder(self.folder).events()
 
-    def load_model(self) -> nn.Module:
+    def load_model(self) -> Any:
         """The model with the weights of the best checkpoint, ready to predict."""
         return load_model(self.folder)
 
 
-def load_model(place: str | Path) -> nn.Module:
+def load_model(place: str | Path, allow: Collection[str] = ()) -> Any:
     """Rebuild a model from a run (its best checkpoint), a checkpoint or an export, ready to predict.
 
     It takes the code that the model is made of, and no script: exports and checkpoints know the import path
-    and the arguments. No pickle is read.
+    and the arguments. No pickle is read. A `.keras` file may carry code (Lambda layers), or name some: it is
+    refused, unless `allow` names that code.
     """
-    from manyfit.run.export import evaluated_state, rebuild
+    from manyfit.run.export import evaluated_state, load_keras, rebuild, restored
+    from manyfit.run.models import make_model
 
     path = Path(place)
+    if path.suffix == ".keras":
+        return load_keras(path, allow)
     if (path / "model.json").is_file() or (path / "manifest.json").is_file():
         return rebuild(path)
     folder = RunFolder(path)
     folder.trained()
-    module: nn.Module = load_component(folder.resolved, "model", MODEL).build()
-    module.load_state_dict(evaluated_state(folder.checkpoint("best")))
-    return module.eval()
+    made = make_model(load_component(folder.resolved, "model", MODEL))
+    return restored(made, evaluated_state(folder.checkpoint("best")))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config import Config, patch
+from manyfit.config.consistency import chosen
+from manyfit.config.five_components import RESERVED
+from manyfit.core.errors import UsageError
+from manyfit.core.names import listing, nearest
 from manyfit.core.state import State
 from manyfit.data import once
 from manyfit.data.randomness import own_randomness
+from manyfit.learn.torch import TorchLearner
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, threads
 from manyfit.run.code import imported
@@ -62,7 +67,9 @@ class Opened:
         if self.last is None:
             return None
         events = read_events(self.run.metrics, self.last.log_length)
-        return ending(self.config.run.train, events, self.built.plan.steps_per_epoch)
+        found = ending(self.config.run.train, events, self.built.plan.steps_per_epoch)
+        own = self.built.learner.stopped
+        return found or (Ending(own) if own else None)
 
 
 @contextmanager
@@ -82,16 +89,17 @@ def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Ite
         if last is not None:
             guard.check_data(data, run, allowed)
             guard.check_code(code, run, source, allowed)
-            options = built.learner.update.options()
-            built.learner.load([last[1]])
+            learner = built.learner
+            options = learner.update.options() if isinstance(learner, TorchLearner) else []
+            learner.load([last[1]])
             if any(key.startswith(("train.optimizer", "train.groups")) for key in changed):
-                built.learner.update.set_options(options)
+                built.module.update.set_options(options)
         facts = {
             "fingerprint": config.fingerprint,
             "data": data,
             "modules": code,
             "threads": thread_count,
-            "device": device_name(built.learner.device),
+            "device": device_name(built.learner),
             "environment": dict(config.environment),
             "from_step": last[0].step if last is not None else 0,
             "allowed_changes": sorted(allowed),
@@ -129,18 +137,43 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
     durable.write_all(files)
 
 
-def rehearse(built: Built) -> None:
+def rehearse(built: Built, config: Config) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
     source = built.split("validation") or built.train
     with own_randomness():
-        outputs = next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
+        (outputs,) = built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1))
         whole = Whole(built.whole)
         whole.update(outputs, 0)
         whole.values()
         if built.evaluator.functions and outputs.target is not None:
-            import torch
+            built.evaluator(outputs.output[0], outputs.target[0])
+    check_names(built, config, outputs.rows)
+    warn_unread(built)
 
-            built.evaluator(torch.from_numpy(outputs.output[0]), torch.from_numpy(outputs.target[0]))
+
+def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
+    """What decides which checkpoint is best, or when to stop, must be measured; some models say so late."""
+    if config.run.measured() is not None:
+        return
+    own = list(built.learner.whole()[0])
+    known = ["train_loss", "lr", *(f"train_{name}" for name in own if name != "loss")]
+    if built.split("validation") is not None:
+        known += [f"val_{name}" for name in dict.fromkeys([*rows, *own])]
+    for path, metric in chosen(config.run):
+        if metric not in known:
+            best = nearest(metric, known)
+            hint = f"did you mean {best}?" if best else f"there are {listing(known)}"
+            where = config.origin(".".join(path))
+            raise UsageError(f"{where}: {'.'.join(path)}: nothing named {metric!r} is measured; {hint}")
+
+
+def warn_unread(built: Built) -> None:
+    """Name the user's own keys that no component has looked at: one of them may be misspelt."""
+    if built.settings is None:
+        return
+    found = [key for key in built.settings.unread() if key.partition(".")[0] not in RESERVED]
+    if found:
+        log.warning("no component reads %s of the config", ", ".join(found))
 
 
 def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: int | None = None) -> Member:
@@ -149,7 +182,7 @@ def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: 
     steps, measured = built.plan.steps_per_epoch, last.note.measured if last is not None else True
     with EventLog(run.metrics, last.log_length if last is not None else 0) as events:
         member = Member(opened.config, run, events, committed=read_events(run.metrics, events.length))
-        member.ended = ending(opened.config.run.train, member.committed, steps)
+        member.ended = opened.ending
         cohort = Cohort(
             [member],
             built.learner,
@@ -162,6 +195,7 @@ def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: 
             built.whole,
         )
         fit(cohort, callbacks, watch, until=until * steps if until is not None else None)
+        built.learner.end()
     if member.ended is not None and member.ended.error is not None:
         raise member.ended.error
     return member

@@ -23,6 +23,8 @@ from manyfit.store.tensorboard import TensorBoardMirror
 
 log = logging.getLogger("manyfit")
 
+AUTO = "auto"
+"""In place of an address: that of the environment, else a file in the project."""
 PATIENCE = 15.0
 """Seconds that the end of a run waits for a tracker."""
 RETRY = 20.0
@@ -129,6 +131,8 @@ def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
 
 def address_of(given: Any, run: RunFolder) -> str:
     """The address of MLflow, with its secrets filled in."""
+    if given == AUTO:
+        given = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     template = Secret(str(given))
     missing = [name for name in template.names if name not in os.environ]
     if missing:

@@ -58,7 +58,7 @@ def train(
         if here.is_over and run.summary().get("step") == here.step:
             write_resolved(here.config, run)
             return result(run)
-        rehearse(here.built)
+        rehearse(here.built, here.config)
         begin(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
         with recorded(run), finished(trackers, run):
@@ -90,6 +90,8 @@ def place(source: str | Path | Mapping[str, Any], folder: str | Path | None) -> 
         return Path(folder)
     if isinstance(source, Mapping):
         raise UsageError("say where the run shall lie: train(config, folder='runs/<name>')")
+    if Path(source).is_dir():
+        return Path(source)
     file = config_file(Path(source))
     if file.name in ("config.yaml", "config.resolved.yaml"):
         return file.parent

@@ -15,6 +15,7 @@ from manyfit.run.measure import Row, validate
 from manyfit.run.pace import Pace
 from manyfit.run.plan import Boundary
 from manyfit.run.signals import Asked, Watch
+from manyfit.run.stopping import Ending
 
 
 class Callback(Protocol):
@@ -115,6 +116,8 @@ def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = F
         if member.ended is not None:
             continue
         ended = member.record(boundary, rows[i], per_epoch) if rows else None
+        if ended is None and cohort.learner.stopped:
+            ended = member.ended = Ending(cohort.learner.stopped)
         if ended is not None and ended.error is not None:
             member.writer.put_held()
             continue

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.config.config import snapshot
-from manyfit.config.identity import Snapshot
+from manyfit.config.identity import Snapshot, epochs_in
 from manyfit.config.read import read_file
 from manyfit.config.tree import Map, plain
 from manyfit.core.errors import FolderError, ManyfitError
@@ -218,7 +218,7 @@ class RunFolder:
             snapshot = self.snapshot()
         except ManyfitError:
             return False
-        epochs = snapshot.values.get("train.epochs", 0) if snapshot is not None else 0
+        epochs = epochs_in(snapshot.values, 0) if snapshot is not None else 0
         return isinstance(epochs, int) and summary["epoch"] < epochs and not summary.get("stopped")
 
     def state(self) -> State:

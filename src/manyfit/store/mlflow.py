@@ -50,9 +50,9 @@ class MlflowMirror:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        mlflow = optional("mlflow", "mlflow")
         for noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
-        mlflow = optional("mlflow", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.uri)
         record = self._record()
         if not record["run_id"] or self._is_gone(client, record["run_id"]) or self._is_another(record):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from manyfit.config.identity import epochs_in
 from manyfit.study.units import Failure, Outcome
 
 TrialState: TypeAlias = Literal["waiting", "running", "paused", "finished", "failed", "infeasible"]
@@ -110,4 +111,4 @@ def fair_epoch(point: PointRecord, base: int) -> float:
 
 def epochs_of(values: Mapping[str, Any], base: int) -> int:
     """How many epochs a point has: its own number, if it has one, else that of the base."""
-    return int(values.get("train.epochs", base))
+    return int(epochs_in(values, base))

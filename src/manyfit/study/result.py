@@ -18,7 +18,6 @@ from manyfit.study.records import PointRecord, fair_epoch
 
 if TYPE_CHECKING:
     import pandas
-    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Study:
         pandas = optional("pandas", "search")
         return pandas.DataFrame(rows(self.folder))
 
-    def load_model(self) -> nn.Module:
+    def load_model(self) -> Any:
         """The best model, ready to predict."""
         from manyfit.run.result import load_model
 

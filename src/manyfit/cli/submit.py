@@ -1,0 +1,59 @@
+"""`manyfit submit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides
+
+
+@click.command(cls=OverrideVerb)
+@click.argument("place", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--time", metavar="HH:MM:SS", help="Time limit.")
+@click.option("--memory", metavar="SIZE", help="Memory, such as 16G.")
+@click.option("--cpus", type=click.IntRange(1), metavar="N", help="Cores.")
+@click.option("--gpus", metavar="N", help="GPUs, such as 1 or a100:2.")
+@click.option("--partition", metavar="NAME")
+@click.option("--account", metavar="NAME")
+@click.option("--tasks", type=click.IntRange(1), metavar="N", help="Jobs that a study is cut into.")
+@click.option("--at-once", type=click.IntRange(1), metavar="N", help="How many of them run at once.")
+@click.option("--max-queued", type=click.IntRange(1), metavar="N", help="Refuse when more jobs would wait.")
+@click.option("--print", "only_show", is_flag=True, help="Show the script, and send nothing.")
+@json_option
+def command(place: Path, only_show: bool, json_: bool, **given: Any) -> None:
+    """Send RUN, a run or a study, to Slurm.
+
+    The script is written to RUN/submit.sh. What it asks for stands in the config's section `submit`, or in
+    these options. Before the time limit a checkpoint is written, and the job queues itself again. A study
+    whose points are all known becomes an array of jobs, and one more that puts their results together.
+
+    \b
+    manyfit submit runs/digits-mlp --time 02:00:00 --cpus 4
+    manyfit submit studies/lr --tasks 16 --print
+    """
+    from manyfit.study.submit import submit
+
+    asked = {name: value for name, value in given.items() if value is not None}
+    job = submit(place, asked, overrides=[word(item) for item in overrides()], only_show=only_show)
+    if json_:
+        as_json({"file": job.file, "tasks": job.tasks, "sent": job.sent, "script": job.script})
+    elif only_show:
+        click.echo(job.script, nl=False)
+    elif job.sent:
+        click.echo(f"{job.sent}  ({job.file})")
+    else:
+        click.echo(f"there is no sbatch here; the script is {job.file}")
+
+
+def word(item: Any) -> str:
+    """An override as one word of a command line."""
+    if isinstance(item, str):
+        return item
+    import json
+
+    from manyfit.config.tree import dotted, plain
+
+    return f"{dotted(item.path)}={json.dumps(plain(item.value))}"

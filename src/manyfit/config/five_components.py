@@ -1,0 +1,152 @@
+"""The flat layout of five components: `data_loader_class`, `preprocessor_class`, … beside keys of one's own.
+
+It is a dialect: a pure function from tree to tree. What it makes has the layout of a run, with the leaves of
+the user's file in it, so that everything after it sees one schema and errors still name the user's lines.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from manyfit.config.kinds import Kind
+from manyfit.config.tree import Leaf, Map, Node, Path
+from manyfit.core.errors import Problem
+from manyfit.core.names import nearest
+
+CLASSES: Final = {
+    "data_loader_class": ("data", "loader"),
+    "augmentor_class": ("data", "augmentor"),
+    "preprocessor_class": ("data", "preprocessor"),
+    "model_builder_class": ("model", "builder"),
+    "evaluator_class": ("evaluate", "evaluator", "evaluator"),
+}
+PLACES: Final[dict[str, tuple[str, ...]]] = {
+    **CLASSES,
+    "batch_size": ("data", "batch_size"),
+    "data_dir": ("data", "data_dir"),
+    "do_train_augmentation": ("data", "augment_training"),
+    "do_validation_augmentation": ("data", "augment_validation"),
+    "epochs": ("train", "epochs"),
+}
+"""Where the reserved keys of this layout stand in the layout of a run."""
+SHARED: Final = ("project_name", "src_code_path", "seed", "train", "evaluate", "export", "track", "submit")
+"""Keys that mean the same in both layouts."""
+REQUIRED: Final = {
+    "src_code_path": "the folder of your code, from the project's root",
+    "data_loader_class": "a class path such as dataset.DataLoader",
+    "preprocessor_class": "a class path such as preprocessing.Preprocessor",
+    "model_builder_class": "a class path such as models.ModelBuilder",
+    "evaluator_class": "a class path such as evaluation.Evaluator",
+    "epochs": "a whole number",
+    "batch_size": "a whole number",
+    "export": "{metric: val_loss, mode: min}",
+    "project_name": "text",
+}
+MADE: Final = {
+    "data": "manyfit.pipeline.parts.ComponentData",
+    "model": "manyfit.pipeline.parts.model_builder",
+    "evaluator": "manyfit.pipeline.parts.evaluator",
+}
+RESERVED: Final = frozenset({*PLACES, *SHARED})
+"""Keys that mean something here; all others are the user's own."""
+KINDS: Final[dict[Path, Kind]] = {
+    ("epochs",): Kind.BUDGET,
+    ("project_name",): Kind.NEUTRAL,
+    ("src_code_path",): Kind.NEUTRAL,
+    ("data_dir",): Kind.NEUTRAL,
+}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What a config of another layout means, and how to speak of it in that layout."""
+
+    tree: Map
+    problems: list[Problem] = field(default_factory=list)
+    places: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """For each place in `tree` that has another name in the file: that name."""
+    kinds: dict[Path, Kind] = field(default_factory=dict)
+    """What the keys of the file are to a run."""
+
+    def named(self, path: str) -> str:
+        """A path of `tree` as the file has it."""
+        steps = tuple(path.split("."))
+        for length in range(len(steps), 0, -1):
+            if steps[:length] in self.places:
+                return ".".join([self.places[steps[:length]], *steps[length:]])
+        return path
+
+
+def choose_backend() -> None:
+    """Let Keras run on torch where nobody says otherwise and TensorFlow is not installed."""
+    if importlib.util.find_spec("tensorflow") is None:
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+
+
+def is_flat(tree: Map) -> bool:
+    """Whether a config has this layout: it names a component by one of its keys."""
+    return any(key in tree.items for key in CLASSES)
+
+
+def translate(tree: Map) -> Translation:
+    """The same config in the layout of a run. The user's own keys are handed on as they were written."""
+    problems = [_missing(tree, key, wanted) for key, wanted in REQUIRED.items() if key not in tree.items]
+    if "data_dir" not in tree.items:
+        wanted = "--data-dir FOLDER, or the key data_dir"
+        problems.append(Problem("data_dir", tree.origin, "where does the data lie?", wanted, "nothing"))
+    for name in ("train", "evaluate", "track"):
+        if not isinstance(tree.items.get(name, Map()), Map):
+            problems.append(Problem(name, tree.key_origin(name), "this is not a mapping"))
+    data, model = _made(tree, "data", "data_loader_class"), _made(tree, "model", "model_builder_class")
+    evaluate, train, track = (_section(tree, name) for name in ("evaluate", "train", "track"))
+    if "evaluator_class" in tree.items:
+        made = _made(tree, "evaluator", "evaluator_class")
+        evaluate = evaluate.with_item("evaluator", made, tree.key_origin("evaluator_class"))
+    if "epochs" in tree.items and "epochs" not in train.items:  # else it was said on the command line
+        train = train.with_item("epochs", tree.items["epochs"], tree.key_origin("epochs"))
+    for name in ("loss", "optimizer"):  # a compiled model brings them
+        train = train if name in train.items else train.with_item(name, Leaf(None, tree.origin))
+    track = track if "mlflow" in track.items else track.with_item("mlflow", Leaf("auto", tree.origin))
+    items: dict[str, Node] = {key: tree.items[key] for key in SHARED if key in tree.items}
+    items |= {"data": data, "model": model, "train": train, "evaluate": evaluate, "track": track}
+    origins = {**tree.keys, "data": data.origin, "model": model.origin}
+    places = {place: key for key, place in PLACES.items()}
+    return Translation(Map(items, tree.origin, origins), problems, places, dict(KINDS))
+
+
+def _missing(tree: Map, key: str, wanted: str) -> Problem:
+    free = [name for name in tree.items if name not in PLACES and name not in SHARED]
+    return Problem(key, tree.origin, "this key is required", wanted, "nothing", _near(key, free))
+
+
+def _near(key: str, free: list[str]) -> str:
+    best = nearest(key, free)
+    return f"the key {best} is there: it shall be {key}" if best else ""
+
+
+def _section(tree: Map, name: str) -> Map:
+    found = tree.items.get(name)
+    return found if isinstance(found, Map) else Map({}, tree.key_origin(name))
+
+
+def _made(tree: Map, name: str, key: str) -> Map:
+    """What stands for a section in the layout of a run: a component that is given the user's whole config."""
+    origin = tree.key_origin(key)
+    items: dict[str, Node] = {"class": Leaf(MADE[name], origin), "settings": tree}
+    origins = dict.fromkeys(items, origin)
+    for own, place in PLACES.items():
+        if place[-2] == name and own in tree.items:
+            items[place[-1]] = _cleaned(own, tree.items[own]) if own in CLASSES else tree.items[own]
+            origins[place[-1]] = tree.key_origin(own)
+    return Map(items, origin, origins)
+
+
+def _cleaned(key: str, node: Node) -> Node:
+    """A value that repeats its key, `'evaluator_class: evaluation.Evaluator'`, without it."""
+    if not (isinstance(node, Leaf) and isinstance(node.value, str)):
+        return node
+    return Leaf(re.sub(rf"^\s*{key}\s*:\s*", "", node.value), node.origin)

@@ -1,0 +1,143 @@
+"""The learner for models that are not trained in steps: an estimator with `fit` and `predict`.
+
+All of its training is one step. It is kept by skops, which says what has to be trusted; never by pickle.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from manyfit.core.errors import RunFailed
+from manyfit.core.lazy import optional
+from manyfit.core.seeds import derive
+from manyfit.core.state import State
+from manyfit.data import Batch, Source, once
+from manyfit.data.randomness import own_randomness, seed_for
+from manyfit.learn.learner import Metrics, Outputs
+
+TINY: Final = 1e-12
+KEPT: Final = "estimator"
+
+
+@dataclass
+class EstimatorLearner:
+    """Fits one estimator to all rows at once. Its loss is a log loss, an error of 0 or 1, or squared."""
+
+    model: Any
+    source: Source
+    batch_size: int = 1024
+    seed: int = 0
+    n: int = 1
+    step: int = 0
+    stopped: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.device = torch.device("cpu")
+        self._loss: float | None = None
+
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        return f"{type(self.model).__name__}, fitted in one step"
+
+    def train(self, batches: Iterator[Batch], steps: int) -> None:
+        """Fit, on the first step; there is no second one."""
+        if self.step == 0:
+            inputs, target, weight = self._gathered()
+            with own_randomness():
+                seed_for(derive(self.seed, "model"))
+                weighted = (
+                    weight is not None and "sample_weight" in inspect.signature(self.model.fit).parameters
+                )
+                self.model.fit(inputs, target, **({"sample_weight": weight} if weighted else {}))
+            self._loss = float(self._losses(self._predicted(inputs), target).mean())
+        self.step += steps
+
+    def _gathered(self) -> tuple[Any, Any, Any]:
+        found = list(once(self.source, self.batch_size))
+        if any(batch.target is None for batch in found):
+            raise RunFailed("an estimator is fitted to targets, but the data has none")
+        weights = [batch.weight for batch in found]
+        counts = None if any(w is None for w in weights) else np.concatenate([np.asarray(w) for w in weights])
+        inputs = np.concatenate([_rows(batch) for batch in found])
+        return inputs, np.concatenate([np.asarray(batch.target) for batch in found]), counts
+
+    def take(self) -> Metrics:
+        """The mean loss on the rows that it was fitted to."""
+        found: dict[str, Any] = {"lr": np.zeros(1)}
+        if self._loss is not None:
+            found["train_loss"] = np.array([self._loss])
+        self._loss = None
+        return found
+
+    def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
+        """Predict: probabilities of classes where there are any."""
+        for batch in batches:
+            output = self._predicted(_rows(batch))
+            target = None if batch.target is None else np.asarray(batch.target)
+            rows = {} if target is None else {"loss": self._losses(output, target)[None]}
+            yield Outputs(batch.index, output[None], None if target is None else target[None], rows)
+
+    def whole(self) -> Sequence[Mapping[str, float]]:
+        """Nothing: every number belongs to a row."""
+        return [{}]
+
+    def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Nothing waits for it."""
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+    def state(self) -> Sequence[State]:
+        """The estimator in the form of skops, and whether it was fitted."""
+        skops = optional("skops.io", "estimators")
+        data = np.frombuffer(bytearray(skops.dumps(self.model)), dtype=np.uint8)
+        return [State({KEPT: torch.from_numpy(data)}, {"step": self.step, "loss": self._loss})]
+
+    def load(self, states: Sequence[State]) -> None:
+        """Go on from a state. Only what scikit-learn and the user's own code define is made anew."""
+        skops = optional("skops.io", "estimators")
+        data = states[0].tensors[KEPT].numpy().tobytes()
+        own = type(self.model).__module__.partition(".")[0]
+        odd = skops.get_untrusted_types(data=data)
+        refused = [name for name in odd if name.partition(".")[0] != own]
+        if refused:
+            raise RunFailed(f"the checkpoint holds a {refused[0]}, which is not loaded: it could be anything")
+        self.model = skops.loads(data, trusted=odd)
+        self.step, self._loss = states[0].values["step"], states[0].values["loss"]
+
+    def _predicted(self, inputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        classes = getattr(self.model, "classes_", None)
+        if classes is None or not hasattr(self.model, "predict_proba"):
+            return np.asarray(self.model.predict(inputs))
+        found, classes = np.asarray(self.model.predict_proba(inputs)), np.asarray(classes)
+        if classes.dtype.kind not in "iub" or classes.min() < 0:
+            return np.asarray(self.model.predict(inputs))
+        spread = np.zeros((len(found), int(classes.max()) + 1), dtype=found.dtype)
+        spread[:, classes.astype(np.int64)] = found
+        return spread
+
+    def _losses(self, output: npt.NDArray[Any], target: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        if output.ndim == target.ndim + 1:
+            known = np.minimum(target.astype(np.int64), output.shape[1] - 1)
+            right = np.where(known == target, output[np.arange(len(output)), known], 0.0)
+            losses: npt.NDArray[np.float64] = -np.log(np.maximum(right, TINY))
+        elif hasattr(self.model, "classes_"):
+            losses = (output != target).astype(np.float64)
+        else:
+            losses = ((output - target) ** 2).reshape(len(output), -1).mean(axis=1)
+        return losses.astype(np.float64)
+
+
+def _rows(batch: Batch) -> npt.NDArray[Any]:
+    """The inputs of a batch as a table."""
+    if isinstance(batch.inputs, dict | tuple | list):
+        raise RunFailed("an estimator takes one array of inputs")
+    found = np.asarray(batch.inputs)
+    return found.reshape(len(found), -1)

@@ -1,0 +1,37 @@
+"""The door for training code in five components: loader, augmentor, preprocessor, model builder, evaluator.
+
+| name | what it is |
+|---|---|
+| `DataLoaderBase`, `AugmentorBase`, `PreprocessorBase`, `ModelBuilderBase`, `EvaluatorBase` | subclass them |
+| `BaseClass`, `ConfigStruct` | what they have in common, and the config that they are given |
+| `Compiled` | a PyTorch module with its loss and optimiser, as a model builder returns it |
+| `batched` | marks an evaluation function that takes many data points at once |
+| `Orchestrator`, `TFKerasTrainer` | `manyfit train`, from Python |
+"""
+
+from manyfit.pipeline.components import (
+    AugmentorBase,
+    BaseClass,
+    ConfigStruct,
+    DataLoaderBase,
+    EvaluatorBase,
+    ModelBuilderBase,
+    PreprocessorBase,
+)
+from manyfit.pipeline.orchestrator import Orchestrator, TFKerasTrainer
+from manyfit.run.evaluator import batched
+from manyfit.run.models import Compiled
+
+__all__ = [
+    "AugmentorBase",
+    "BaseClass",
+    "Compiled",
+    "ConfigStruct",
+    "DataLoaderBase",
+    "EvaluatorBase",
+    "ModelBuilderBase",
+    "Orchestrator",
+    "PreprocessorBase",
+    "TFKerasTrainer",
+    "batched",
+]

@@ -1,0 +1,67 @@
+"""`manyfit train`, for those who would rather call it from Python, under the names of the five components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from manyfit.core.errors import UsageError
+from manyfit.core.lazy import optional
+from manyfit.run import again
+from manyfit.run.evaluate import Report
+from manyfit.run.result import RunResult, load_model
+from manyfit.run.train import train
+
+
+class Orchestrator:
+    """Trains, exports and evaluates the run in a folder that holds a config.
+
+    >>> Orchestrator("runs/baseline", data_dir="datasets/mnist").run()    # doctest: +SKIP
+    """
+
+    def __init__(
+        self, run_dir: str | Path, data_dir: str | Path | None = None, overrides: Sequence[str] = ()
+    ) -> None:
+        self.run_dir = Path(run_dir)
+        self.overrides = [*overrides]
+        if data_dir is not None:
+            self.overrides.append(f"data_dir={Path(data_dir).resolve()}")
+
+    def run(self) -> RunResult:
+        """Train, from where the run stands to its end; export the best weights, and evaluate them.
+
+        A run that is finished is not trained again.
+        """
+        return train(self.run_dir, self.overrides)
+
+    def evaluate(self, split: str = "test") -> Report:
+        """Evaluate the exported weights again, data point by data point."""
+        return again.evaluate(self.run_dir, split)
+
+
+class TFKerasTrainer:
+    """Trains the Keras model of a run.
+
+    >>> trainer = TFKerasTrainer("runs/baseline", data_dir="datasets/mnist")    # doctest: +SKIP
+    >>> trainer.train()    # doctest: +SKIP
+    """
+
+    def __init__(self, run_dir: str | Path, data_dir: str | Path | None = None) -> None:
+        optional("keras", "keras")
+        self._orchestrator = Orchestrator(run_dir, data_dir)
+
+    def train(self) -> RunResult:
+        """Train, from where the run stands to its end."""
+        return self._orchestrator.run()
+
+    def export(self) -> Path:
+        """The folder of the exported model: SavedModel, `.keras` and safetensors."""
+        folder = self._orchestrator.run_dir / "exported"
+        if not folder.is_dir():
+            raise UsageError(f"{self._orchestrator.run_dir} is not trained yet")
+        return folder
+
+    def load(self) -> Any:
+        """The model with the best weights."""
+        return load_model(self._orchestrator.run_dir)

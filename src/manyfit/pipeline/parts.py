@@ -1,0 +1,79 @@
+"""Five components in the places that a run has for them: data, model and evaluator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Gt
+
+from manyfit.config.kinds import Kind, Verbatim
+from manyfit.config.roles import AUGMENTOR, DATA_LOADER, EVALUATOR, MODEL_BUILDER, PREPROCESSOR
+from manyfit.core.errors import UsageError
+from manyfit.data.source import Split
+from manyfit.pipeline.components import AugmentorBase, ConfigStruct, EvaluatorBase, ModelBuilderBase
+from manyfit.pipeline.stream import ComponentSource
+
+
+class ComponentData:
+    """Loader, augmentor and preprocessor as the data of a run."""
+
+    def __init__(
+        self,
+        loader: Annotated[type, DATA_LOADER],
+        preprocessor: Annotated[type, PREPROCESSOR],
+        settings: Annotated[ConfigStruct, Verbatim],
+        batch_size: Annotated[int, Gt(0)],
+        data_dir: Annotated[Path, Kind.NEUTRAL],
+        augmentor: Annotated[type | None, AUGMENTOR] = None,
+        augment_training: bool | None = None,
+        augment_validation: bool = False,
+    ) -> None:
+        self.batch_size = batch_size
+        self.settings = settings
+        self.loader = loader(settings, data_dir)
+        self.augmentor: AugmentorBase | None = augmentor(settings) if augmentor is not None else None
+        self.preprocessor = preprocessor(settings)
+        if self.augmentor is None and (augment_training or augment_validation):
+            key = "do_train_augmentation" if augment_training else "do_validation_augmentation"
+            raise UsageError(f"{key} is true, but there is no augmentor_class")
+        self._augmented = {
+            "train": self.augmentor is not None and augment_training is not False,
+            "validation": augment_validation,
+            "test": False,
+        }
+        if augment_validation and _is_missing(self.augmentor, "add_validation_augmentation"):
+            name = type(self.augmentor).__name__
+            raise UsageError(
+                f"do_validation_augmentation is true, but {name} has no add_validation_augmentation"
+            )
+
+    def source(self, split: Split) -> ComponentSource:
+        """The data points of a split, augmented, preprocessed and in batches."""
+        return ComponentSource(
+            split,
+            self.loader,
+            self.augmentor if self._augmented[split] else None,
+            self.preprocessor,
+            self.batch_size,
+        )
+
+
+def _is_missing(augmentor: Any, method: str) -> bool:
+    return getattr(type(augmentor), method) is getattr(AugmentorBase, method)
+
+
+def model_builder(
+    builder: Annotated[type, MODEL_BUILDER], settings: Annotated[ConfigStruct, Verbatim]
+) -> ModelBuilderBase:
+    """The model builder of a run."""
+    made: ModelBuilderBase = builder(settings)
+    return made
+
+
+def evaluator(
+    evaluator: Annotated[type, EVALUATOR], settings: Annotated[ConfigStruct, Verbatim]
+) -> EvaluatorBase:
+    """The evaluator of a run."""
+    made: EvaluatorBase = evaluator(settings)
+    return made

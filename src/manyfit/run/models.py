@@ -1,0 +1,84 @@
+"""What stands at `model:` in a config, made: a module, a compiled Keras model, or an estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from manyfit.config import Component
+from manyfit.config.roles import KERAS, has_base
+from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
+from manyfit.core.secrets import redact
+from manyfit.core.trace import user_frame
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A PyTorch module with what it is trained by, as `get_compiled_model` may return it.
+
+    >>> Compiled(module, torch.nn.CrossEntropyLoss(), torch.optim.Adam(module.parameters()))  # doctest: +SKIP
+    """
+
+    module: Any
+    loss: Callable[..., Any] | None = None
+    optimizer: Any = None
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Functions of (output, target) of a batch that give a number for each row."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model, and what a model builder says about its training."""
+
+    model: Any
+    callbacks: Sequence[Any] = ()
+    class_weight: Mapping[int, float] | None = None
+    compiled: Compiled | None = None
+    builder: str = ""
+    """The name of the model builder, if there is one."""
+
+    @property
+    def is_keras(self) -> bool:
+        """Whether it is a model of Keras, on whatever backend."""
+        return has_base(type(self.model), (KERAS,))
+
+    @property
+    def is_estimator(self) -> bool:
+        """Whether it is fitted in one go."""
+        return not self.is_keras and hasattr(self.model, "fit") and hasattr(self.model, "predict")
+
+
+def make_model(component: Component) -> Made:
+    """Build the model; a model builder is asked for it."""
+    found = component.build()
+    if not hasattr(found, "get_compiled_model"):
+        return Made(found)
+    model = _asked(component, found, "get_compiled_model")
+    compiled = model if isinstance(model, Compiled) else None
+    model = compiled.module if compiled is not None else model
+    made = Made(
+        model,
+        list(_asked(component, found, "get_callbacks") or ()),
+        _asked(component, found, "get_class_weight"),
+        compiled,
+        type(found).__name__,
+    )
+    if not (made.is_keras or made.is_estimator or hasattr(model, "parameters")):
+        raise UsageError(
+            f"{component.origin}: {type(found).__name__}.get_compiled_model must return a compiled "
+            f"keras.Model, a torch.nn.Module, manyfit.pipeline.Compiled or an estimator, not {model!r:.60}"
+        )
+    return made
+
+
+def _asked(component: Component, builder: Any, method: str) -> Any:
+    try:
+        return getattr(builder, method)()
+    except ManyfitError:
+        raise
+    except Exception as error:
+        text = (
+            f"{component.origin}: {type(builder).__name__}.{method} failed: {type(error).__name__}: {error}"
+        )
+        raise ComponentFailed(redact(f"{text}\n  at {user_frame(error)}")) from error

@@ -1,0 +1,55 @@
+"""A part of a study for one of many jobs: some of its trials, trained in their folders and nothing else.
+
+No job knows of the others, and none writes the ledger. `manyfit sweep` finds what they have trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from manyfit.config.study import StudyConfig, load_study
+from manyfit.core.errors import UsageError
+from manyfit.data.randomness import own_randomness
+from manyfit.run.signals import watched
+from manyfit.study.folder import StudyFolder
+from manyfit.study.points import trial_name
+from manyfit.study.survey import survey
+from manyfit.study.sweep import write_base
+from manyfit.study.training import Training
+from manyfit.study.units import Outcome, Trial, Unit
+
+
+def is_shareable(study: StudyConfig) -> str:
+    """Why a study cannot be cut into jobs that know nothing of each other; empty if it can."""
+    if not study.is_grid:
+        return "its points follow from results"
+    return "its stopper compares trials" if study.search.stop is not None else ""
+
+
+def trials_of(study: StudyConfig) -> list[Trial]:
+    """Every trial of a study whose points are all known."""
+    folder = StudyFolder(study.folder)
+    return [
+        Trial(id_, str(folder.trial(id_).path), item.values, seed)
+        for item in survey(study, []).candidates
+        for seed in study.seeds
+        for id_ in [trial_name(item.id, seed)]
+    ]
+
+
+def train_share(place: Path, task: int, of: int) -> list[Outcome]:
+    """Train every `of`-th trial of a study, from `task` on; what was trained already is not trained again."""
+    study = load_study(place)
+    if reason := is_shareable(study):
+        raise UsageError(f"{place} cannot be cut into shares: {reason}")
+    if not 0 <= task < of:
+        raise UsageError(f"the share must be between 0 and {of - 1}, not {task}")
+    folder = StudyFolder(study.folder)
+    with watched() as watch, own_randomness():
+        base = str(write_base(study, folder))
+        work, found = Training(base, study.objective.metric), list[Outcome]()
+        for trial in trials_of(study)[task::of]:
+            watch.check()
+            found += work(Unit((replace(trial),)), watch, lambda progress: None)
+        return found

@@ -1,0 +1,170 @@
+"""Jobs for Slurm: a script that trains a run or a study and goes on after a time limit, sent by `sbatch`."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.config import load_config
+from manyfit.config.project import project_root
+from manyfit.config.schema import Submit
+from manyfit.config.study import load_study
+from manyfit.core.errors import UsageError
+from manyfit.store import durable
+from manyfit.study.share import is_shareable, trials_of
+
+USR1: Final = 128 + signal.SIGUSR1.value
+OPTIONS: Final = {
+    "time": "time",
+    "memory": "mem",
+    "cpus": "cpus-per-task",
+    "gpus": "gpus",
+    "partition": "partition",
+    "account": "account",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A script, where it lies, and what has become of it."""
+
+    file: Path
+    script: str
+    tasks: int = 1
+    then: str = ""
+    """The script of the job that puts the results of the others together."""
+    sent: str = ""
+    """What `sbatch` answered."""
+
+
+def submit(
+    place: Path, given: dict[str, Any], *, overrides: Sequence[str] = (), only_show: bool = False
+) -> Job:
+    """Write the script of a run or a study, and send it if there is an `sbatch`."""
+    job = job_of(place, given, overrides)
+    resources = replace(resources_of(place), **given)
+    if only_show:
+        return job
+    sbatch = shutil.which("sbatch")
+    if sbatch is not None:
+        check_queue(resources.max_queued, job.tasks)
+    durable.write(job.file, job.script)
+    if sbatch is None:
+        return job
+    sent = send(sbatch, job.file)
+    if job.then:
+        after = job.file.with_name("submit-sweep.sh")
+        durable.write(after, job.then)
+        number = re.search(r"\d+", sent)
+        depends = [f"--dependency=afterany:{number[0]}"] if number else []
+        sent += f"; then {send(sbatch, after, depends)}"
+    return replace(job, sent=sent)
+
+
+def send(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
+    """Hand a script to Slurm; what it answers."""
+    done = subprocess.run([sbatch, *options, str(file)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UsageError(f"sbatch refused {file}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout.strip()
+
+
+def resources_of(place: Path) -> Submit:
+    """What the config says about jobs."""
+    return (load_study(place).base if is_study(place) else load_config(place)).run.submit
+
+
+def is_study(place: Path) -> bool:
+    """Whether a path means a study."""
+    return place.name == "study.yaml" or (place / "study.yaml").is_file()
+
+
+def job_of(place: Path, given: dict[str, Any], overrides: Sequence[str]) -> Job:
+    """The script of a run or a study."""
+    resources, then = replace(resources_of(place), **given), ""
+    if is_study(place):
+        folder = (place.parent if place.name == "study.yaml" else place).resolve()
+        study = load_study(folder)
+        tasks = len(trials_of(study)) if not is_shareable(study) else 1
+        tasks = min(tasks, resources.tasks or tasks)
+        command = whole = ["manyfit", "sweep", str(folder), *overrides]
+        if tasks > 1:
+            if overrides:
+                raise UsageError(
+                    "a study that is cut into jobs takes no overrides: write them into study.yaml"
+                )
+            command = ["manyfit", "study", "share", str(folder), '"$SLURM_ARRAY_TASK_ID"', str(tasks)]
+            then = script(folder, whole, resources, 1)
+    else:
+        file = config_file(place)
+        folder = (
+            file.parent if file.name == "config.yaml" else project_root(file) / "runs" / file.stem
+        ).resolve()
+        tasks, command = 1, ["manyfit", "train", str(place.resolve()), *overrides]
+    return Job(folder / "submit.sh", script(folder, command, resources, tasks), tasks, then)
+
+
+def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) -> str:
+    """A script that passes Slurm's warning on, and queues itself again when the time limit has cut it short."""
+    log = folder / ("slurm-%A_%a.out" if tasks > 1 else "slurm-%j.out")
+    lines = [f"--job-name={folder.name}", f"--output={log}", f"--signal=B:USR1@{resources.warning}"]
+    lines += [
+        f"--{option}={getattr(resources, name)}"
+        for name, option in OPTIONS.items()
+        if getattr(resources, name) is not None
+    ]
+    lines += ["--requeue", "--open-mode=append"]
+    if tasks > 1:
+        most = f"%{resources.at_once}" if resources.at_once is not None else ""
+        lines.append(f"--array=0-{tasks - 1}{most}")
+    lines += resources.options
+    words = " ".join(word if word.startswith('"$') else shlex.quote(word) for word in command)
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "# Written by manyfit.",
+            *(f"#SBATCH {line}" for line in lines),
+            "",
+            f"cd {shlex.quote(str(project_root(folder)))} || exit 1",
+            *resources.setup,
+            f"{words} &",
+            "child=$!",
+            "trap 'kill -USR1 \"$child\"' USR1   # a checkpoint is written",
+            "trap 'kill -TERM \"$child\"' TERM",
+            'wait "$child"; code=$?',
+            'while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done',
+            f'if [ "$code" -eq {USR1} ]; then scontrol requeue "$SLURM_JOB_ID"; fi   # it goes on from there',
+            'exit "$code"',
+            "",
+        ]
+    )
+
+
+def check_queue(most: int | None, tasks: int) -> None:
+    """Refuse when too many jobs are queued already."""
+    if most is None:
+        return
+    squeue = shutil.which("squeue")
+    if squeue is None:
+        raise UsageError("submit.max_queued needs squeue, which is not on the PATH")
+    done = subprocess.run(
+        [squeue, "--noheader", "--array", "--user", getpass.getuser()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise UsageError(f"squeue failed: {done.stderr.strip()}")
+    queued = len([line for line in done.stdout.splitlines() if line.strip()])
+    if queued + tasks > most:
+        raise UsageError(
+            f"{queued} jobs are queued already; {tasks} more would be over the {most} of max_queued"
+        )
