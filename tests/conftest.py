@@ -229,6 +229,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
         with pytest.raises(SystemExit) as stop:
             main([str(word) for word in words])
         captured = capsys.readouterr()
+        logging.getLogger("manyfit").propagate = True  # for tests that look at the log
         return Answer(int(stop.value.code or 0), captured.out, captured.err)
 
     return run

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from manyfit.config.kinds import Kind
 from manyfit.config.tree import Leaf, Map, Node, Path
@@ -71,6 +71,8 @@ class Translation:
     """For each place in `tree` that has another name in the file: that name."""
     kinds: dict[Path, Kind] = field(default_factory=dict)
     """What the keys of the file are to a run."""
+    assumed: dict[Path, Any] = field(default_factory=dict)
+    """Defaults that this layout has and that of a run has not."""
 
     def named(self, path: str) -> str:
         """A path of `tree` as the file has it."""
@@ -110,12 +112,14 @@ def translate(tree: Map) -> Translation:
         train = train.with_item("epochs", tree.items["epochs"], tree.key_origin("epochs"))
     for name in ("loss", "optimizer"):  # a compiled model brings them
         train = train if name in train.items else train.with_item(name, Leaf(None, tree.origin))
-    track = track if "mlflow" in track.items else track.with_item("mlflow", Leaf("auto", tree.origin))
+    assumed: dict[Path, Any] = {}
+    if "mlflow" not in track.items:
+        track, assumed = track.with_item("mlflow", Leaf("auto", tree.origin)), {("track", "mlflow"): "auto"}
     items: dict[str, Node] = {key: tree.items[key] for key in SHARED if key in tree.items}
     items |= {"data": data, "model": model, "train": train, "evaluate": evaluate, "track": track}
     origins = {**tree.keys, "data": data.origin, "model": model.origin}
     places = {place: key for key, place in PLACES.items()}
-    return Translation(Map(items, tree.origin, origins), problems, places, dict(KINDS))
+    return Translation(Map(items, tree.origin, origins), problems, places, dict(KINDS), assumed)
 
 
 def _missing(tree: Map, key: str, wanted: str) -> Problem:

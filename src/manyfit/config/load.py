@@ -108,9 +108,7 @@ def config_file(place: FilePath) -> FilePath:
     found = given_files(place)
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise ConfigError(
-            [Problem("", Origin(str(place)), f"there are several configs here: {names}", "one")]
-        )
+        raise ConfigError([Problem("", Origin(str(place)), f"there are several configs: {names}", "one")])
     return found[0] if found else place / "config.yaml"
 
 
@@ -213,7 +211,7 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         resolver.environment,
         {**kinds, **meaning.kinds},
         classes,
-        defaults,
+        {**defaults, **meaning.assumed},
         derived,
     )
 

@@ -63,6 +63,7 @@ class KerasLearner:
         if int(getattr(self.model, "steps_per_execution", 1) or 1) != 1:
             raise UsageError("steps_per_execution must be 1: a run pauses at any step")
         self.device = _device(self.model) if self.backend == "torch" else torch.device("cpu")
+        self._stream = derive(self.seed, "model")
         self._prepared = False
         self._since = 0
         self._pending = False
@@ -103,9 +104,12 @@ class KerasLearner:
             model.train()
         while count:
             iterator, ready = batches.native(count) if native else (None, count)  # type: ignore[attr-defined]
-            for i in range(position, position + ready):
+            first = position
+            for i in range(first, first + ready):
                 if hooks is not None:
                     hooks.on_train_batch_begin(i)
+                if self.backend == "torch":
+                    self._reseed(self.step + i - first)
                 given = iterator if native else self._fed(next(batches, None))
                 logs = function(given)
                 if hooks is not None:
@@ -114,6 +118,13 @@ class KerasLearner:
             self._since += ready
             position += ready
             count -= ready
+
+    def _reseed(self, step: int) -> None:
+        """On torch, dropout draws from the global generators: they are functions of the seed and the step."""
+        seed = (self._stream + step) & 0x7FFF_FFFF_FFFF_FFFF
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _fed(self, batch: Batch | None) -> Any:
         """A batch in the form in which a train function takes it."""
@@ -316,12 +327,13 @@ class KerasLearner:
         }
 
     def _variables(self) -> dict[str, Any]:
-        groups = {
-            "model": self.model.variables,
-            "optimizer": getattr(self.model.optimizer, "variables", ()),
-            "metrics": self.model.metrics_variables,
-        }
-        return {f"{k}/{i:04d}/{v.path}": v for k, found in groups.items() for i, v in enumerate(found)}
+        # By their places: the names that Keras makes up depend on how many models there were before.
+        found = {f"model/{i:04d}/{v.name}": v for i, v in enumerate(self.model.variables)}
+        for i, variable in enumerate(getattr(self.model.optimizer, "variables", ())):
+            found[f"optimizer/{i:04d}"] = variable
+        for i, variable in enumerate(self.model.metrics_variables):
+            found[f"metrics/{i:04d}"] = variable
+        return found
 
     def _prepare(self) -> None:
         """Have Keras make whatever it makes late: weights, optimiser, metrics, the train function."""

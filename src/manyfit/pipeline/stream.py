@@ -110,9 +110,7 @@ class ComponentSource:
         found = self.called(self.loader, method)
         name = f"{type(self.loader).__name__}.{method}"
         if not (isinstance(found, tuple | list) and len(found) == 2):
-            raise UsageError(
-                f"{name} must return a generator and the number of data points, not {found!r:.80}"
-            )
+            raise UsageError(f"{name} must return a generator and the number of its rows, not {found!r:.80}")
         rows, count = found
         if not hasattr(count, "__index__") or count < 0:
             raise UsageError(f"{name} must return the number of data points second, not {count!r:.80}")

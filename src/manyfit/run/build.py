@@ -92,8 +92,7 @@ def build(config: Config, *, warm: bool = False) -> Built:
     """
     run = config.run
     device = device_of(run.train.device, config.origin("train.device"))
-    seed_everything(derive(run.seed, "weights"))
-    made = make_model(run.model)
+    made = seeded_model(config)
     if not (made.is_keras or made.is_estimator):
         made.model.to(device)
         if warm and (count := warm_start(config, made.model)):
@@ -140,6 +139,20 @@ def build(config: Config, *, warm: bool = False) -> Built:
         build_evaluator(config),
         run.data.params.get("settings"),
     )
+
+
+def seeded_model(config: Config) -> Made:
+    """The model, with weights that follow from the seed: also if something was imported while it was made.
+
+    What is imported may draw random numbers, and it is imported only once in a process.
+    """
+    for _ in range(2):
+        before = len(sys.modules)
+        seed_everything(derive(config.run.seed, "weights"))
+        made = make_model(config.run.model)
+        if len(sys.modules) == before:
+            break
+    return made
 
 
 def torch_learner(

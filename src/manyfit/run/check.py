@@ -18,6 +18,7 @@ from manyfit.core.errors import ManyfitError, RunFailed
 from manyfit.core.trace import user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
+from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.learner import fetch
 from manyfit.learn.torch import TorchLearner
 from manyfit.run.build import SPLITS, Built, build, threads
@@ -104,6 +105,9 @@ def _shapes(batch: Batch) -> str:
 def _fits(config: Config) -> str:
     """Train on one batch, over and over: its loss has to fall."""
     built = build(config, warm=True)
+    if isinstance(built.learner, EstimatorLearner):
+        built.learner.train(iter(()), 1)
+        return f"loss {float(built.learner.take()['train_loss'][0]):.4g} on all rows, fitted in one step"
     batch = next(built.train.batches(built.order))
     losses, is_deaf = [], True
     for _ in range(FIT_STEPS):
@@ -177,7 +181,7 @@ def rehearsed(config: Config, steps: int = 5) -> dict[str, float]:
         fetch(next(iter(built.learner.take().values()), [0.0]))
         seconds = (time.perf_counter() - began) / count
         began, source = time.perf_counter(), built.split("validation")
-        if source is not None:
+        if source is not None and not isinstance(built.learner, EstimatorLearner):
             next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
         batches_of = -(-len(source) // built.order.batch_size) if source is not None else 0
         validation = (time.perf_counter() - began) * batches_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from manyfit.config import Config
 from manyfit.core.errors import ExtraMissing
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
-from manyfit.run.tracking import AUTO, MlflowCallback
+from manyfit.run.tracking import AUTO, MlflowCallback, is_missing
 from manyfit.store.folder import RunFolder
 from manyfit.store.tensorboard import TensorBoardMirror
 
@@ -29,11 +28,6 @@ def mirrors(config: Config, run: RunFolder) -> list[TensorBoardCallback | Mlflow
             raise ExtraMissing("mlflow", "mlflow")
         found.append(MlflowCallback(config, run))
     return found
-
-
-def is_missing(package: str) -> bool:
-    """Whether an optional package is not installed."""
-    return importlib.util.find_spec(package) is None
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from manyfit.core.names import listing, nearest
 from manyfit.core.state import State
 from manyfit.data import once
 from manyfit.data.randomness import own_randomness
+from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.torch import TorchLearner
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, threads
@@ -140,6 +141,9 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
 def rehearse(built: Built, config: Config) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
     source = built.split("validation") or built.train
+    if isinstance(built.learner, EstimatorLearner) and not built.learner.step:
+        check_names(built, config, ["loss"])  # before it is fitted it can say nothing
+        return
     with own_randomness():
         (outputs,) = built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1))
         whole = Whole(built.whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import threading
@@ -144,6 +145,11 @@ def address_of(given: Any, run: RunFolder) -> str:
     return address
 
 
+def is_missing(package: str) -> bool:
+    """Whether an optional package is not installed."""
+    return importlib.util.find_spec(package) is None
+
+
 def committed_events(run: RunFolder) -> list[Event]:
     """The rows of the log that a checkpoint has committed."""
     found = run.checkpoints()
@@ -162,7 +168,7 @@ def sync(place: Path, uri: str | None = None) -> dict[str, int]:
         if values.get("track.tensorboard", True):
             TensorBoardMirror(run.tensorboard, events).close()
             sent["tensorboard"] = len(events)
-        if address:
+        if address and not (address == AUTO and is_missing("mlflow")):
             summary, found = run.summary(), run.checkpoints()
             over = bool(found) and summary.get("step") == found[-1].step
             sent["mlflow"] = mlflow_mirror(run, address_of(address, run)).sync(

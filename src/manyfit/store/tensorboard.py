@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from manyfit.store.events import Event
+
+
+def spare_tensorflow() -> None:
+    """Keep TensorBoard from importing TensorFlow, which takes seconds, only to write a file."""
+    if "tensorflow" not in sys.modules:
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
 class TensorBoardMirror:
     """Writes events with the log's own times. On a new start the files are written anew from the log."""
 
     def __init__(self, folder: Path, committed: Iterable[Event]) -> None:
+        spare_tensorflow()
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder.mkdir(parents=True, exist_ok=True)

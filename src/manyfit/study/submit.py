@@ -18,6 +18,7 @@ from manyfit.config.project import project_root
 from manyfit.config.schema import Submit
 from manyfit.config.study import load_study
 from manyfit.core.errors import UsageError
+from manyfit.run.train import place as run_place
 from manyfit.store import durable
 from manyfit.study.share import is_shareable, trials_of
 
@@ -104,16 +105,13 @@ def job_of(place: Path, given: dict[str, Any], overrides: Sequence[str]) -> Job:
             command = ["manyfit", "study", "share", str(folder), '"$SLURM_ARRAY_TASK_ID"', str(tasks)]
             then = script(folder, whole, resources, 1)
     else:
-        file = config_file(place)
-        folder = (
-            file.parent if file.name == "config.yaml" else project_root(file) / "runs" / file.stem
-        ).resolve()
+        folder = run_place(place, None).resolve()
         tasks, command = 1, ["manyfit", "train", str(place.resolve()), *overrides]
     return Job(folder / "submit.sh", script(folder, command, resources, tasks), tasks, then)
 
 
 def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) -> str:
-    """A script that passes Slurm's warning on, and queues itself again when the time limit has cut it short."""
+    """A script that passes Slurm's warning on, and queues itself again when its time was too short."""
     log = folder / ("slurm-%A_%a.out" if tasks > 1 else "slurm-%j.out")
     lines = [f"--job-name={folder.name}", f"--output={log}", f"--signal=B:USR1@{resources.warning}"]
     lines += [
