@@ -104,9 +104,9 @@ def test_its_config_trains_exports_evaluates_and_reports(guide, style):
     folder = place / "runs" / f"run{style}"
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(given))
-    few = [f"data_dir={place / 'datasets' / 'mnist'}", "epochs=2", "+track.mlflow=null"]
+    few = [f"data_dir={place / 'datasets' / 'mnist'}", "epochs=1", "+track.mlflow=null"]
     result = train(folder, few, callbacks=[])
-    assert result.step == 250 and result.metrics["val_sparse_categorical_accuracy"] > 0.8
+    assert result.step == 125 and result.metrics["val_sparse_categorical_accuracy"] > 0.8
     names = [f"image_{i}.jpg" for i in range(500)]
     for report in ("validation_report.csv", "eval_report.csv"):
         with (folder / "reports" / report).open() as file:
@@ -117,6 +117,5 @@ def test_its_config_trains_exports_evaluates_and_reports(guide, style):
     assert (folder / "exported" / "saved_model" / "saved_model.pb").exists()
     assert load_model(folder).output_shape == (None, 10)
     if style:
-        return
-    assert train(folder, few, callbacks=[]).trained_steps == 0
-    assert len(evaluate(folder)) == 500
+        assert train(folder, few, callbacks=[]).trained_steps == 0
+        assert len(evaluate(folder)) == 500

@@ -186,9 +186,10 @@ POINTS = {
 @given(st.integers(1, 30), st.integers(0, 100))
 def test_functions_of_one_point_are_called_for_each(name, rows, seed):
     state = np.random.RandomState(seed)
-    output, target = (torch.from_numpy(state.normal(size=(rows, 3))) for _ in range(2))
+    output, target = (state.normal(size=(rows, 3)) for _ in range(2))
     evaluator = Evaluator({"f": POINTS[name]})
-    expected = [float(POINTS[name](output[i], target[i])) for i in range(rows)]
+    rows_of = zip(torch.from_numpy(output), torch.from_numpy(target), strict=True)
+    expected = [float(POINTS[name](left, right)) for left, right in rows_of]
     assert evaluator(output, target)["f"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
     assert evaluator(output[:1], target[:1])["f"] == pytest.approx(expected[:1], rel=1e-5, abs=1e-7)
 

@@ -101,10 +101,10 @@ def test_a_run_in_mlflow(project, server):
 
 
 def test_killed_and_resumed_each_row_is_there_once(project, server):
-    tree = project.changed(train__epochs=300, train__every={"checkpoint": "3ep"})
+    tree = project.changed(train__epochs=150, train__every={"checkpoint": "3ep"})
     tree |= {"project_name": "killed", "track": {"mlflow": server}}
     project.config(tree, run="k")
-    for _ in range(2):
+    for _ in range(1):
         process = subprocess.Popen(
             [sys.executable, "-m", "manyfit", "train", "runs/k"], stderr=subprocess.PIPE, text=True
         )

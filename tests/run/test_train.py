@@ -580,7 +580,7 @@ def kill_and_resume(project, kills, seed):
 
 
 def test_kill_and_resume(project):
-    kill_and_resume(project, kills=3, seed=0)
+    kill_and_resume(project, kills=1, seed=0)
 
 
 @pytest.mark.soak

@@ -73,7 +73,9 @@ def evaluate(
         ),
     ):
         run.check_links()
-        if not overrides and which == "best":
+        changed = {each.path for each in load_config(run.resolved).diff(config)} if overrides else set()
+        is_same = changed <= {"data_dir"}  # the data may lie elsewhere now
+        if is_same and which == "best":
             source = built.split(split)
             check_data(
                 {split: source.fingerprint()} if source is not None else {}, run, allow_change, [split]
@@ -84,7 +86,7 @@ def evaluate(
         else:
             report = report_of(built, split)
             if report is not None:
-                name = f"{split}-step-{found.step}" if not overrides else f"{split}-changed"
+                name = f"{split}-step-{found.step}" if is_same else f"{split}-changed"
                 report.write(run.reports / f"{name}.csv")
     if report is None:
         raise UsageError(f"{place} has no rows in the split {split!r}")

@@ -16,9 +16,10 @@ from manyfit.config.five_components import RESERVED
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.core.state import State
-from manyfit.data import once
+from manyfit.data import Source, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.estimator import EstimatorLearner
+from manyfit.learn.learner import Outputs
 from manyfit.learn.torch import TorchLearner
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, threads
@@ -140,12 +141,16 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
 
 def rehearse(built: Built, config: Config) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
-    source = built.split("validation") or built.train
+    first = built.split("validation") or built.train
     if isinstance(built.learner, EstimatorLearner) and not built.learner.step:
         check_names(built, config, ["loss"])  # before it is fitted it can say nothing
         return
     with own_randomness():
-        (outputs,) = built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1))
+        test = built.split("test")
+        if test is not None:
+            _one_batch(built, test)
+        outputs = _one_batch(built, first)
+        first.ids(outputs.index)
         whole = Whole(built.whole)
         whole.update(outputs, 0)
         whole.values()
@@ -153,6 +158,12 @@ def rehearse(built: Built, config: Config) -> None:
             built.evaluator(outputs.output[0], outputs.target[0])
     check_names(built, config, outputs.rows)
     warn_unread(built)
+
+
+def _one_batch(built: Built, source: Source) -> Outputs:
+    batches = itertools.islice(once(source, built.order.batch_size), 1)
+    (outputs,) = built.learner.evaluate(batches)
+    return outputs
 
 
 def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
