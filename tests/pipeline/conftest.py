@@ -171,6 +171,10 @@ class Plain(ModelBuilderBase):
         return {0: 2.0, 2: 0.5}
 
 
+def negative(output, target):
+    return -1 - (output.argmax(-1) != target).float()
+
+
 class Wrong(ModelBuilderBase):
     def get_compiled_model(self):
         return "a model"
@@ -239,6 +243,11 @@ def right(y_true, y_pred):
 class Evaluator(EvaluatorBase):
     def get_eval_funcs(self):
         return {"error": error, "right": right, "top": "accuracy"}
+
+
+class Other(EvaluatorBase):
+    def get_eval_funcs(self):
+        return {}
 
 
 class Reserved(EvaluatorBase):

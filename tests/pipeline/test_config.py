@@ -185,3 +185,25 @@ def test_two_values_are_named_with_the_method(tiny):
         UsageError, match=r"Pairs\.create_\w+ must yield \(x, y, sample_weight\), but yields 2"
     ):
         train(tiny.write(data_loader_class="dataset.Pairs"))
+
+
+def test_editors_get_a_schema_of_the_flat_layout(tiny):
+    import jsonschema
+
+    from manyfit.config.jsonschema import json_schema
+
+    config = load_config(tiny.write(own={"a": 1}))
+    schema = json_schema(config)
+    given = config.given.tree
+    from manyfit.config.tree import plain
+
+    jsonschema.validate(plain(given), schema)
+    for wrong in ({"model_builder": {"hiden": 3}}, {"epochs": "many"}, {"evaluator_class": 3}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**plain(given), **wrong}, schema)
+
+
+def test_another_evaluator_is_no_other_run(tiny):
+    folder = tiny.write(epochs=1)
+    train(folder, callbacks=[])
+    assert train(folder, ["evaluator_class=evaluation.Other"], callbacks=[]).trained_steps == 0

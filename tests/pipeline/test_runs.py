@@ -91,6 +91,11 @@ def test_a_module_alone_is_trained_as_the_config_says(tiny):
     assert {"accuracy", "error"} <= set(result.test)
     model = load_model(folder)
     assert isinstance(model, torch.nn.Linear)
+    below = {**how, "metrics": {"below": "models.negative"}}
+    aim = {"metric": "val_below", "mode": "max"}
+    folder = tiny.write("b", model_builder_class="models.Plain", model_builder={}, train=below, export=aim)
+    result = train(folder, callbacks=QUIET)
+    assert result.metrics["val_below"] == max(e.values["val_below"] for e in result.history) < -1
 
 
 def test_what_was_trained_can_be_used_later(tiny):

@@ -143,11 +143,14 @@ def schema(run: Path | None, output: Path | None) -> None:
 
 def note_what_was_trained(run: Path, config: Config) -> None:
     """Say on stderr if the folder was trained with other values than its config.yaml has now."""
+    from manyfit.config.identity import NOT_SET
     from manyfit.config.identity import diff as differences
     from manyfit.store.folder import RunFolder
 
     before = RunFolder(run).snapshot() if run.is_dir() else None
     for found in differences(config.snapshot, before) if before is not None else ():
+        if found.after is NOT_SET and config.origin(found.path) is None:
+            continue  # a default that an older version did not have
         click.echo(f"note: {run} was trained with {found.path} = {shown(found.after)}", err=True)
 
 

@@ -58,6 +58,8 @@ KINDS: Final[dict[Path, Kind]] = {
     ("project_name",): Kind.NEUTRAL,
     ("src_code_path",): Kind.NEUTRAL,
     ("data_dir",): Kind.NEUTRAL,
+    ("evaluator_class",): Kind.NEUTRAL,
+    ("evaluator",): Kind.NEUTRAL,
 }
 
 

@@ -11,8 +11,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+from manyfit.config.attributes import attributes_of, component_classes
 from manyfit.config.component import Component
 from manyfit.config.config import Config
+from manyfit.config.five_components import CLASSES, REQUIRED, SHARED
 from manyfit.config.kinds import Derived, Kind
 from manyfit.config.resolve import ResolveError, resolve
 from manyfit.config.roles import Role, is_record, supplied_to
@@ -35,6 +37,8 @@ _LISTS = (
 def json_schema(config: Config | None = None) -> dict[str, Any]:
     """Describe every config, with the parameters of the built-ins and of the classes that `config` names."""
     named = _components(config.run) if config is not None else {}
+    if config is not None and config.meaning is not config.tree:
+        return flat_schema(config.run)
     schema = record(Run, named)
     schema["properties"] |= {
         "extend": {
@@ -55,6 +59,30 @@ def json_schema(config: Config | None = None) -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "manyfit run config",
         **schema,
+    }
+
+
+def flat_schema(run: Run) -> dict[str, Any]:
+    """Describe a config of five components: reserved keys, and sections of classes with attributes."""
+    known = record(Run, {})["properties"]
+    properties = {key: known[key] for key in SHARED if key in known}
+    properties |= {key: {"type": "string"} for key in (*CLASSES, "data_dir", "extend")}
+    properties |= {
+        key: {"type": "boolean"} for key in ("do_train_augmentation", "do_validation_augmentation")
+    }
+    properties |= {key: {"anyOf": [{"type": "integer"}, REFERENCE]} for key in ("epochs", "batch_size")}
+    # What a compiled model brings need not be said here.
+    properties["train"] = {k: v for k, v in properties["train"].items() if k != "required"}
+    for cls in component_classes(run):
+        fields = {name: parameter(p, {}, name) for name, p in attributes_of(cls).items()}
+        properties[cls.section] = {"type": "object", "properties": fields, "additionalProperties": False}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "manyfit config of five components",
+        "type": "object",
+        "properties": properties,
+        "required": list(REQUIRED),
+        "additionalProperties": True,
     }
 
 

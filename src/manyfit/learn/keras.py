@@ -347,14 +347,20 @@ class KerasLearner:
         if self._measure is not None:
             return
         batch = self.example()
-        inputs, target, weight = self._data(batch)
+        data = self._data(batch)
         try:
-            self._measured(inputs, target, weight)
+            self._measured(*data)
         except Exception as error:
-            shapes = f"inputs {_shape(batch.inputs)}, target {_shape(batch.target)}"
-            self._measure = None
-            text = str(error).strip().partition("\n")[0]
-            raise UsageError(f"the model cannot be called on a batch of {shapes}: {text}") from error
+            rows, self._row_loss, self._measure = self._row_loss, None, None
+            try:  # the loss may be one that does not work row by row
+                self._measured(*data)
+            except Exception:
+                self._measure = None
+                shapes = f"inputs {_shape(batch.inputs)}, target {_shape(batch.target)}"
+                text = str(error).strip().partition("\n")[0]
+                raise UsageError(f"the model cannot be called on a batch of {shapes}: {text}") from error
+            assert rows is not None
+            log.warning("there is no loss for each row: %s", str(error).strip().partition("\n")[0])
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)

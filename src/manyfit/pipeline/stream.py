@@ -58,14 +58,16 @@ class ComponentSource:
     preprocessor: PreprocessorBase
     batch_size: int
     _ids: dict[int, str] = field(default_factory=dict)
+    _fresh: Any = None
+    """Rows that nobody has read yet: a loader may take long to make them."""
     _report: Any = None
     """The pipeline of a report, where it can be walked again and again."""
 
     def __post_init__(self) -> None:
         with own_randomness():
             seed_with_tensorflow(0)
-            self._rows = self.created()[1]
-            self._steps = self.pipeline(self.endless())[1] if self.split == "train" and self._rows else 0
+            self._fresh, self._rows = self.created()
+            self._steps = self.pipeline(self._fresh)[1] if self.split == "train" and self._rows else 0
 
     def __len__(self) -> int:
         return self._rows
@@ -96,7 +98,7 @@ class ComponentSource:
         digest = hashlib.sha256(f"{len(self)}".encode())
         with own_randomness():
             seed_with_tensorflow(0)
-            rows = self.created()[0]
+            rows, self._fresh = self._fresh if self._fresh is not None else self.created()[0], None
             rows = rows.take(SAMPLED).as_numpy_iterator() if is_dataset(rows) else rows
             for row in itertools.islice(rows, min(SAMPLED, len(self))):
                 update(digest, row)
@@ -306,6 +308,10 @@ class Feed(Iterator[Batch]):
         self._is_native = is_dataset(found)
         if skipped:
             log.info("reading and dropping %d batches, up to where the data stood", skipped)
+        if skipped and self._is_native and found.options().deterministic is False:
+            log.warning(
+                "the pipeline of TensorFlow is not deterministic: going on within an epoch is not exact"
+            )
         if self._is_native:
             self._batches = iter(found.repeat().skip(skipped).take(self._left).prefetch(2))
             return
