@@ -57,7 +57,11 @@ class Lines:
             target = np.broadcast_to(batch.target, output.shape)
             yield Outputs(batch.index, output, target, {"loss": (output - target) ** 2})
 
-    stopped = ""
+    def describe(self):
+        return "lines"
+
+    def stopped(self):
+        return [""] * self.n
 
     def whole(self):
         return [{} for _ in range(self.n)]
@@ -66,7 +70,7 @@ class Lines:
         pass
 
     def observe(self, rows):
-        self.seen += [row["val_loss"] for row in rows]
+        self.seen += [row["val_loss"] for row in rows if row]
 
     def state(self):
         return [

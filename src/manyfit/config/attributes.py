@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path as FilePath
@@ -28,12 +29,28 @@ def attributes_of(cls: type) -> Mapping[str, Parameter]:
         return {}
     own = [b for b in cls.__mro__ if b.__module__ != base.__module__ and b is not object]
     names = {name for b in own for name in inspect.get_annotations(b)}
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     return {
         name: Parameter(name, hint, getattr(cls, name, REQUIRED))
         for name, hint in hints.items()
         if name in names and not name.startswith("_") and typing.get_origin(hint) is not ClassVar
     }
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """The annotations of a class; one that cannot be resolved takes any value."""
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # a name that is only imported for type checkers, for one
+        found: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            space = vars(sys.modules.get(base.__module__)) if base.__module__ in sys.modules else {}
+            for name, hint in inspect.get_annotations(base).items():
+                try:
+                    found[name] = eval(hint, dict(space)) if isinstance(hint, str) else hint
+                except Exception:
+                    found[name] = Any
+        return found
 
 
 def component_classes(run: Run) -> list[Any]:

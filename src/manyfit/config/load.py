@@ -14,7 +14,7 @@ from manyfit.config.component import Component
 from manyfit.config.config import Config, Given
 from manyfit.config.consistency import contradictions
 from manyfit.config.defaults import Defaults, source_folder
-from manyfit.config.five_components import SHARED, Translation, choose_backend, is_flat, translate
+from manyfit.config.five_components import MADE, SHARED, Translation, choose_backend, is_flat, translate
 from manyfit.config.layers import Reader, inherit
 from manyfit.config.override import Overrides, apply, collect
 from manyfit.config.project import is_folder, project_root
@@ -86,6 +86,8 @@ def make_component(
     given: Mapping[str, Any], name: str, role: Role, project: FilePath, source: FilePath
 ) -> Component:
     """A component from plain data: `{"class": path, **params}`."""
+    if given.get("class") in MADE.values():
+        choose_backend()
     part = Map({name: from_plain(dict(given))})
     checker = Checker(part, project, source if is_folder(source) else None, {})
     component = checker.component(part.items[name], role, (name,), keep=True)
@@ -160,8 +162,6 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     written = resolver.resolve()
     problems += resolver.problems
     meaning = _translated(written)
-    if meaning.tree is not written:
-        choose_backend()
     problems += meaning.problems
     tree = meaning.tree
     problems += _source_problems(tree, given.project)
@@ -218,7 +218,10 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
 
 def _translated(tree: Map) -> Translation:
     """What a config means, if it has the layout of another system; else itself."""
-    return translate(tree) if is_flat(tree) else Translation(tree)
+    if not is_flat(tree):
+        return Translation(tree)
+    choose_backend()
+    return translate(tree)
 
 
 def _shared(facts: Mapping[Path, Any]) -> dict[Path, Any]:

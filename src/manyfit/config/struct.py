@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 from manyfit.core.names import listing, nearest
@@ -18,12 +19,15 @@ class ConfigStruct(MutableMapping[str, Any]):
     []
     """
 
-    __slots__ = ("_items", "_path", "_read")
+    __slots__ = ("_items", "_path", "_project", "_read")
     _items: dict[str, Any]
+    _project: Path | None
+    """From where paths in it are counted, if it belongs to a project."""
     _path: str
     _read: set[str]
 
     def __init__(self, entries: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        object.__setattr__(self, "_project", None)
         object.__setattr__(self, "_path", "")
         object.__setattr__(self, "_read", set())
         object.__setattr__(self, "_items", {})
@@ -46,6 +50,12 @@ class ConfigStruct(MutableMapping[str, Any]):
             raise KeyError(self._missing(key))
         self._read.add(f"{self._path}{key}")
         return self._items[key]
+
+    def __getattribute__(self, key: str) -> Any:
+        """A value by its name, also if it is called like a method."""
+        if not key.startswith("_") and key in object.__getattribute__(self, "_items"):
+            return object.__getattribute__(self, "__getitem__")(key)
+        return object.__getattribute__(self, key)
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("__") or key not in self._items:
@@ -81,6 +91,13 @@ class ConfigStruct(MutableMapping[str, Any]):
 
     def __reduce__(self) -> tuple[type[ConfigStruct], tuple[dict[str, Any]]]:
         return ConfigStruct, (self.plain(),)
+
+    @staticmethod
+    def of(project: Path, entries: Mapping[str, Any]) -> ConfigStruct:
+        """A config that belongs to a project."""
+        found = ConfigStruct(entries)
+        object.__setattr__(found, "_project", project)
+        return found
 
     def plain(self) -> dict[str, Any]:
         """The same values as dicts and lists; this does not count as reading them."""

@@ -145,7 +145,9 @@ class Values(abc.ABC):
         for where, leaf in leaves(node):
             if isinstance(leaf, Leaf) and isinstance(leaf.value, Secret):
                 return self.fail(leaf, where, "a secret cannot be handed to components; read the environment")
-        return self.structs.setdefault(id(node), ConfigStruct(plain(node)))
+        if id(node) not in self.structs:
+            self.structs[id(node)] = ConfigStruct.of(self.project, plain(node))
+        return self.structs[id(node)]
 
     def roles(self, node: Node, base: Any, role: Role, path: Path) -> Any:
         """A component that the section keeps; none, or several by name, where the annotation says so."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +36,6 @@ class EstimatorLearner:
     seed: int = 0
     n: int = 1
     step: int = 0
-    stopped: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self.device = torch.device("cpu")
@@ -57,6 +56,7 @@ class EstimatorLearner:
                 )
                 self.model.fit(inputs, target, **({"sample_weight": weight} if weighted else {}))
             self._loss = float(self._losses(self._predicted(inputs), target).mean())
+            self.load([replace(self.state()[0])])  # what cannot be loaded is better found now
         self.step += steps
 
     def _gathered(self) -> tuple[Any, Any, Any]:
@@ -91,8 +91,18 @@ class EstimatorLearner:
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Nothing waits for it."""
 
+    def stopped(self) -> Sequence[str]:
+        """After its only step there is nothing more to train."""
+        return ["fitted in one step" if self.step else ""]
+
     def end(self) -> None:
         """Nothing is left to do."""
+
+    def options(self) -> Any:
+        """Nothing can be changed after it was fitted."""
+
+    def set_options(self, options: Any) -> None:
+        """Nothing can be changed after it was fitted."""
 
     def state(self) -> Sequence[State]:
         """The estimator in the form of skops, and whether it was fitted."""
@@ -104,13 +114,20 @@ class EstimatorLearner:
         """Go on from a state. Only what scikit-learn and the user's own code define is made anew."""
         skops = optional("skops.io", "estimators")
         data = states[0].tensors[KEPT].numpy().tobytes()
-        own = type(self.model).__module__.partition(".")[0]
+        known = self._packages()
         odd = skops.get_untrusted_types(data=data)
-        refused = [name for name in odd if name.partition(".")[0] != own]
+        refused = [name for name in odd if name.partition(".")[0] not in known]
         if refused:
-            raise RunFailed(f"the checkpoint holds a {refused[0]}, which is not loaded: it could be anything")
+            raise RunFailed(f"the estimator holds a {refused[0]}, which is not loaded: it could be anything")
         self.model = skops.loads(data, trusted=odd)
         self.step, self._loss = states[0].values["step"], states[0].values["loss"]
+
+    def _packages(self) -> set[str]:
+        """Whose code the estimator is made of: that of its parts, as they were built from the config."""
+        parts = [self.model, *getattr(self.model, "get_params", dict)().values()]
+        found = [each for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
+        found = [each for part in found for each in (part if isinstance(part, tuple) else [part])]
+        return {type(part).__module__.partition(".")[0] for part in found} - {"builtins"}
 
     def _predicted(self, inputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         classes = getattr(self.model, "classes_", None)

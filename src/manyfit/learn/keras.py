@@ -11,7 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,13 +23,13 @@ from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.data.randomness import own_randomness, seed_for
+from manyfit.learn.keras_callbacks import Callbacks, several
 from manyfit.learn.learner import Metrics, Outputs
 from manyfit.learn.pack import pack, unpack
 
 log = logging.getLogger("manyfit")
 
 BACKENDS: Final = ("tensorflow", "torch")
-EMPTY: Final[Mapping[str, Any]] = {}
 
 
 @dataclass
@@ -45,8 +45,6 @@ class KerasLearner:
     seed: int = 0
     n: int = 1
     step: int = 0
-    stopped: str = field(default="", init=False)
-    """Why a callback has ended the training."""
 
     def __post_init__(self) -> None:
         keras: Any = optional("keras", "keras")
@@ -67,10 +65,10 @@ class KerasLearner:
         self._prepared = False
         self._since = 0
         self._pending = False
-        self._logs: dict[str, float] = {}
+        self._stopped = ""
         self._whole: dict[str, float] = {}
-        self._hooks: Any = None
-        self._callback_state: Mapping[str, Any] = EMPTY
+        self._callbacks = Callbacks(keras, self.callbacks, self.model, self.epochs, self.steps_per_epoch)
+        self._random = fresh_generator(derive(self.seed, "keras"))
         self._measure: Any = None
         self._row_loss = _row_loss(keras, self.model)
 
@@ -84,39 +82,38 @@ class KerasLearner:
     # -- training ---------------------------------------------------------------------------------
 
     def train(self, batches: Iterator[Batch], steps: int) -> None:
-        """Train for some steps."""
+        """Train for some steps. Metrics are those of the epoch so far, as Keras shows them."""
         self._prepare()
-        self._begin()
+        callbacks = self._callbacks.begin()
         while steps:
             position = self.step % self.steps_per_epoch
             if position == 0:
-                self._begin_epoch()
+                self.observe([{}])  # if nobody has done so
+                self.model.reset_metrics()
+                callbacks.on_epoch_begin(self.step // self.steps_per_epoch)
             count = min(steps, self.steps_per_epoch - position)
-            self._run(batches, count, position)
+            self._run(batches, count, callbacks if self._callbacks.sees_batches else None)
             steps -= count
             self._pending = self.step % self.steps_per_epoch == 0
+        self._look_for_a_stop()
 
-    def _run(self, batches: Iterator[Batch], count: int, position: int) -> None:
-        model, hooks = self.model, self._hooks if self._watches_batches else None
-        function = model.train_function
+    def _run(self, batches: Iterator[Batch], count: int, callbacks: Any) -> None:
+        function = self.model.train_function
         native = getattr(batches, "is_native", False) and self.backend == "tensorflow"
         if self.backend == "torch":
-            model.train()
+            self.model.train()
         while count:
             iterator, ready = batches.native(count) if native else (None, count)  # type: ignore[attr-defined]
-            first = position
-            for i in range(first, first + ready):
-                if hooks is not None:
-                    hooks.on_train_batch_begin(i)
+            for step in range(self.step, self.step + ready):
                 if self.backend == "torch":
-                    self._reseed(self.step + i - first)
-                given = iterator if native else self._fed(next(batches, None))
-                logs = function(given)
-                if hooks is not None:
-                    hooks.on_train_batch_end(i, self._keras_logs(logs))
+                    self._reseed(step)
+                if callbacks is not None:
+                    callbacks.on_train_batch_begin(step % self.steps_per_epoch)
+                logs = function(iterator if native else self._fed(next(batches, None)))
+                if callbacks is not None:
+                    callbacks.on_train_batch_end(step % self.steps_per_epoch, self._numbers(logs))
             self.step += ready
             self._since += ready
-            position += ready
             count -= ready
 
     def _reseed(self, step: int) -> None:
@@ -147,14 +144,12 @@ class KerasLearner:
         return moved(inputs), target, weight
 
     def take(self) -> Metrics:
-        """Means since the last call, and the last rate."""
+        """What metrics say of this epoch so far, if it was trained since the last call; and the rate."""
         found: dict[str, Any] = {"lr": np.array([self._rate()])}
         if self._since:
             logs = self._results()
-            self._logs = logs
             found["train_loss"] = np.array([logs.get("loss", np.nan)])
             found |= {f"train_{n}": np.array([v]) for n, v in logs.items() if n != "loss"}
-            self.model.reset_metrics()
         self._since = 0
         return found
 
@@ -163,37 +158,45 @@ class KerasLearner:
         return float(self._keras.ops.convert_to_numpy(rate))
 
     def _results(self) -> dict[str, float]:
-        return self._keras_logs(self.model.get_metrics_result())
+        return self._numbers(self.model.get_metrics_result())
 
-    def _keras_logs(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        return {name: float(self._keras.ops.convert_to_numpy(value)) for name, value in logs.items()}
+    def _numbers(self, logs: Mapping[str, Any]) -> dict[str, float]:
+        return several(logs, self._keras.ops.convert_to_numpy)
 
     # -- evaluation -------------------------------------------------------------------------------
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Predict; the metrics of the model see every row, and `whole` says what they are."""
         self._build()
-        keep = [self._array(v) for v in self.model.metrics_variables]
-        self.model.reset_metrics()
         if self.backend == "torch":
             self.model.eval()
-        try:
-            with own_randomness():
-                seed_for(derive(self.seed, "evaluate"))
-                for batch in batches:
-                    inputs, target, weight = self._data(batch)
-                    output, losses = self._measured(inputs, target, weight)
-                    rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
-                    shown = None if batch.target is None else _first(batch.target)
-                    yield Outputs(
-                        batch.index,
-                        self._numpy(_first(output))[None],
-                        None if shown is None else np.asarray(shown)[None],
-                        rows,
-                    )
+        with self._untouched(), own_randomness():
+            seed_for(derive(self.seed, "evaluate"))
+            self.model.reset_metrics()
+            callbacks = self._callbacks.begun()
+            if callbacks is not None:
+                callbacks.on_test_begin()
+            for batch in batches:
+                inputs, target, weight = self._data(batch)
+                output, losses = self._measured(inputs, target, weight)
+                rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
+                shown = None if batch.target is None else np.asarray(_first(batch.target))[None]
+                yield Outputs(batch.index, self._numpy(_first(output))[None], shown, rows)
             self._whole = self._results()
+            if callbacks is not None:
+                callbacks.on_test_end(self._whole)
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Put back what an evaluation changes: the sums of metrics, and the seeds of layers that draw."""
+        weights = {id(v) for v in self.model.non_trainable_weights}
+        seeds = [v for v in self.model.non_trainable_variables if id(v) not in weights]
+        touched = [*self.model.metrics_variables, *seeds, self._random]
+        before = [self._array(variable) for variable in touched]
+        try:
+            yield
         finally:
-            for variable, value in zip(self.model.metrics_variables, keep, strict=True):
+            for variable, value in zip(touched, before, strict=True):
                 variable.assign(value)
 
     def whole(self) -> Sequence[Mapping[str, float]]:
@@ -232,42 +235,41 @@ class KerasLearner:
         """Tell callbacks what an epoch gave; they may change the rate, or end the training."""
         if not self._pending:
             return
-        self._begin()
-        logs = {("loss" if k == "train_loss" else k.removeprefix("train_")): v for k, v in rows[0].items()}
-        self._end_epoch({name: value for name, value in logs.items() if name != "lr"})
+        self._pending = False
+        logs = {**self._results(), **{k: v for k, v in rows[0].items() if k.startswith("val_")}}
+        self._callbacks.begin().on_epoch_end(self.step // self.steps_per_epoch - 1, logs)
+        self._look_for_a_stop()
+
+    def stopped(self) -> Sequence[str]:
+        """Why a callback has ended the training."""
+        return [self._stopped]
 
     def end(self) -> None:
         """Tell callbacks that the training is over."""
-        if self._hooks is not None:
-            self._hooks.on_train_end(self._logs)
+        if self._callbacks.begun() is not None:
+            self._callbacks.begun().on_train_end()
 
-    def _begin(self) -> None:
-        if self._hooks is not None:
-            return
-        given = self.callbacks
-        self._hooks = self._keras.callbacks.CallbackList(
-            list(given), model=self.model, epochs=self.epochs, steps=self.steps_per_epoch, verbose=0
-        )
-        base = self._keras.callbacks.Callback
-        names = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-        self._watches_batches = any(getattr(type(c), n) is not getattr(base, n) for c in given for n in names)
-        self.model.stop_training = False
-        self._hooks.on_train_begin()
-        for callback, key in zip(given, _names(given), strict=True):
-            for name, value in self._callback_state.get(key, EMPTY).items():
-                setattr(callback, name, value)
+    def _look_for_a_stop(self) -> None:
+        if self._callbacks.has_stopped:
+            self._stopped = f"a callback of the model has stopped it in epoch {self._epoch + 1}"
 
-    def _begin_epoch(self) -> None:
-        if self._pending:
-            self._end_epoch(self._logs)
-        self._hooks.on_epoch_begin(self.step // self.steps_per_epoch)
+    @property
+    def _epoch(self) -> int:
+        """The epoch that the last step belongs to, from 0 on."""
+        return max(0, self.step - 1) // self.steps_per_epoch
 
-    def _end_epoch(self, logs: Mapping[str, float]) -> None:
-        self._pending = False
-        epoch = self.step // self.steps_per_epoch - 1
-        self._hooks.on_epoch_end(epoch, dict(logs))
-        if self.model.stop_training:
-            self.stopped = f"stopped by a callback of the model after epoch {epoch + 1}"
+    def options(self) -> Any:
+        """The rate, if it is a number and not a schedule."""
+        return self._rate()
+
+    def set_options(self, options: Any) -> None:
+        """Train with another rate from now on, and forget that a callback had stopped it."""
+        self._stopped = ""
+        if not isinstance(
+            getattr(self.model.optimizer, "_learning_rate", None),
+            self._keras.optimizers.schedules.LearningRateSchedule,
+        ):
+            self.model.optimizer.learning_rate = options
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -280,9 +282,8 @@ class KerasLearner:
                 "step": self.step,
                 "since": self._since,
                 "pending": self._pending,
-                "logs": self._logs,
-                "stopped": self.stopped,
-                "callbacks": self._callbacks_now(),
+                "stopped": self._stopped,
+                "callbacks": self._callbacks.state(),
             }
         )
         return [State({**tensors, **values.tensors}, values.values)]
@@ -303,19 +304,8 @@ class KerasLearner:
             variable.assign(value.cpu().numpy().astype(str(variable.dtype).replace("bfloat16", "float32")))
         parts = unpack(State(state.tensors, state.values))
         self.step, self._since, self._pending = parts["step"], parts["since"], parts["pending"]
-        self._logs, self.stopped = parts["logs"], parts["stopped"]
-        self._callback_state = {
-            key: {name: _numpy_of(value) for name, value in found.items()}
-            for key, found in parts["callbacks"].items()
-        }
-
-    def _callbacks_now(self) -> Mapping[str, Any]:
-        if self._hooks is None:
-            return {
-                key: {name: _storable(value) for name, value in found.items()}
-                for key, found in self._callback_state.items()
-            }
-        return {key: _plain_state(c) for c, key in zip(self.callbacks, _names(self.callbacks), strict=True)}
+        self._stopped = parts["stopped"]
+        self._callbacks.load(parts["callbacks"])
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The variables of the model alone."""
@@ -328,12 +318,13 @@ class KerasLearner:
 
     def _variables(self) -> dict[str, Any]:
         # By their places: the names that Keras makes up depend on how many models there were before.
-        found = {f"model/{i:04d}/{v.name}": v for i, v in enumerate(self.model.variables)}
-        for i, variable in enumerate(getattr(self.model.optimizer, "variables", ())):
-            found[f"optimizer/{i:04d}"] = variable
-        for i, variable in enumerate(self.model.metrics_variables):
-            found[f"metrics/{i:04d}"] = variable
-        return found
+        groups = {
+            "model": self.model.variables,
+            "optimizer": getattr(self.model.optimizer, "variables", ()),
+            "metrics": self.model.metrics_variables,
+            "random": [self._random],
+        }
+        return {f"{kind}/{i:04d}": v for kind, found in groups.items() for i, v in enumerate(found)}
 
     def _prepare(self) -> None:
         """Have Keras make whatever it makes late: weights, optimiser, metrics, the train function."""
@@ -348,6 +339,7 @@ class KerasLearner:
             return
         batch = self.example()
         data = self._data(batch)
+        before = self._array(self._random)
         try:
             self._measured(*data)
         except Exception as error:
@@ -365,6 +357,7 @@ class KerasLearner:
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         self.model.reset_metrics()
+        self._random.assign(before)
 
     def _array(self, variable: Any) -> Any:
         return np.array(self._keras.ops.convert_to_numpy(variable))
@@ -390,7 +383,7 @@ class KerasLearner:
         return torch.from_numpy(found.astype(np.int64) if found.dtype.kind == "u" else np.array(found))
 
 
-KINDS: Final = ("model/", "optimizer/", "metrics/")
+KINDS: Final = ("model/", "optimizer/", "metrics/", "random/")
 UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -451,34 +444,9 @@ def _shape(value: Any) -> Any:
     return [_shape(v) for v in value] if isinstance(value, tuple | list) else getattr(value, "shape", None)
 
 
-def _names(callbacks: Sequence[Any]) -> list[str]:
-    return [f"{i}/{type(callback).__name__}" for i, callback in enumerate(callbacks)]
-
-
-def _plain_state(callback: Any) -> dict[str, Any]:
-    """What of a callback can be kept: numbers, texts, arrays, and lists of them."""
-    return {
-        name: _storable(value)
-        for name, value in vars(callback).items()
-        if name not in ("params", "_model", "model") and _is_storable(value)
-    }
-
-
-def _is_storable(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_storable(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str | np.number | np.ndarray)
-
-
-def _storable(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_storable(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.array(value))
-    return value.item() if isinstance(value, np.number) else value
-
-
-def _numpy_of(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_numpy_of(item) for item in value]
-    return value.numpy() if isinstance(value, torch.Tensor) else value
+def fresh_generator(seed: int) -> Any:
+    """The state of Keras' own generator, from which layers draw that have none, begun anew."""
+    keras: Any = optional("keras", "keras")
+    made = keras.random.SeedGenerator(seed & 0x7FFF_FFFF)
+    keras.src.backend.common.global_state.set_global_attribute("global_seed_generator", made)
+    return made.state

@@ -40,8 +40,10 @@ class Learner(Protocol):
     """Weights, optimiser, schedule and steps."""
 
     n: int
-    stopped: str
-    """Why the training shall end before the last epoch; empty if it shall not."""
+
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        ...
 
     def train(self, batches: Iterator[Batch], steps: int) -> None:
         """Train to the next boundary. Where a run pauses changes neither its weights nor its means.
@@ -63,7 +65,11 @@ class Learner(Protocol):
         ...
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Learn what was measured at the end of an epoch, for schedules that wait for it."""
+        """Learn what was measured at a validation, or that an epoch has ended without one."""
+        ...
+
+    def stopped(self) -> Sequence[str]:
+        """Why the training of each run shall end before the last epoch; empty if it shall not."""
         ...
 
     def end(self) -> None:

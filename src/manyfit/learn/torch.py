@@ -43,7 +43,6 @@ class TorchLearner:
     seed: int = 0
     n: int = 1
     step: int = 0
-    stopped: str = ""
 
     def __post_init__(self) -> None:
         self.device = self.objective.device
@@ -198,8 +197,20 @@ class TorchLearner:
         """Nothing: every number of this learner belongs to a row."""
         return [{}]
 
+    def stopped(self) -> Sequence[str]:
+        """It never stops itself."""
+        return [""]
+
     def end(self) -> None:
         """Nothing is left to do."""
+
+    def options(self) -> Any:
+        """What each group of each optimiser is trained with."""
+        return self.update.options()
+
+    def set_options(self, options: Any) -> None:
+        """Train with other options from now on."""
+        self.update.set_options(options)
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Tell a schedule that waits for the validation loss what it was."""

@@ -48,7 +48,8 @@ class BaseClass(abc.ABC):  # noqa: B024
     def _take_attributes(self, config: ConfigStruct) -> None:
         if self.section in config:
             list(config[self.section])  # all of its keys count as read: they have been checked
-        found = read_attributes(type(self), self.section, _plain(config), Path.cwd())
+        project = getattr(config, "_project", None) or Path.cwd()
+        found = read_attributes(type(self), self.section, _plain(config), project)
         for name, value in found.items():
             setattr(self, name, value)
             if name in config:
@@ -62,7 +63,7 @@ class BaseClass(abc.ABC):  # noqa: B024
 
 
 def _plain(config: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = config.plain() if isinstance(config, ConfigStruct) else config
+    found: Mapping[str, Any] = ConfigStruct.plain(config) if isinstance(config, ConfigStruct) else config
     return found
 
 

@@ -37,7 +37,8 @@ class Orchestrator:
 
     def evaluate(self, split: str = "test") -> Report:
         """Evaluate the exported weights again, data point by data point."""
-        return again.evaluate(self.run_dir, split)
+        places = [override for override in self.overrides if override.startswith("data_dir=")]
+        return again.evaluate(self.run_dir, split, overrides=places)
 
 
 class TFKerasTrainer:

@@ -139,11 +139,11 @@ class ComponentSource:
             count = f"{len(row)} values" if isinstance(row, tuple | list) else f"a {type(row).__name__}"
             raise UsageError(f"{name} must yield {ROW[self.split]}, but yields {count}")
 
-    def endless(self) -> Any:
-        """The loader's rows; a generator that ends is made anew."""
+    def endless(self, once: bool = False) -> Any:
+        """The loader's rows; a generator that ends is made anew. `once` says that they are for a report."""
         rows, _ = self.created()
         if is_dataset(rows):
-            return rows if self.split == "train" else rows.repeat()
+            return rows.repeat() if once else rows
         return self._repeated(rows)
 
     def _repeated(self, rows: Iterator[Any]) -> Iterator[Any]:
@@ -193,7 +193,7 @@ class ComponentSource:
         with own_randomness():
             seed_with_tensorflow(derive(0, "report", self.split))
             if self._report is None:
-                found, _ = self.pipeline(self.endless())
+                found, _ = self.pipeline(self.endless(once=True))
                 self._report = found if is_dataset(found) else None
             else:
                 found = self._report

@@ -23,12 +23,11 @@ from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
 from manyfit.run.code import imported
 from manyfit.run.evaluate import Report, check_rows, interpret
-from manyfit.run.export import FORMATS, export_weights, exported_step
+from manyfit.run.export import FORMATS, export_weights
 from manyfit.run.finish import report_of, write_report
 from manyfit.run.guard import check_code, check_data
 from manyfit.run.journal import failures
 from manyfit.run.progress import counted
-from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
@@ -222,14 +221,7 @@ def export(
         run.check_links()
         for name in formats:
             if name == "safetensors":
-                kept = {
-                    p.name: p.read_bytes()
-                    for p in run.exported.glob("model.*")
-                    if p.suffix in (".pt2", ".onnx") and exported_step(run.exported) == found.step
-                }
                 written.append(export_weights(config, run, built, found.step))
-                for other, data in kept.items():
-                    durable.write(run.exported / other, data)
             else:
                 written.append(FORMATS[name](built, run))
     return written

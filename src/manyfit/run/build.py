@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -141,6 +142,13 @@ def build(config: Config, *, warm: bool = False) -> Built:
     )
 
 
+def without_callbacks(built: Built) -> Built:
+    """The same without the callbacks of a Keras model, which may write files."""
+    if not isinstance(built.learner, KerasLearner):
+        return built
+    return dataclasses.replace(built, learner=dataclasses.replace(built.learner, callbacks=()))
+
+
 def seeded_model(config: Config) -> Made:
     """The model, with weights that follow from the seed: also if something was imported while it was made.
 
@@ -217,7 +225,7 @@ def build_evaluator(config: Config) -> Evaluator:
 
 UNUSED: Final = (
     "loss", "optimizer", "groups", "freeze", "scheduler", "accumulate", "clip_norm", "clip_value",
-    "precision", "ema", "class_weights", "warm_start", "metrics",
+    "precision", "ema", "class_weights", "warm_start", "metrics", "device",
 )  # fmt: skip
 """Keys of `train` that only say how a module of PyTorch is trained."""
 
@@ -350,17 +358,29 @@ def threads(count: int | None) -> Iterator[int]:
     """Use some number of threads, and say how many they are."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and count is not None:
-        try:
-            tensorflow.config.threading.set_intra_op_parallelism_threads(count)
-            tensorflow.config.threading.set_inter_op_parallelism_threads(count)
-        except RuntimeError:
-            log.info("TensorFlow has started already: the number of its threads stays")
+    if count is not None:
+        tensorflow_threads(count)
     try:
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+def tensorflow_threads(count: int) -> None:
+    """Let TensorFlow use some number of threads, whether it is imported already or will be later."""
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        os.environ[name] = str(count)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return
+    threading = tensorflow.config.threading
+    if threading.get_intra_op_parallelism_threads() == count:
+        return
+    try:
+        threading.set_intra_op_parallelism_threads(count)
+        threading.set_inter_op_parallelism_threads(count)
+    except RuntimeError:
+        log.info("TensorFlow has started in this process already: the number of its threads stays")
 
 
 def seed_everything(seed: int) -> None:

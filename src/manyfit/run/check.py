@@ -21,7 +21,7 @@ from manyfit.data.randomness import own_randomness
 from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.learner import fetch
 from manyfit.learn.torch import TorchLearner
-from manyfit.run.build import SPLITS, Built, build, threads
+from manyfit.run.build import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.proof import POINTS, SMALL, difference, killed_and_resumed
 from manyfit.run.stretch import rehearse
 from manyfit.store.folder import RunFolder
@@ -104,7 +104,7 @@ def _shapes(batch: Batch) -> str:
 
 def _fits(config: Config) -> str:
     """Train on one batch, over and over: its loss has to fall."""
-    built = build(config, warm=True)
+    built = without_callbacks(build(config, warm=True))
     if isinstance(built.learner, EstimatorLearner):
         built.learner.train(iter(()), 1)
         return f"loss {float(built.learner.take()['train_loss'][0]):.4g} on all rows, fitted in one step"
@@ -172,7 +172,7 @@ def check_resume(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
 def rehearsed(config: Config, steps: int = 5) -> dict[str, float]:
     """Build a run, evaluate one batch, train a few steps, and throw everything away but what was measured."""
     with own_randomness(), threads(config.run.train.threads):
-        built = build(config, warm=True)
+        built = without_callbacks(build(config, warm=True))
         rehearse(built, config)
         batches, count = built.train.batches(built.order), max(1, min(steps, built.plan.total - 1))
         built.learner.train(batches, 1)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -44,11 +45,16 @@ from manyfit.store.weights import read_tensors
 log = logging.getLogger("manyfit")
 
 FORMAT: Final = 1
+CARRIERS: Final = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
+"""Parts of Keras that bring code, or load it from elsewhere."""
 CARD: Final[Mapping[str, type]] = {"format": int, "model": dict, "digest": str}
 
 
 def export_weights(config: Config, run: RunFolder, built: Built, step: int) -> Path:
-    """Write `exported/`: safetensors, and what it takes to rebuild the model: import path and arguments."""
+    """Write `exported/`: safetensors, and what it takes to rebuild the model: import path and arguments.
+
+    Other forms of the same weights stay there.
+    """
     from safetensors.torch import save
 
     temporary = run.path / ".exported.tmp"
@@ -71,6 +77,11 @@ def export_weights(config: Config, run: RunFolder, built: Built, step: int) -> P
     durable.write_new(temporary / "model.json", json.dumps(card, indent=1) + "\n")
     again = rebuild(temporary, project=config.project)
     compare(said(built, batch), said(built, batch, again), "the exported model")
+    if run.exported.is_dir() and exported_step(run.exported) == step:
+        for other in run.exported.iterdir():
+            if other.name not in ("model.json", "model.safetensors") and not other.name.startswith("."):
+                copied = temporary / other.name
+                shutil.copytree(other, copied) if other.is_dir() else shutil.copy2(other, copied)
     durable.commit_folder(temporary, run.exported)
     return run.exported
 
@@ -203,7 +214,7 @@ def carried_code(file: Path) -> list[str]:
     def look(value: Any) -> None:
         if isinstance(value, dict):
             name, module = value.get("class_name"), value.get("module")
-            if name in ("Lambda", "__lambda__"):
+            if name in CARRIERS:
                 found[str(name)] = None
             elif isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins"):
                 found[f"{module}.{name}"] = None
@@ -295,7 +306,7 @@ def restored(made: Made, state: Mapping[str, Any], inputs: Any = None) -> Any:
         own = list(made.model.variables)
         if len(own) != len(state):
             raise FolderError(f"the model has {len(own)} variables, but {len(state)} were written")
-        for variable, name in zip(own, sorted(state), strict=True):
+        for variable, name in zip(own, sorted(state, key=int), strict=True):
             variable.assign(state[name].numpy().astype(str(variable.dtype).replace("bfloat16", "float32")))
         return made.model
     if made.is_estimator:

@@ -30,7 +30,8 @@ def finish(
         if report is not None:
             reports[split] = report
         else:
-            for old in run.reports.glob(f"{split}.*"):  # of a split that is gone
+            gone = {"validation": "validation_report*", "test": "eval_report*"}[split]
+            for old in (*run.reports.glob(f"{split}.*"), *run.reports.glob(gone)):
                 old.unlink()
     write_summary(config, run, best, last, reason, reports)
 

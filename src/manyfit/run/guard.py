@@ -97,6 +97,17 @@ def check_code(
         )
 
 
+def check_backend(now: str, folder: RunFolder, allowed: Collection[str] = ()) -> None:
+    """Refuse to go on with Keras on another backend than before."""
+    sessions = folder.sessions()
+    before = sessions[-1].get("backend", now) if sessions else now
+    if before != now and not is_allowed("backend", allowed):
+        raise RunConflict(
+            f"{folder.path} was trained by Keras on {before}, but KERAS_BACKEND is {now} now; set it back, "
+            "or go on with the change: --allow-change backend"
+        )
+
+
 def is_allowed(path: str, allowed: Collection[str], group: str = "") -> bool:
     """Whether a difference was named: by its key, or by one that it lies under."""
     parts = path.split(".")

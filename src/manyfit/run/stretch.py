@@ -20,7 +20,6 @@ from manyfit.data import Source, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.learner import Outputs
-from manyfit.learn.torch import TorchLearner
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, threads
 from manyfit.run.code import imported
@@ -70,7 +69,7 @@ class Opened:
             return None
         events = read_events(self.run.metrics, self.last.log_length)
         found = ending(self.config.run.train, events, self.built.plan.steps_per_epoch)
-        own = self.built.learner.stopped
+        own = self.built.learner.stopped()[0]
         return found or (Ending(own) if own else None)
 
 
@@ -91,17 +90,18 @@ def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Ite
         if last is not None:
             guard.check_data(data, run, allowed)
             guard.check_code(code, run, source, allowed)
-            learner = built.learner
-            options = learner.update.options() if isinstance(learner, TorchLearner) else []
-            learner.load([last[1]])
-            if any(key.startswith(("train.optimizer", "train.groups")) for key in changed):
-                built.module.update.set_options(options)
+            guard.check_backend(getattr(built.learner, "backend", "torch"), run, allowed)
+            options = built.learner.options()
+            built.learner.load([last[1]])
+            if any(key.startswith(("train.optimizer", "train.groups", "model_builder")) for key in changed):
+                built.learner.set_options(options)
         facts = {
             "fingerprint": config.fingerprint,
             "data": data,
             "modules": code,
             "threads": thread_count,
             "device": device_name(built.learner),
+            "backend": getattr(built.learner, "backend", "torch"),
             "environment": dict(config.environment),
             "from_step": last[0].step if last is not None else 0,
             "allowed_changes": sorted(allowed),
@@ -173,7 +173,7 @@ def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
     own = list(built.learner.whole()[0])
     known = ["train_loss", "lr", *(f"train_{name}" for name in own if name != "loss")]
     if built.split("validation") is not None:
-        known += [f"val_{name}" for name in dict.fromkeys([*rows, *own])]
+        known += [f"val_{name}" for name in dict.fromkeys([*rows, *own, *built.whole])]
     for path, metric in chosen(config.run):
         if metric not in known:
             best = nearest(metric, known)

@@ -78,8 +78,8 @@ def reach(
     except Asked:
         leave(cohort, boundary, watch)
     cohort.measured = True
-    if boundary.validate and rows:
-        cohort.learner.observe(rows)
+    if (boundary.validate and rows) or boundary.ends_epoch:
+        cohort.learner.observe(rows or [{} for _ in cohort.members])
     keep(cohort, boundary, rows, wait)
     for callback in callbacks:
         callback.on_boundary(cohort, boundary, rows)
@@ -116,8 +116,9 @@ def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = F
         if member.ended is not None:
             continue
         ended = member.record(boundary, rows[i], per_epoch) if rows else None
-        if ended is None and cohort.learner.stopped:
-            ended = member.ended = Ending(cohort.learner.stopped)
+        reason = cohort.learner.stopped()[i]
+        if ended is None and reason:
+            ended = member.ended = Ending(reason)
         if ended is not None and ended.error is not None:
             member.writer.put_held()
             continue

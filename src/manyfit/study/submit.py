@@ -50,8 +50,8 @@ def submit(
     place: Path, given: dict[str, Any], *, overrides: Sequence[str] = (), only_show: bool = False
 ) -> Job:
     """Write the script of a run or a study, and send it if there is an `sbatch`."""
-    job = job_of(place, given, overrides)
-    resources = replace(resources_of(place), **given)
+    resources = replace(resources_of(place, overrides), **given)
+    job = job_of(place, resources, overrides)
     if only_show:
         return job
     sbatch = shutil.which("sbatch")
@@ -78,9 +78,10 @@ def send(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
     return done.stdout.strip()
 
 
-def resources_of(place: Path) -> Submit:
+def resources_of(place: Path, overrides: Sequence[str]) -> Submit:
     """What the config says about jobs."""
-    return (load_study(place).base if is_study(place) else load_config(place)).run.submit
+    config = load_study(place, overrides).base if is_study(place) else load_config(place, overrides)
+    return config.run.submit
 
 
 def is_study(place: Path) -> bool:
@@ -88,9 +89,9 @@ def is_study(place: Path) -> bool:
     return place.name == "study.yaml" or (place / "study.yaml").is_file()
 
 
-def job_of(place: Path, given: dict[str, Any], overrides: Sequence[str]) -> Job:
+def job_of(place: Path, resources: Submit, overrides: Sequence[str]) -> Job:
     """The script of a run or a study."""
-    resources, then = replace(resources_of(place), **given), ""
+    then = ""
     if is_study(place):
         folder = (place.parent if place.name == "study.yaml" else place).resolve()
         study = load_study(folder)
@@ -135,10 +136,14 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
             *resources.setup,
             f"{words} &",
             "child=$!",
-            "trap 'kill -USR1 \"$child\"' USR1   # a checkpoint is written",
-            "trap 'kill -TERM \"$child\"' TERM",
-            'wait "$child"; code=$?',
-            'while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done',
+            "code=1",
+            "trap 'signalled=1; kill -USR1 \"$child\"' USR1   # a checkpoint is written",
+            "trap 'signalled=1; kill -TERM \"$child\"' TERM",
+            "while true; do",
+            '  signalled=0; wait "$child"; now=$?',
+            '  if [ "$now" -ne 127 ]; then code=$now; fi',
+            '  if [ "$signalled" -eq 0 ]; then break; fi',
+            "done",
             f'if [ "$code" -eq {USR1} ]; then scontrol requeue "$SLURM_JOB_ID"; fi   # it goes on from there',
             'exit "$code"',
             "",
