@@ -198,6 +198,18 @@ class Forest(ModelBuilderBase):
         return RandomForestClassifier(self.trees)
 
 
+class Scaled(ModelBuilderBase):
+    """A pipeline with a step of one's own."""
+
+    def get_compiled_model(self):
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import Pipeline
+
+        from steps import Halved
+
+        return Pipeline([("half", Halved()), ("model", LogisticRegression())])
+
+
 class KerasBuilder(ModelBuilderBase):
     """A compiled model, with callbacks that the config asks for."""
 
@@ -255,6 +267,19 @@ class Reserved(EvaluatorBase):
         return {"loss": error}
 """
 
+STEPS = """
+from sklearn.base import BaseEstimator, TransformerMixin
+
+
+class Halved(TransformerMixin, BaseEstimator):
+    def fit(self, x, y=None):
+        self.count_ = len(x)
+        return self
+
+    def transform(self, x):
+        return x / 2
+"""
+
 CONFIG = {
     "project_name": "tiny",
     "src_code_path": "src",
@@ -281,6 +306,7 @@ class Project:
             "preprocessing": PREPROCESSING,
             "models": MODELS,
             "evaluation": EVALUATION,
+            "steps": STEPS,
         }
         (root / "src").mkdir()
         (root / "data").mkdir()

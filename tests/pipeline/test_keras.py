@@ -1,7 +1,5 @@
 """Compiled models of Keras, on TensorFlow and on torch."""
 
-import csv
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from manyfit.data import ArraySource, once
 from manyfit.run.proof import Kill, difference, killed_and_resumed
 from manyfit.store.folder import RunFolder
 from manyfit.testing import LearnerContract
+from manyfit.testing.learner import copied, equal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 keras = pytest.importorskip("keras", reason="Keras is not installed")
@@ -83,6 +82,8 @@ def test_a_run_is_trained_exported_and_loaded(tiny):
     found = predict(folder)
     assert found["id"] == [f"row-{i}" for i in range(11)]
     assert export(folder, ["keras"]) == [exported / "model.keras"]
+    export(folder)
+    assert (exported / "model.keras").exists() and (exported / "saved_model").exists()
     assert train(folder, callbacks=[]).trained_steps == 0
     assert train(folder, ["epochs=4"], callbacks=[]).trained_steps == 10
 
@@ -197,12 +198,7 @@ def test_a_pipeline_of_tensorflow_is_positioned_like_any_other():
         stream.SEGMENT = before
 
 
-def table(file):
-    with file.open() as stream:
-        return list(csv.DictReader(stream))
-
-
-def test_evaluation_functions_of_every_kind_are_vectorised_where_they_can_be(caplog):
+def test_evaluation_functions_of_every_kind_are_vectorised_where_they_can_be():
     import torch
 
     from manyfit.run.evaluator import Evaluator, batched
@@ -210,27 +206,129 @@ def test_evaluation_functions_of_every_kind_are_vectorised_where_they_can_be(cap
     output = np.random.RandomState(0).dirichlet(np.ones(4), 50).astype(np.float32)
     target = np.arange(50) % 4
     wanted = -np.log(output[np.arange(50), target])
-    calls = []
+    calls = {}
 
-    def counted(y_true, y_pred):
-        calls.append(1)
-        return keras.losses.SparseCategoricalCrossentropy()(y_true, y_pred).numpy()
+    def counted(name, function):
+        def call(y_true, y_pred):
+            calls[name] = calls.get(name, 0) + 1
+            return function(y_true, y_pred)
 
+        return call
+
+    scce = keras.losses.SparseCategoricalCrossentropy()
     found = Evaluator(
         {},
         {
-            "numpy": lambda y_true, y_pred: -np.log(y_pred[y_true]),
-            "tensorflow": lambda y_true, y_pred: -tf.math.log(tf.gather(y_pred, y_true)),
-            "torch": lambda y_true, y_pred: -torch.log(y_pred[y_true]),
+            "numpy": counted("numpy", lambda y_true, y_pred: -np.log(np.take(y_pred, y_true))),
+            "tensorflow": counted("tf", lambda y_true, y_pred: -tf.math.log(tf.gather(y_pred, y_true))),
+            "torch": counted("torch", lambda y_true, y_pred: -torch.log(torch.take(y_pred, y_true))),
             "batched": batched(lambda y_true, y_pred: -np.log(y_pred[np.arange(len(y_true)), y_true])),
             "name": "sparse_categorical_crossentropy",
-            "eager": counted,
+            "eager": counted("eager", lambda y_true, y_pred: scce(y_true, y_pred).numpy()),
         },
     )
-    for _ in range(2):
+    for _ in range(3):
         for name, values in found(output, target).items():
             assert np.allclose(values, wanted, atol=1e-5), name
-    assert len(calls) >= 100
+    assert calls["eager"] > 150  # row by row
+    assert calls["tf"] < 60 and calls["torch"] < 60  # some rows, to see that many at once are the same
     with pytest.raises(UsageError, match="did you mean 'sparse_categorical_crossentropy'"):
         Evaluator({}, {"x": "sparse_categorical_crosentropy"})
-    assert json.dumps(sorted(found.functions))
+
+
+def test_a_function_that_only_seems_to_take_many_rows_is_found_out(caplog):
+    from manyfit.run.evaluator import Evaluator
+
+    def right(y_true, y_pred):
+        return np.argmax(y_pred) == y_true  # of a batch, this is a number of another kind
+
+    target = np.arange(40) % 10
+    output = np.zeros((40, 10), np.float32)
+    evaluator = Evaluator({}, {"right": right})
+    assert not evaluator(output[:8], np.full(8, 9))["right"].any()  # nothing is right yet, either way
+    output[np.arange(40), target] = 1
+    assert evaluator(output, target)["right"].all()
+
+    def odd(y_true, y_pred):
+        return np.abs(y_pred).sum(-1) if np.ndim(y_pred) == 1 or len(y_pred) < 9 else np.zeros(len(y_pred))
+
+    evaluator = Evaluator({}, {"odd": odd})
+    output = np.random.RandomState(0).normal(size=(40, 10))
+    assert np.allclose(evaluator(output[:8], target[:8])["odd"], np.abs(output[:8]).sum(-1))
+    assert np.allclose(evaluator(output, target)["odd"], np.abs(output).sum(-1))
+    assert "'odd' does not give the same" in caplog.text
+
+
+class Noisy(keras.layers.Layer):
+    """Draws at inference, too, and has a weight without a name."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator()
+        self.scale = self.add_weight(shape=(1,), initializer="ones")
+
+    def call(self, inputs):
+        drawn = keras.random.dropout(inputs, 0.3, seed=self.seeds) * self.scale
+        return drawn + 0.01 * keras.random.normal((1,))
+
+
+def noisy(callbacks=(), steps=5):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), Noisy(), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy"], jit_compile=False)
+    return KerasLearner(model, steps, lambda: next(once(rows(), 4)), callbacks, seed=9)
+
+
+def test_evaluating_changes_nothing_about_the_training():
+    from manyfit.data import Order
+
+    def state(evaluates, start=None):
+        learner = noisy()
+        if start is not None:
+            learner.load(start)
+        batches = rows().batches(Order(4, seed=1), learner.step)
+        for _ in range(2):
+            learner.train(batches, 3)
+            if evaluates:
+                list(learner.evaluate(once(rows(), 4)))
+        return copied(learner.state())
+
+    half = state(False)
+    assert equal(half, state(True))
+    assert equal(state(False, half), state(True, half))
+
+
+def test_callbacks_hear_what_fit_would_tell_them():
+    from manyfit.data import Order
+
+    heard = []
+    lambdas = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: heard.append("train"),
+        on_epoch_begin=lambda epoch, logs: heard.append(f"epoch {epoch}"),
+        on_train_batch_end=lambda batch, logs: heard.append(batch),
+        on_epoch_end=lambda epoch, logs: heard.append(sorted(logs)),
+        on_train_end=lambda logs: heard.append("end"),
+    )
+    stopping = keras.callbacks.EarlyStopping("loss", patience=7, min_delta=100)
+    learner = noisy([[lambdas], stopping], steps=2)
+    batches = rows().batches(Order(4, seed=1))
+    learner.train(batches, 2)
+    learner.observe([{"val_loss": 1.0, "train_loss": 3.0}])
+    learner.train(batches, 2)
+    learner.observe([{}])
+    learner.end()
+    assert heard == [
+        "train", "epoch 0", 0, 1, ["accuracy", "loss", "val_loss"],
+        "epoch 1", 0, 1, ["accuracy", "loss"], "end",
+    ]  # fmt: skip
+    other = keras.callbacks.EarlyStopping("loss", patience=3, min_delta=100)
+    again = noisy([[keras.callbacks.Callback()], other], steps=2)
+    again.load(copied(learner.state()))
+    again.train(rows().batches(Order(4, seed=1), 4), 2)
+    assert (other.patience, other.wait) == (3, 1)  # what was set stays, what it has learned comes back
+    again.observe([{}])
+    assert other.wait == 2 and again.stopped() == [""]
+    again.train(batches, 2)
+    again.observe([{}])
+    assert "stopped it in epoch 4" in again.stopped()[0]

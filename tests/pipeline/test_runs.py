@@ -147,6 +147,9 @@ def test_an_estimator_is_fitted_in_one_step(tiny):
     assert train(folder, callbacks=QUIET).trained_steps == 0
     model = load_model(folder / "exported")
     assert len(model.estimators_) == 7
+    assert RunFolder(folder).state() == "finished"
+    own = train(tiny.write("own", model_builder_class="models.Scaled", model_builder={}), callbacks=QUIET)
+    assert "Halved" in repr(load_model(own.folder))
     assert evaluate(folder).values == pytest.approx(result.test)
     again = train(
         tiny.write("again", model_builder_class="models.Forest", model_builder={"trees": 7}, seed=3)
@@ -228,6 +231,10 @@ def test_submit_writes_and_sends_a_job(tiny, monkeypatch, project_cli):
         "USR1@120",
     ):
         assert words in said
+    bare = tiny.write("bare", without=("data_dir",))
+    assert project_cli("submit", bare, "--print")[0] == 2
+    code, said = project_cli("submit", bare, "--print", "--data-dir", tiny.root / "data", "submit.cpus=5")
+    assert code == 0 and "data_dir=" in said and "--cpus-per-task=5" in said
     code, said = project_cli("submit", folder)
     assert code == 0 and "there is no sbatch here" in said
     subprocess.run(["bash", "-n", folder / "submit.sh"], check=True)

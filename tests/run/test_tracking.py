@@ -100,11 +100,12 @@ def test_a_run_in_mlflow(project, server):
     assert {"validation_loss", "test_loss"} <= set(evaluation.data.metrics)
 
 
-def test_killed_and_resumed_each_row_is_there_once(project, server):
-    tree = project.changed(train__epochs=150, train__every={"checkpoint": "3ep"})
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.soak)])
+def test_killed_and_resumed_each_row_is_there_once(project, server, kills):
+    tree = project.changed(train__epochs=150 * kills, train__every={"checkpoint": "3ep"})
     tree |= {"project_name": "killed", "track": {"mlflow": server}}
     project.config(tree, run="k")
-    for _ in range(1):
+    for _ in range(kills):
         process = subprocess.Popen(
             [sys.executable, "-m", "manyfit", "train", "runs/k"], stderr=subprocess.PIPE, text=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -80,7 +81,8 @@ def _is_own(callback: Any, method: str) -> bool:
 
 def _state(callback: Any) -> dict[str, Any]:
     """Numbers, texts, arrays, and lists and dicts of them; nothing else can be kept."""
-    found = {name: value for name, value in vars(callback).items() if name not in OURS}
+    given = inspect.signature(type(callback).__init__).parameters  # what a person has set stays as it is set
+    found = {name: value for name, value in vars(callback).items() if name not in (*OURS, *given)}
     return {name: _storable(value) for name, value in found.items() if _is_storable(value)}
 
 
