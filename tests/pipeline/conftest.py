@@ -67,6 +67,21 @@ class Pairs(Loader):
             yield x, y
 
 
+class Few(Loader):
+    """Says that there are more rows than there are."""
+
+    def create_validation_generator(self):
+        return super().create_validation_generator()[0], 20
+
+    def get_validation_index(self):
+        return range(20)
+
+
+class Twice(Loader):
+    def create_test_generator(self):
+        return self.rows("test", lambda i: "same" if i in (3, 5) else i), COUNTS["test"]
+
+
 class Unfinished(DataLoaderBase):
     def create_training_generator(self): ...
     def create_validation_generator(self): ...
@@ -178,6 +193,11 @@ def negative(output, target):
 class Wrong(ModelBuilderBase):
     def get_compiled_model(self):
         return "a model"
+
+
+class Weighty(Builder):
+    def get_class_weight(self):
+        return {"much": 3}
 
 
 class Narrow(ModelBuilderBase):

@@ -82,6 +82,9 @@ def test_the_data_folder_is_an_option_else_a_key(tiny, project_cli):
     assert load_config(folder, [f"data_dir={other}"]).run.data.params["data_dir"] == other
     assert load_config(tiny.write("b")).run.data.params["data_dir"] == tiny.root / "data"
     assert project_cli("train", folder, "--data-dir", other, "--fast-dev-run")[0] == 0
+    assert project_cli("train", folder, "--data-dir", other, "epochs=1")[0] == 0
+    assert project_cli("train", folder)[0] == 0  # it is remembered
+    folder = tiny.write("new", without=("data_dir",))
     code, said = project_cli("train", folder)
     assert code == 2 and "data_dir" in said and "Traceback" not in said
 
@@ -100,6 +103,8 @@ def test_exactly_one_yaml_counts_only_what_people_wrote(tiny):
     (folder / "other.yaml").unlink()
     assert load_config(folder).file.name == "mine.yml"
     assert train(folder).trained_steps == 0
+    assert train(folder, ["epochs=2"]).trained_steps == 10  # beside the copy that manyfit keeps
+    assert load_config(folder).file.name == "mine.yml"
 
 
 def test_what_is_written_loads_again_and_is_the_same(tiny):
@@ -145,7 +150,7 @@ def test_a_struct_reads_like_a_mapping_and_names_what_is_missing():
     config = ConfigStruct(a={"b": [1, {"c": 2}]}, d=None)
     assert config.a.b[1].c == config["a"]["b"][1]["c"] == 2
     assert getattr(config, "e", 7) == 7 and "d" in config and dict(config)["d"] is None
-    with pytest.raises(AttributeError, match=r"the config has no a\.bb; did you mean a\.b\?"):
+    with pytest.raises(AttributeError, match=r"the config has no a\.bb; it has a\.b"):
         config.a.bb
     config.a.x = {"y": 1}
     assert config.a.x.y == 1 and config.plain()["a"]["x"] == {"y": 1}
@@ -160,6 +165,9 @@ def test_a_struct_reads_like_a_mapping_and_names_what_is_missing():
             "OnlyTraining has no add_validation_augmentation",
         ),
         ({"data_loader_class": "dataset.Pairs"}, "Pairs.create_"),
+        ({"data_loader_class": "dataset.Few"}, "Few.create_validation_generator says that there are 20"),
+        ({"data_loader_class": "dataset.Twice"}, "Twice.create_test_generator gives the id 'same' more"),
+        ({"model_builder_class": "models.Weighty"}, "Weighty.get_class_weight must return a number for each"),
         (
             {"data_loader_class": "dataset.Broken"},
             "Broken.create_training_generator failed: FileNotFoundError",
@@ -207,3 +215,9 @@ def test_another_evaluator_is_no_other_run(tiny):
     folder = tiny.write(epochs=1)
     train(folder, callbacks=[])
     assert train(folder, ["evaluator_class=evaluation.Other"], callbacks=[]).trained_steps == 0
+
+
+def test_epochs_have_one_place(tiny):
+    assert load_config(tiny.write(), ["train.epochs=7"]).run.train.epochs == 7
+    found = problems(tiny.write(train={"epochs": 5}))
+    assert "in this layout the key is epochs" in found["train.epochs"]

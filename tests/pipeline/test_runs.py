@@ -248,7 +248,7 @@ def test_submit_writes_and_sends_a_job(tiny, monkeypatch, project_cli):
     code, said = project_cli("submit", folder, "--max-queued", 2)
     assert code == 2 and "2 jobs are queued already" in said and not log.exists()
     code, said = project_cli("submit", folder, "--max-queued", 3)
-    assert code == 0 and "Submitted batch job 42" in said and str(folder / "submit.sh") in log.read_text()
+    assert code == 0 and "submitted as job 42" in said and str(folder / "submit.sh") in log.read_text()
 
 
 def test_an_array_of_jobs_trains_a_study(tiny, monkeypatch, project_cli):

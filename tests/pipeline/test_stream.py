@@ -153,3 +153,51 @@ def test_what_a_loader_returns_is_looked_at(returned, words):
 
     with pytest.raises(UsageError, match=words):
         ComponentSource("test", Odd(3, False), None, Preprocessor(2, True), 2)
+
+
+def test_a_loader_that_shuffles_its_own_lists_is_made_anew_for_each_segment():
+    class Shuffles(Loader):
+        def __init__(self):
+            super().__init__(6, False)
+            self.files = list(range(6))
+
+        def rows(self, kind):
+            np.random.shuffle(self.files)
+            for i in self.files:
+                yield np.array([float(i)]), 0, 1.0
+
+    before, stream.SEGMENT = stream.SEGMENT, 3
+    try:
+        found = ComponentSource("train", Shuffles(), None, Preprocessor(2, True), 2, Shuffles)
+        whole = [b.inputs.tolist() for b in itertools.islice(found.batches(Order(2, seed=1)), 12)]
+        again = ComponentSource("train", Shuffles(), None, Preprocessor(2, True), 2, Shuffles)
+        assert [b.inputs.tolist() for b in itertools.islice(again.batches(Order(2, seed=1), 7), 5)] == whole[
+            7:
+        ]
+    finally:
+        stream.SEGMENT = before
+
+
+def test_a_batchify_that_ends_is_begun_again():
+    class Once(Preprocessor):
+        def batchify(self, generator, n):
+            rows = [next(generator) for _ in range(n)]
+            columns = [np.array(c) for c in zip(*rows, strict=True)]
+            return iter([tuple(c[:3] for c in columns), tuple(c[3:] for c in columns)]), 2
+
+    found = ComponentSource("train", Loader(6, False), None, Once(3, True), 3)
+    batches = list(itertools.islice(found.batches(Order(3, seed=1)), 6))
+    assert [
+        sorted(batches[i].inputs[:, 0].tolist() + batches[i + 1].inputs[:, 0].tolist()) for i in (0, 2, 4)
+    ] == [[0, 1, 2, 3, 4, 5]] * 3
+
+
+def test_what_a_preprocessor_does_to_weights_does_not_reach_ids():
+    class Casts(Preprocessor):
+        def add_weight_preprocess(self, generator):
+            for x, y, w in generator:
+                yield x, y, float(w) / 3
+
+    found = ComponentSource("test", Loader(5, False), None, Casts(2, True), 2)
+    list(once(found, 2))
+    assert found.ids(np.arange(5)) == [f"id {i}" for i in range(5)]

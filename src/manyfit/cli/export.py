@@ -16,9 +16,9 @@ from manyfit.cli.common import Verb, allow_change_option, as_json, json_option, 
     "formats",
     multiple=True,
     default=("safetensors",),
-    type=click.Choice(["safetensors", "torch", "onnx"]),
+    type=click.Choice(["safetensors", "torch", "onnx", "keras", "saved_model"]),
     show_default=True,
-    help="May be given several times. torch is a torch.export program (.pt2).",
+    help="May be given several times. torch is a torch.export program (.pt2); the last two need Keras.",
 )
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")

@@ -41,7 +41,7 @@ def command(place: Path, only_show: bool, json_: bool, **given: Any) -> None:
     if json_:
         as_json({"file": job.file, "tasks": job.tasks, "sent": job.sent, "script": job.script})
     elif only_show:
-        click.echo(job.script, nl=False)
+        click.echo("\n".join(filter(None, [job.script, job.then])), nl=False)
     elif job.sent:
         click.echo(f"{job.sent}  ({job.file})")
     else:

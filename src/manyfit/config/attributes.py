@@ -33,7 +33,10 @@ def attributes_of(cls: type) -> Mapping[str, Parameter]:
     return {
         name: Parameter(name, hint, getattr(cls, name, REQUIRED))
         for name, hint in hints.items()
-        if name in names and not name.startswith("_") and typing.get_origin(hint) is not ClassVar
+        if name in names
+        and not name.startswith("_")
+        and name not in ("config", "data_dir", "section")  # which the bases set
+        and typing.get_origin(hint) is not ClassVar
     }
 
 

@@ -112,7 +112,12 @@ def translate(tree: Map) -> Translation:
     if "evaluator_class" in tree.items:
         made = _made(tree, settings, "evaluator", "evaluator_class")
         evaluate = evaluate.with_item("evaluator", made, tree.key_origin("evaluator_class"))
-    if "epochs" in tree.items and "epochs" not in train.items:  # else it was said on the command line
+    if "epochs" in train.items:
+        where = train.key_origin("epochs")
+        problems.append(
+            Problem("train.epochs", where, "in this layout the key is epochs", "epochs, at the top")
+        )
+    if "epochs" in tree.items:
         train = train.with_item("epochs", tree.items["epochs"], tree.key_origin("epochs"))
     for name in ("loss", "optimizer"):  # a compiled model brings them
         train = train if name in train.items else train.with_item(name, Leaf(None, tree.origin))

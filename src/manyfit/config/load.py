@@ -105,9 +105,12 @@ def _mapping(node: Node) -> Map:
 
 def config_file(place: FilePath) -> FilePath:
     """The config that a path means: a file; in a folder, `config.yaml` or the only YAML that is there."""
-    if not place.is_dir() or (place / "config.yaml").exists():
-        return place / "config.yaml" if place.is_dir() else place
+    usual = place / "config.yaml"
+    if not place.is_dir():
+        return place
     found = given_files(place)
+    if usual in found or (usual.exists() and len(found) != 1):
+        return usual
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
         raise ConfigError([Problem("", Origin(str(place)), f"there are several configs: {names}", "one")])
@@ -151,6 +154,8 @@ def _check_name(text: str) -> None:
 
 def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
     for override in collect(overrides, problems):
+        if override.path == ("train", "epochs") and is_flat(tree):
+            override = dataclasses.replace(override, path=("epochs",))  # as this layout calls it
         tree = apply(tree, override, problems)
     return tree
 
@@ -201,7 +206,8 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         checker.defaults,
         checker.derived,
     )
-    kinds, classes, defaults, derived = facts if tree is written else map(_shared, facts)
+    typed = {cls.section for cls in component_classes(run)} if isinstance(run, Run) else set()
+    kinds, classes, defaults, derived = facts if tree is written else (_shared(each, typed) for each in facts)
     return Config(
         given,
         written,
@@ -224,12 +230,10 @@ def _translated(tree: Map) -> Translation:
     return translate(tree)
 
 
-def _shared(facts: Mapping[Path, Any]) -> dict[Path, Any]:
-    """What was learned of the keys that a flat layout shares with that of a run."""
-    made = ("evaluate", "evaluator")
-    return {
-        path: found for path, found in facts.items() if path[:1] and path[0] in SHARED and path[:2] != made
-    }
+def _shared(facts: Mapping[Path, Any], typed: set[str]) -> dict[Path, Any]:
+    """What was learned of the keys that a flat layout shares with that of a run, and of checked sections."""
+    known, made = {*SHARED, *typed}, ("evaluate", "evaluator")
+    return {path: found for path, found in facts.items() if path and path[0] in known and path[:2] != made}
 
 
 def _place(origin: Origin) -> tuple[str, int]:

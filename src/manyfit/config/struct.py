@@ -116,7 +116,7 @@ class ConfigStruct(MutableMapping[str, Any]):
 
     def _missing(self, key: str) -> str:
         best = nearest(key, self._items)
-        hint = f"did you mean {self._path}{best}?" if best else f"there are {listing(list(self._items))}"
+        hint = f"it has {self._path}{best}" if best else f"there are {listing(list(self._items))}"
         return f"the config has no {self._path}{key}; {hint}"
 
 

@@ -196,6 +196,8 @@ def load_study(
 def _dotted(laid: Map, override: Override) -> Override:
     """`space.model.hidden=[64]` means the key `model.hidden` of the space; the same for `set`."""
     section, *rest = map(str, override.path)
+    if override.path == ("data_dir",):  # of five components, for all trials
+        return replace(override, path=("set", "data_dir"))
     if section not in ("space", "set") or len(rest) < 2 or rest[0] in SPECIAL:
         return override
     node = laid.items.get(section)

@@ -6,6 +6,7 @@ All of its training is one step. It is kept by skops, which says what has to be 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from manyfit.core.errors import RunFailed
+from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch, Source, once
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.learn.learner import Metrics, Outputs
+
+log = logging.getLogger("manyfit")
 
 TINY: Final = 1e-12
 KEPT: Final = "estimator"
@@ -51,13 +54,34 @@ class EstimatorLearner:
             inputs, target, weight = self._gathered()
             with own_randomness():
                 seed_for(derive(self.seed, "model"))
-                weighted = (
-                    weight is not None and "sample_weight" in inspect.signature(self.model.fit).parameters
-                )
-                self.model.fit(inputs, target, **({"sample_weight": weight} if weighted else {}))
+                self.model.fit(inputs, target, **self._weights(weight))
             self._loss = float(self._losses(self._predicted(inputs), target).mean())
             self.load([replace(self.state()[0])])  # what cannot be loaded is better found now
         self.step += steps
+
+    def rehearse(self) -> None:
+        """Find out before the fit whether it can be kept, and whether there is something to fit it to."""
+        try:
+            self.load(self.state())
+        except RunFailed:
+            raise
+        except Exception as error:  # of skops, about whatever the estimator holds
+            name = type(self.model).__name__
+            raise UsageError(f"{name} cannot be kept by skops: {type(error).__name__}: {error}") from error
+        first = next(once(self.source, self.batch_size))
+        if first.target is not None and np.asarray(first.target).dtype.kind not in "biuf":
+            raise UsageError("an estimator needs targets that are numbers: encode them in label_preprocess")
+
+    def _weights(self, weight: Any) -> dict[str, Any]:
+        if weight is None or (np.asarray(weight) == 1).all():
+            return {}
+        if "sample_weight" in inspect.signature(self.model.fit).parameters:
+            return {"sample_weight": weight}
+        steps = getattr(self.model, "steps", None)
+        if steps and "sample_weight" in inspect.signature(steps[-1][1].fit).parameters:
+            return {f"{steps[-1][0]}__sample_weight": weight}
+        log.warning("%s takes no weights of rows: they do not count", type(self.model).__name__)
+        return {}
 
     def _gathered(self) -> tuple[Any, Any, Any]:
         found = list(once(self.source, self.batch_size))
@@ -66,7 +90,8 @@ class EstimatorLearner:
         weights = [batch.weight for batch in found]
         counts = None if any(w is None for w in weights) else np.concatenate([np.asarray(w) for w in weights])
         inputs = np.concatenate([_rows(batch) for batch in found])
-        return inputs, np.concatenate([np.asarray(batch.target) for batch in found]), counts
+        target = np.concatenate([np.asarray(batch.target) for batch in found])
+        return inputs, target[:, 0] if target.ndim == 2 and target.shape[1] == 1 else target, counts
 
     def take(self) -> Metrics:
         """The mean loss on the rows that it was fitted to."""
@@ -81,6 +106,8 @@ class EstimatorLearner:
         for batch in batches:
             output = self._predicted(_rows(batch))
             target = None if batch.target is None else np.asarray(batch.target)
+            if target is not None and target.ndim == 2 and target.shape[1] == 1:
+                target = target[:, 0]
             rows = {} if target is None else {"loss": self._losses(output, target)[None]}
             yield Outputs(batch.index, output[None], None if target is None else target[None], rows)
 

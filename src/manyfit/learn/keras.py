@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class KerasLearner:
         self._since = 0
         self._pending = False
         self._stopped = ""
+        self._loaded_rate: float | None = None
         self._whole: dict[str, float] = {}
         self._callbacks = Callbacks(keras, self.callbacks, self.model, self.epochs, self.steps_per_epoch)
         self._random = fresh_generator(derive(self.seed, "keras"))
@@ -85,6 +87,9 @@ class KerasLearner:
         """Train for some steps. Metrics are those of the epoch so far, as Keras shows them."""
         self._prepare()
         callbacks = self._callbacks.begin()
+        if self._loaded_rate is not None:  # a callback may have set it when it began
+            self._set_rate(self._loaded_rate)
+            self._loaded_rate = None
         while steps:
             position = self.step % self.steps_per_epoch
             if position == 0:
@@ -180,8 +185,9 @@ class KerasLearner:
                 inputs, target, weight = self._data(batch)
                 output, losses = self._measured(inputs, target, weight)
                 rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
-                shown = None if batch.target is None else np.asarray(_first(batch.target))[None]
-                yield Outputs(batch.index, self._numpy(_first(output))[None], shown, rows)
+                first, shown = _paired(output, batch.target)
+                target = None if shown is None else np.asarray(shown)[None]
+                yield Outputs(batch.index, self._numpy(first)[None], target, rows)
             self._whole = self._results()
             if callbacks is not None:
                 callbacks.on_test_end(self._whole)
@@ -265,11 +271,14 @@ class KerasLearner:
     def set_options(self, options: Any) -> None:
         """Train with another rate from now on, and forget that a callback had stopped it."""
         self._stopped = ""
-        if not isinstance(
-            getattr(self.model.optimizer, "_learning_rate", None),
-            self._keras.optimizers.schedules.LearningRateSchedule,
-        ):
-            self.model.optimizer.learning_rate = options
+        self._loaded_rate = options
+        self._set_rate(options)
+
+    def _set_rate(self, rate: float) -> None:
+        schedule = self._keras.optimizers.schedules.LearningRateSchedule
+        optimizer = self.model.optimizer
+        if optimizer is not None and not isinstance(getattr(optimizer, "_learning_rate", None), schedule):
+            optimizer.learning_rate = rate
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -306,6 +315,7 @@ class KerasLearner:
         self.step, self._since, self._pending = parts["step"], parts["since"], parts["pending"]
         self._stopped = parts["stopped"]
         self._callbacks.load(parts["callbacks"])
+        self._loaded_rate = self._rate()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The variables of the model alone."""
@@ -320,11 +330,17 @@ class KerasLearner:
         # By their places: the names that Keras makes up depend on how many models there were before.
         groups = {
             "model": self.model.variables,
-            "optimizer": getattr(self.model.optimizer, "variables", ()),
+            "optimizer": [v for optimizer in self._optimizers() for v in optimizer.variables],
             "metrics": self.model.metrics_variables,
             "random": [self._random],
         }
         return {f"{kind}/{i:04d}": v for kind, found in groups.items() for i, v in enumerate(found)}
+
+    def _optimizers(self) -> list[Any]:
+        """The optimiser of the model, and those that it holds for steps of its own."""
+        kind = self._keras.optimizers.Optimizer
+        found = [self.model.optimizer, *(v for v in vars(self.model).values() if isinstance(v, kind))]
+        return list({id(each): each for each in found if isinstance(each, kind)}.values())
 
     def _prepare(self) -> None:
         """Have Keras make whatever it makes late: weights, optimiser, metrics, the train function."""
@@ -349,10 +365,11 @@ class KerasLearner:
             except Exception:
                 self._measure = None
                 shapes = f"inputs {_shape(batch.inputs)}, target {_shape(batch.target)}"
-                text = str(error).strip().partition("\n")[0]
-                raise UsageError(f"the model cannot be called on a batch of {shapes}: {text}") from error
+                raise UsageError(
+                    f"the model cannot be called on a batch of {shapes}: {_said(error)}"
+                ) from error
             assert rows is not None
-            log.warning("there is no loss for each row: %s", str(error).strip().partition("\n")[0])
+            log.warning("there is no loss for each row: %s", _said(error))
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
@@ -427,6 +444,12 @@ def _row_loss(keras: Any, model: Any) -> Callable[[Any, Any], Any] | None:
     return rows
 
 
+def _said(error: Exception) -> str:
+    """What Keras says of a mistake, without its colours and its list of arguments."""
+    lines = [line for line in re.sub(r"\x1b\[\d+m", "", str(error)).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:400]
+
+
 def _device(model: Any) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
@@ -436,6 +459,15 @@ def _first(value: Any) -> Any:
     while isinstance(value, dict | list | tuple):
         value = next(iter(value.values())) if isinstance(value, dict) else value[0]
     return value
+
+
+def _paired(output: Any, target: Any) -> tuple[Any, Any]:
+    """An output and its target; of several, the first that has a target of its name."""
+    if isinstance(output, dict) and isinstance(target, dict):
+        for name in output:
+            if name in target:
+                return _paired(output[name], target[name])
+    return _first(output), None if target is None else _first(target)
 
 
 def _shape(value: Any) -> Any:

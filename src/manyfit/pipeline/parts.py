@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +10,22 @@ from annotated_types import Gt
 
 from manyfit.config.kinds import Kind, Verbatim
 from manyfit.config.roles import AUGMENTOR, DATA_LOADER, EVALUATOR, MODEL_BUILDER, PREPROCESSOR
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import ManyfitError, UsageError
+from manyfit.core.trace import user_frame
 from manyfit.data.source import Split
 from manyfit.pipeline.components import AugmentorBase, ConfigStruct, EvaluatorBase, ModelBuilderBase
 from manyfit.pipeline.stream import ComponentSource
+
+
+def made(cls: type, *args: Any) -> Any:
+    """Make a component; what goes wrong names it."""
+    try:
+        return cls(*args)
+    except ManyfitError:
+        raise
+    except Exception as error:
+        what = f"{cls.__module__}.{cls.__qualname__} cannot be made: {type(error).__name__}: {error}"
+        raise UsageError(f"{what}\n  at {user_frame(error)}") from error
 
 
 class ComponentData:
@@ -31,9 +44,10 @@ class ComponentData:
     ) -> None:
         self.batch_size = batch_size
         self.settings = settings
-        self.loader = loader(settings, data_dir)
-        self.augmentor: AugmentorBase | None = augmentor(settings) if augmentor is not None else None
-        self.preprocessor = preprocessor(settings)
+        self._make_loader = functools.partial(made, loader, settings, data_dir)
+        self.loader = self._make_loader()
+        self.augmentor: AugmentorBase | None = made(augmentor, settings) if augmentor is not None else None
+        self.preprocessor = made(preprocessor, settings)
         if self.augmentor is None and (augment_training or augment_validation):
             key = "do_train_augmentation" if augment_training else "do_validation_augmentation"
             raise UsageError(f"{key} is true, but there is no augmentor_class")
@@ -56,6 +70,7 @@ class ComponentData:
             self.augmentor if self._augmented[split] else None,
             self.preprocessor,
             self.batch_size,
+            self._make_loader,
         )
 
 
@@ -67,13 +82,13 @@ def model_builder(
     builder: Annotated[type, MODEL_BUILDER], settings: Annotated[ConfigStruct, Verbatim]
 ) -> ModelBuilderBase:
     """The model builder of a run."""
-    made: ModelBuilderBase = builder(settings)
-    return made
+    found: ModelBuilderBase = made(builder, settings)
+    return found
 
 
 def evaluator(
     evaluator: Annotated[type, EVALUATOR], settings: Annotated[ConfigStruct, Verbatim]
 ) -> EvaluatorBase:
     """The evaluator of a run."""
-    made: EvaluatorBase = evaluator(settings)
-    return made
+    found: EvaluatorBase = made(evaluator, settings)
+    return found

@@ -11,7 +11,8 @@ import hashlib
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
 from manyfit.data.batch import Batch
-from manyfit.data.dataset import SAMPLED, checked_ids, update
+from manyfit.data.dataset import SAMPLED, update
 from manyfit.data.order import Order
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.pipeline.components import AugmentorBase, DataLoaderBase, PreprocessorBase
@@ -57,6 +58,7 @@ class ComponentSource:
     augmentor: AugmentorBase | None
     preprocessor: PreprocessorBase
     batch_size: int
+    make_loader: Callable[[], DataLoaderBase] | None = None
     _ids: dict[int, str] = field(default_factory=dict)
     _fresh: Any = None
     """Rows that nobody has read yet: a loader may take long to make them."""
@@ -88,6 +90,8 @@ class ComponentSource:
         """The ids of some rows: of tests, those that came with them; of validation, the loader's index."""
         if any(int(row) not in self._ids for row in index):
             self._read_ids()
+        elif self.split == "test" and len(self._ids) == len(self) == len(index):
+            self._check_ids([self._ids[row] for row in range(len(self))], METHODS["test"])
         return [self._ids[int(row)] for row in index]
 
     def fingerprint(self) -> str:
@@ -103,6 +107,20 @@ class ComponentSource:
             for row in itertools.islice(rows, min(SAMPLED, len(self))):
                 update(digest, row)
         return digest.hexdigest()
+
+    def check_count(self) -> None:
+        """Count the data points of a report: the loader may have said that there are more."""
+        rows = self.created()[0]
+        count = (
+            int(rows.cardinality()) if is_dataset(rows) else sum(1 for _ in itertools.islice(rows, len(self)))
+        )
+        if 0 <= count < len(self):
+            raise self._miscounted(str(count) if count else "none")
+
+    def renew(self) -> None:
+        """Take a new loader, which knows nothing of what was made before: it may shuffle its own lists."""
+        if self.make_loader is not None:
+            self.loader = self.make_loader()
 
     # -- making generators ------------------------------------------------------------------------
 
@@ -142,20 +160,31 @@ class ComponentSource:
     def endless(self, once: bool = False) -> Any:
         """The loader's rows; a generator that ends is made anew. `once` says that they are for a report."""
         rows, _ = self.created()
-        if is_dataset(rows):
-            return rows.repeat() if once else rows
-        return self._repeated(rows)
+        if not is_dataset(rows):
+            return self._repeated(rows, once)
+        count = int(rows.cardinality())
+        if once and 0 <= count != len(self):  # below 0 it is not known, or without end
+            raise self._miscounted(str(count))
+        if self.split == "test":  # ids are no weights: a preprocessor could do anything to them
+            one = np.float32(1)
+            rows = rows.map(lambda x, y, id_: (x, y, one))
+        return rows.repeat() if once else rows
 
-    def _repeated(self, rows: Iterator[Any]) -> Iterator[Any]:
+    def _repeated(self, rows: Iterator[Any], once: bool) -> Iterator[Any]:
         while True:
-            empty = True
+            count = 0
             for row in rows:
-                empty = False
-                yield row
-            if empty:
-                name = f"{type(self.loader).__name__}.{METHODS[self.split]}"
-                raise UsageError(f"{name} says that there are {len(self)} data points, but yields none")
+                if once and self.split == "test" and count < len(self):
+                    self._ids[count] = text(row[2])
+                yield (row[0], row[1], 1.0) if self.split == "test" else row
+                count += 1
+            if not count or (once and count < len(self)):
+                raise self._miscounted(str(count) if count else "none")
             rows, _ = self.created()
+
+    def _miscounted(self, found: str) -> UsageError:
+        name = f"{type(self.loader).__name__}.{METHODS[self.split]}"
+        return UsageError(f"{name} says that there are {len(self)} data points, but yields {found}")
 
     def pipeline(self, rows: Any) -> tuple[Any, int]:
         """Augment, preprocess, batch."""
@@ -228,7 +257,7 @@ class ComponentSource:
             raise
 
     def batch(self, values: Any, done: int) -> Batch:
-        """A batch as the preprocessor made it; of tests, the ids are kept apart."""
+        """A batch as the preprocessor made it; a test has no weights."""
         if not (isinstance(values, tuple | list) and len(values) == 3):
             what = (
                 f"{len(values)} parts" if isinstance(values, tuple | list) else f"a {type(values).__name__}"
@@ -241,25 +270,27 @@ class ComponentSource:
         while isinstance(first, dict | tuple):
             first = next(iter(first.values())) if isinstance(first, dict) else first[0]
         index = np.arange(done, done + len(first), dtype=np.int64)
-        if self.split == "test":
-            third = np.asarray(third).reshape(-1)
-            self._ids |= {int(row): text(third[i]) for i, row in enumerate(index) if row < len(self)}
-            return Batch(found, arrays(target), index)
-        return Batch(found, arrays(target), index, arrays(third))
+        return Batch(found, arrays(target), index, None if self.split == "test" else arrays(third))
 
     def _read_ids(self) -> None:
         if self.split == "train":
             self._ids = {row: str(row) for row in range(len(self))}
         elif self.split == "validation":
-            given = list(self.called(self.loader, "get_validation_index"))
-            name = f"{type(self.loader).__name__}.get_validation_index"
-            if len(given) != len(self):
-                raise UsageError(f"{name} gives {len(given)} ids for {len(self)} data points")
-            self._ids = dict(enumerate(checked_ids([text(id_) for id_ in given], len(self)) or []))
+            given = self.called(self.loader, "get_validation_index")
+            self._check_ids([text(id_) for id_ in given], "get_validation_index")
         else:
             rows = self.created()[0]
             rows = rows.as_numpy_iterator() if is_dataset(rows) else rows
-            self._ids = {i: text(row[2]) for i, row in enumerate(itertools.islice(rows, len(self)))}
+            self._check_ids([text(row[2]) for row in itertools.islice(rows, len(self))], METHODS["test"])
+
+    def _check_ids(self, ids: list[str], method: str) -> None:
+        name = f"{type(self.loader).__name__}.{method}"
+        if len(ids) != len(self):
+            raise UsageError(f"{name} gives {len(ids)} ids for {len(self)} data points")
+        if len(set(ids)) != len(ids):
+            twice = next(id_ for id_, count in Counter(ids).items() if count > 1)
+            raise UsageError(f"{name} gives the id {twice!r} more than once")
+        self._ids = dict(enumerate(ids))
 
 
 class Feed(Iterator[Batch]):
@@ -303,6 +334,7 @@ class Feed(Iterator[Batch]):
         """Begin the segment of the next step, and read up to that."""
         segment, skipped = divmod(self._step, self._length)
         seed_with_tensorflow(derive(self._seed, "segment", 0 if self._limited else segment))
+        self._source.renew()
         found, _ = self._source.pipeline(self._source.endless())
         self._left = self._length - skipped
         self._is_native = is_dataset(found)
@@ -323,11 +355,12 @@ class Feed(Iterator[Batch]):
         if not self._is_native:
             seed_for(derive(self._seed, "batch", step % self._length if self._limited else step))
         values = self._source.next_of(self._batches)
+        if values is None:  # a batchify that ends is begun again
+            self._batches = iter(self._source.pipeline(self._source.endless())[0])
+            values = self._source.next_of(self._batches)
         if values is None:
             name = type(self._source.preprocessor).__name__
-            raise UsageError(
-                f"the generator of {name} has ended; a finite one has to be repeated by batchify"
-            )
+            raise UsageError(f"the batches of {name} have ended before the first one")
         return values
 
 

@@ -25,7 +25,7 @@ from manyfit.run.code import imported
 from manyfit.run.evaluate import Report, check_rows, interpret
 from manyfit.run.export import FORMATS, export_weights
 from manyfit.run.finish import report_of, write_report
-from manyfit.run.guard import check_code, check_data
+from manyfit.run.guard import check_backend, check_code, check_data
 from manyfit.run.journal import failures
 from manyfit.run.progress import counted
 from manyfit.store.checkpoint import Checkpoint
@@ -48,6 +48,7 @@ def reopened(
         built = build(config)
         source = config.project / config.run.src_code_path
         check_code(imported(source), run, source, allowed)
+        check_backend(getattr(built.learner, "backend", "torch"), run, allowed)
         built.learner.load([found.load()])
         yield config, run, built, found
 

@@ -23,7 +23,7 @@ from manyfit.learn.learner import fetch
 from manyfit.learn.torch import TorchLearner
 from manyfit.run.build import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.proof import POINTS, SMALL, difference, killed_and_resumed
-from manyfit.run.stretch import rehearse
+from manyfit.run.stretch import Counted, rehearse
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30
@@ -82,6 +82,8 @@ def _rows(built: Built, split: str) -> str:
     source = built.split(split)
     assert source is not None
     batch = next(once(source, built.order.batch_size))
+    if isinstance(source, Counted):
+        source.check_count()
     ids = source.ids(np.arange(len(source), dtype=np.int64))
     if len(set(ids)) != len(source):
         raise RunFailed(f"{len(source)} rows have only {len(set(ids))} ids")

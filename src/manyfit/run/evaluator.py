@@ -130,7 +130,7 @@ class Evaluator:
             self._ways[name] = self._for_batches(name, few, some)
             return self._ways[name]
         kind, alone, rate = self._alone(name, few, some)
-        if len(alone) > 1 and (alone == alone[0]).all():
+        if len(alone) < 2 or (alone == alone[0]).all():
             return self._one_by_one(name, kind)  # rows that are all the same prove nothing: asked again later
         reason = "it does not give the same for many rows at once"
         for way in ways(function, kind):
@@ -248,16 +248,21 @@ def named(name: str) -> tuple[PointFunction, Sequence[Kind]]:
     """A metric of manyfit, or a loss or metric of Keras, by its name: a number for each row of a batch."""
     from manyfit.learn import metrics
 
-    if name in METRIC.short:
+    keras: Any = sys.modules.get("keras")
+    if name in METRIC.short and not (keras is not None and name == "binary_accuracy"):  # of probabilities
         own = getattr(metrics, METRIC.short[name].rpartition(".")[2])
         return batched(lambda y_true, y_pred: own(y_pred, y_true)), [TORCH]
-    keras: Any = sys.modules.get("keras")
     known = list(METRIC.short)
     if keras is not None:
         function = getattr(keras.losses, name, None) or getattr(keras.metrics, name, None)
         if callable(function) and not isinstance(function, type):
-            found = function
-            return batched(lambda y_true, y_pred: keras.ops.convert_to_numpy(found(y_true, y_pred))), [NUMPY]
+
+            def of_rows(y_true: Any, y_pred: Any) -> Any:
+                is_column = np.ndim(y_pred) == np.ndim(y_true) + 1 and np.shape(y_pred)[-1] == 1
+                y_true = np.expand_dims(y_true, -1) if is_column else y_true
+                return keras.ops.convert_to_numpy(function(y_true, y_pred))
+
+            return batched(of_rows), [NUMPY]
         known += [n for n in dir(keras.losses) if n.islower() and callable(getattr(keras.losses, n))]
     best = nearest(name, known)
     hint = f"did you mean {best!r}?" if best else f"there are {listing(known)}"

@@ -204,6 +204,8 @@ def quiet() -> Iterator[None]:
 
 def carried_code(file: Path) -> list[str]:
     """What in a `.keras` file is not a part of Keras: layers that carry code, or that name it."""
+    if not file.is_file():
+        raise FolderError(f"there is no file {file}")
     try:
         with zipfile.ZipFile(file) as archive:
             config = json.loads(archive.read("config.json"))

@@ -60,16 +60,29 @@ def make_model(component: Component) -> Made:
     made = Made(
         model,
         list(_asked(component, found, "get_callbacks") or ()),
-        _asked(component, found, "get_class_weight"),
+        _class_weight(component, found),
         compiled,
         type(found).__name__,
     )
-    if not (made.is_keras or made.is_estimator or hasattr(model, "parameters")):
+    is_known = made.is_keras or made.is_estimator or hasattr(model, "parameters")
+    if isinstance(model, type) or not is_known:
         raise UsageError(
             f"{component.origin}: {type(found).__name__}.get_compiled_model must return a compiled "
             f"keras.Model, a torch.nn.Module, manyfit.pipeline.Compiled or an estimator, not {model!r:.60}"
         )
     return made
+
+
+def _class_weight(component: Component, builder: Any) -> dict[int, float] | None:
+    """Weights by class; keys of YAML are text, and mean numbers here."""
+    given = _asked(component, builder, "get_class_weight")
+    if not given:
+        return None
+    try:
+        return {int(key): float(weight) for key, weight in dict(given).items()}
+    except (TypeError, ValueError) as error:
+        name = f"{component.origin}: {type(builder).__name__}.get_class_weight"
+        raise UsageError(f"{name} must return a number for each class, not {given!r:.80}") from error
 
 
 def _asked(component: Component, builder: Any, method: str) -> Any:

@@ -20,6 +20,7 @@ class PlainProgress:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
+        self._is_gone = False
 
     def on_start(self, cohort: Cohort) -> None:
         """Say what begins."""
@@ -40,7 +41,12 @@ class PlainProgress:
 
     def line(self, text: str) -> None:
         """Print one line at once."""
-        print(text, file=self.stream, flush=True)
+        if self._is_gone:
+            return
+        try:
+            print(text, file=self.stream, flush=True)
+        except BrokenPipeError:
+            self._is_gone = True  # nobody reads any more, as with `| head`; the run goes on
 
 
 class BarProgress:

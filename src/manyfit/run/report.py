@@ -16,7 +16,7 @@ def closing(result: RunResult) -> str:
     again = (
         "is finished already; it has stopped early, and goes on if train.stop changes"
         if summary.get("stopped")
-        else "is finished already; raise train.epochs to train it further"
+        else "is finished already; raise its epochs to train it further"
     )
     done = "finished" if result.trained_steps else again
     lines = [

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
 
 from manyfit.config import Config, patch
 from manyfit.config.consistency import chosen
@@ -35,6 +37,8 @@ from manyfit.store.folder import COPIED, RunFolder
 
 log = logging.getLogger("manyfit")
 
+FEW: Final = 20_000
+"""Rows of a test whose ids are all looked at before the first step."""
 RESOLVED: Final = "# Written by manyfit. Edit config.yaml, not this file.\n"
 
 
@@ -143,14 +147,18 @@ def rehearse(built: Built, config: Config) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
     first = built.split("validation") or built.train
     if isinstance(built.learner, EstimatorLearner) and not built.learner.step:
+        built.learner.rehearse()
         check_names(built, config, ["loss"])  # before it is fitted it can say nothing
         return
     with own_randomness():
         test = built.split("test")
         if test is not None:
-            _one_batch(built, test)
+            found = _one_batch(built, test)
+            test.ids(np.arange(len(test)) if len(test) <= FEW else found.index)
         outputs = _one_batch(built, first)
         first.ids(outputs.index)
+        if isinstance(first, Counted) and len(first) <= FEW:
+            first.check_count()
         whole = Whole(built.whole)
         whole.update(outputs, 0)
         whole.values()
@@ -164,6 +172,19 @@ def _one_batch(built: Built, source: Source) -> Outputs:
     batches = itertools.islice(once(source, built.order.batch_size), 1)
     (outputs,) = built.learner.evaluate(batches)
     return outputs
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A source that was told how many rows it has, and can find out whether that is so."""
+
+    def __len__(self) -> int:
+        """How many rows there are said to be."""
+        ...
+
+    def check_count(self) -> None:
+        """Raise if there are fewer."""
+        ...
 
 
 def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
@@ -187,8 +208,9 @@ def warn_unread(built: Built) -> None:
     if built.settings is None:
         return
     found = [key for key in built.settings.unread() if key.partition(".")[0] not in RESERVED]
+    shown = [f"{key} (did you mean {near}?)" if (near := nearest(key, RESERVED)) else key for key in found]
     if found:
-        log.warning("no component reads %s of the config", ", ".join(found))
+        log.warning("no component reads %s of the config", ", ".join(shown))
 
 
 def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: int | None = None) -> Member:

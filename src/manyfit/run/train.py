@@ -11,9 +11,9 @@ from typing import Any
 
 from manyfit.config import Config, load_config
 from manyfit.config.load import config_file
-from manyfit.config.override import Overrides
+from manyfit.config.override import Overrides, pair
 from manyfit.config.project import project_root
-from manyfit.core.errors import Interrupted, RunConflict, UsageError
+from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
 from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.result import RunResult
 from manyfit.run.signals import Asked, watched
@@ -78,8 +78,15 @@ def located(
 ) -> tuple[Config, RunFolder]:
     """The config, and the folder in which it is trained."""
     project = project_root(place(source, folder)) if isinstance(source, Mapping) else None
-    config = load_config(source, overrides, project=project)
     run = RunFolder(place(source, folder))
+    try:
+        config = load_config(source, overrides, project=project)
+    except ConfigError as error:
+        before = run.snapshot() if any(problem.path == "data_dir" for problem in error.problems) else None
+        if before is None or not isinstance(before.values.get("data_dir"), str):
+            raise
+        known = pair("data_dir", before.values["data_dir"])  # as it was said when the run was started
+        config = load_config(source, [*overrides, known], project=project)
     check_place(config, run)
     return config, run
 

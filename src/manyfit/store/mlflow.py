@@ -87,6 +87,7 @@ class MlflowMirror:
         for split, found in summary.get("splits", {}).items():
             for name, column in found["columns"].items():
                 values[f"{split}_{name}"] = column["mean"]
+            values |= {f"{split}_{name}": value for name, value in found.get("whole", {}).items()}
         at = Event(summary["best_step"], summary["best_epoch"], last.time, values)
         self._send(client, record["evaluation_id"], [(at, {k: float(v) for k, v in values.items()})])
         client.set_terminated(record["evaluation_id"], "FINISHED")

@@ -43,7 +43,7 @@ class Job:
     then: str = ""
     """The script of the job that puts the results of the others together."""
     sent: str = ""
-    """What `sbatch` answered."""
+    """What has become of it."""
 
 
 def submit(
@@ -64,18 +64,18 @@ def submit(
     if job.then:
         after = job.file.with_name("submit-sweep.sh")
         durable.write(after, job.then)
-        number = re.search(r"\d+", sent)
-        depends = [f"--dependency=afterany:{number[0]}"] if number else []
-        sent += f"; then {send(sbatch, after, depends)}"
-    return replace(job, sent=sent)
+        sent += f", then {send(sbatch, after, [f'--dependency=afterany:{sent}'])}"
+    return replace(job, sent=f"submitted as job {sent}")
 
 
 def send(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
-    """Hand a script to Slurm; what it answers."""
-    done = subprocess.run([sbatch, *options, str(file)], capture_output=True, text=True, check=False)
-    if done.returncode:
+    """Hand a script to Slurm; return the number of the job."""
+    command = [sbatch, "--parsable", *options, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = re.search(r"(\d+)(;\S*)?\s*$", done.stdout)
+    if done.returncode or answer is None:
         raise UsageError(f"sbatch refused {file}: {(done.stderr or done.stdout).strip()}")
-    return done.stdout.strip()
+    return answer[1]
 
 
 def resources_of(place: Path, overrides: Sequence[str]) -> Submit:
@@ -130,15 +130,15 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
         [
             "#!/bin/bash",
             "# Written by manyfit.",
-            *(f"#SBATCH {line}" for line in lines),
+            *(f"#SBATCH {quoted(line)}" for line in lines),
             "",
             f"cd {shlex.quote(str(project_root(folder)))} || exit 1",
             *resources.setup,
+            "child= code=1 signalled=0",
+            "trap 'signalled=1; kill -USR1 $child' USR1   # a checkpoint is written",
+            "trap 'signalled=1; kill -TERM $child' TERM",
             f"{words} &",
             "child=$!",
-            "code=1",
-            "trap 'signalled=1; kill -USR1 \"$child\"' USR1   # a checkpoint is written",
-            "trap 'signalled=1; kill -TERM \"$child\"' TERM",
             "while true; do",
             '  signalled=0; wait "$child"; now=$?',
             '  if [ "$now" -ne 127 ]; then code=$now; fi',
@@ -149,6 +149,12 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
             "",
         ]
     )
+
+
+def quoted(option: str) -> str:
+    """An option for a line of sbatch, in which blanks divide."""
+    name, equals, value = option.partition("=")
+    return f'{name}{equals}"{value}"' if equals and any(c in value for c in " '") else option
 
 
 def check_queue(most: int | None, tasks: int) -> None:
