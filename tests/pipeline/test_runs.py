@@ -194,6 +194,7 @@ except Exception as error:
 def test_mlflow_is_on_by_itself_and_catches_up(tiny, monkeypatch, caplog):
     mlflow = pytest.importorskip("mlflow")
     folder = tiny.write(without=("track",), project_name="guide", epochs=1)
+    monkeypatch.setattr("manyfit.run.tracking.PATIENCE", 3.0)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nothing listens there
     train(folder, callbacks=QUIET)
     assert "MLflow is behind" in caplog.text

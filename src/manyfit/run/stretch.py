@@ -153,8 +153,8 @@ def rehearse(built: Built, config: Config) -> None:
     with own_randomness():
         test = built.split("test")
         if test is not None:
-            found = _one_batch(built, test)
-            test.ids(np.arange(len(test)) if len(test) <= FEW else found.index)
+            batch = next(once(test, built.order.batch_size))
+            test.ids(np.arange(len(test)) if len(test) <= FEW else batch.index)
         outputs = _one_batch(built, first)
         first.ids(outputs.index)
         if isinstance(first, Counted) and len(first) <= FEW:

@@ -12,7 +12,7 @@ from typing import Any
 from manyfit.config import Config, load_config
 from manyfit.config.load import config_file
 from manyfit.config.override import Overrides, pair
-from manyfit.config.project import project_root
+from manyfit.config.project import is_folder, project_root
 from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
 from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.result import RunResult
@@ -78,15 +78,17 @@ def located(
 ) -> tuple[Config, RunFolder]:
     """The config, and the folder in which it is trained."""
     project = project_root(place(source, folder)) if isinstance(source, Mapping) else None
-    run = RunFolder(place(source, folder))
     try:
         config = load_config(source, overrides, project=project)
     except ConfigError as error:
-        before = run.snapshot() if any(problem.path == "data_dir" for problem in error.problems) else None
+        if all(problem.path != "data_dir" for problem in error.problems):
+            raise
+        before = RunFolder(place(source, folder)).snapshot()
         if before is None or not isinstance(before.values.get("data_dir"), str):
             raise
         known = pair("data_dir", before.values["data_dir"])  # as it was said when the run was started
         config = load_config(source, [*overrides, known], project=project)
+    run = RunFolder(place(source, folder))
     check_place(config, run)
     return config, run
 
@@ -97,7 +99,7 @@ def place(source: str | Path | Mapping[str, Any], folder: str | Path | None) -> 
         return Path(folder)
     if isinstance(source, Mapping):
         raise UsageError("say where the run shall lie: train(config, folder='runs/<name>')")
-    if Path(source).is_dir():
+    if is_folder(Path(source)):
         return Path(source)
     file = config_file(Path(source))
     if file.name in ("config.yaml", "config.resolved.yaml"):
