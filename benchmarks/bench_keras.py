@@ -14,7 +14,7 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
-EPOCHS = int(os.environ.get("EPOCHS", "4"))
+EPOCHS = int(os.environ.get("EPOCHS", "8"))
 ROWS, BATCH = 1000, 8
 SOURCE = Path(__file__).resolve().parent
 
