@@ -221,3 +221,11 @@ def test_epochs_have_one_place(tiny):
     assert load_config(tiny.write(), ["train.epochs=7"]).run.train.epochs == 7
     found = problems(tiny.write(train={"epochs": 5}))
     assert "in this layout the key is epochs" in found["train.epochs"]
+
+
+def test_a_secret_is_for_trackers_alone(tiny, monkeypatch):
+    monkeypatch.setenv("TOKEN", "very-secret-token")
+    address = {"mlflow": "http://me:${secret:TOKEN}@127.0.0.1:9"}
+    config = load_config(tiny.write(track=address))
+    assert config.run.data.params["settings"].track.mlflow == "http://me:${secret:TOKEN}@127.0.0.1:9"
+    assert "secret cannot be handed" in "".join(problems(tiny.write(key="${secret:TOKEN}")).values())

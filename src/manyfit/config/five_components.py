@@ -105,12 +105,10 @@ def translate(tree: Map) -> Translation:
     for name in ("train", "evaluate", "track"):
         if not isinstance(tree.items.get(name, Map()), Map):
             problems.append(Problem(name, tree.key_origin(name), "this is not a mapping"))
-    settings = tree.without("track").without("submit")  # which are no business of components
-    data = _made(tree, settings, "data", "data_loader_class")
-    model = _made(tree, settings, "model", "model_builder_class")
+    data, model = _made(tree, "data", "data_loader_class"), _made(tree, "model", "model_builder_class")
     evaluate, train, track = (_section(tree, name) for name in ("evaluate", "train", "track"))
     if "evaluator_class" in tree.items:
-        made = _made(tree, settings, "evaluator", "evaluator_class")
+        made = _made(tree, "evaluator", "evaluator_class")
         evaluate = evaluate.with_item("evaluator", made, tree.key_origin("evaluator_class"))
     if "epochs" in train.items:
         where = train.key_origin("epochs")
@@ -146,10 +144,10 @@ def _section(tree: Map, name: str) -> Map:
     return found if isinstance(found, Map) else Map({}, tree.key_origin(name))
 
 
-def _made(tree: Map, settings: Map, name: str, key: str) -> Map:
+def _made(tree: Map, name: str, key: str) -> Map:
     """What stands for a section in the layout of a run: a component that is given the user's whole config."""
     origin = tree.key_origin(key)
-    items: dict[str, Node] = {"class": Leaf(MADE[name], origin), "settings": settings}
+    items: dict[str, Node] = {"class": Leaf(MADE[name], origin), "settings": tree}
     origins = dict.fromkeys(items, origin)
     for own, place in PLACES.items():
         if place[-2] == name and own in tree.items:

@@ -143,7 +143,8 @@ class Values(abc.ABC):
         if not isinstance(node, Map):
             return self.fail(node, path, WRONG_TYPE, "a mapping")
         for where, leaf in leaves(node):
-            if isinstance(leaf, Leaf) and isinstance(leaf.value, Secret):
+            # Those of trackers are shown as they are written, without their values.
+            if isinstance(leaf, Leaf) and isinstance(leaf.value, Secret) and where[0] != "track":
                 return self.fail(leaf, where, "a secret cannot be handed to components; read the environment")
         if id(node) not in self.structs:
             self.structs[id(node)] = ConfigStruct.of(self.project, plain(node))
