@@ -22,7 +22,13 @@ def test_the_ladder_is_complete():
     assert listed == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+SLOW = ("07_killed",)
+"""What other tests prove as well, in less time."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak) if name in SLOW else name for name in NAMES]
+)
 def test_example(name, tmp_path):
     project = tmp_path / name
     shutil.copytree(EXAMPLES / name, project, ignore=lambda folder, names: [n for n in names if n in IGNORED])

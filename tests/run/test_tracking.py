@@ -100,7 +100,8 @@ def test_a_run_in_mlflow(project, server):
     assert {"validation_loss", "test_loss"} <= set(evaluation.data.metrics)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [1, 3])
 def test_killed_and_resumed_each_row_is_there_once(project, server, kills):
     tree = project.changed(train__epochs=150 * kills, train__every={"checkpoint": "3ep"})
     tree |= {"project_name": "killed", "track": {"mlflow": server}}

@@ -579,6 +579,7 @@ def kill_and_resume(project, kills, seed):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.soak
 def test_kill_and_resume(project):
     kill_and_resume(project, kills=1, seed=0)
 
