@@ -54,6 +54,8 @@ class Checker(Values):
         super().__init__(root, project, source)
         self.frozen = frozen
         self.memo = memo if memo is not None else {}
+        self.named_classes: list[Any] = []
+        """Classes that stand for themselves, whatever else is wrong."""
         self.inside = 0
         """Components around what is checked now."""
 
@@ -135,6 +137,7 @@ class Checker(Values):
         reason = refusal(target, role, self.trust(path))
         if reason:
             return self.fail(node, path, f"wrong role: {reason}", role.wanted, repr(node.value))
+        self.named_classes.append(target)
         return target
 
     def called(self, target: Any, role: Role, params: Map, path: Path, kept_as: str | None) -> Any:

@@ -131,12 +131,9 @@ def translate(tree: Map) -> Translation:
 
 def _missing(tree: Map, key: str, wanted: str) -> Problem:
     free = [name for name in tree.items if name not in PLACES and name not in SHARED]
-    return Problem(key, tree.origin, "this key is required", wanted, "nothing", _near(key, free))
-
-
-def _near(key: str, free: list[str]) -> str:
     best = nearest(key, free)
-    return f"the key {best} is there: it shall be {key}" if best else ""
+    received = f"nothing; but there is {best}, at {tree.key_origin(best)}" if best else "nothing"
+    return Problem(key, tree.origin, "this key is required", wanted, received)
 
 
 def _section(tree: Map, name: str) -> Map:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
-from manyfit.config.attributes import check_attributes, component_classes
+from manyfit.config.attributes import attributes_of, check_attributes
 from manyfit.config.check import Checker
 from manyfit.config.component import Component
 from manyfit.config.config import Config, Given
@@ -185,9 +185,9 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     sections = {name: _section(checker, name) for name in tree.items if name in own}
     rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)
     run = checker.record(rest, Run, ())
-    if isinstance(run, Run) and tree is not written:
+    if tree is not written:
         checker.root = written
-        for cls in component_classes(run):
+        for cls in filter(attributes_of, checker.named_classes):
             check_attributes(checker, cls, written, cls.section)
         checker.root = tree
     if isinstance(run, Run):
@@ -206,7 +206,7 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         checker.defaults,
         checker.derived,
     )
-    typed = {cls.section for cls in component_classes(run)} if isinstance(run, Run) else set()
+    typed = {cls.section for cls in checker.named_classes if attributes_of(cls)}
     kinds, classes, defaults, derived = facts if tree is written else (_shared(each, typed) for each in facts)
     return Config(
         given,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 
 _OURS = str(Path(__file__).parents[1])
+_PYTHONS = sysconfig.get_path("stdlib")
 
 
 def user_frame(error: BaseException) -> str:
-    """The last place in the traceback that is neither manyfit's nor a library's; else the last one."""
+    """The last place in the traceback that is neither manyfit's, Python's nor a library's; else the last."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((_OURS, "<")) and "site-packages" not in f.filename]
+    others = (_OURS, _PYTHONS, "<")
+    own = [f for f in frames if not f.filename.startswith(others) and "site-packages" not in f.filename]
     for frame in (own or frames)[-1:]:
         return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return ""

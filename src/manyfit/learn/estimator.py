@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -56,7 +56,7 @@ class EstimatorLearner:
                 seed_for(derive(self.seed, "model"))
                 self.model.fit(inputs, target, **self._weights(weight))
             self._loss = float(self._losses(self._predicted(inputs), target).mean())
-            self.load([replace(self.state()[0])])  # what cannot be loaded is better found now
+            self.load(self.state())  # what cannot be loaded is better found now
         self.step += steps
 
     def rehearse(self) -> None:

@@ -5,7 +5,6 @@ No job knows of the others, and none writes the ledger. `manyfit sweep` finds wh
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from manyfit.config.study import StudyConfig, load_study
@@ -51,5 +50,5 @@ def train_share(place: Path, task: int, of: int) -> list[Outcome]:
         work, found = Training(base, study.objective.metric), list[Outcome]()
         for trial in trials_of(study)[task::of]:
             watch.check()
-            found += work(Unit((replace(trial),)), watch, lambda progress: None)
+            found += work(Unit((trial,)), watch, lambda progress: None)
         return found
