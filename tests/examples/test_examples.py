@@ -22,7 +22,7 @@ def test_the_ladder_is_complete():
     assert listed == NAMES
 
 
-SLOW = ("07_killed",)
+SLOW = ("07_killed", "10_population")
 """What other tests prove as well, in less time."""
 
 

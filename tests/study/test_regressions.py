@@ -370,6 +370,7 @@ def test_code_that_changes_the_folder_or_prints_disturbs_nobody(lab, cli, monkey
     assert len(list(lab.folder.glob("trials/*/metrics.jsonl"))) == 2
 
 
+@pytest.mark.soak
 def test_a_slow_validation_is_a_sign_of_life(lab):
     lab.project.write(
         "src/slow.py",

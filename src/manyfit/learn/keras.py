@@ -86,10 +86,7 @@ class KerasLearner:
     def train(self, batches: Iterator[Batch], steps: int) -> None:
         """Train for some steps. Metrics are those of the epoch so far, as Keras shows them."""
         self._prepare()
-        callbacks = self._callbacks.begin()
-        if self._loaded_rate is not None:  # a callback may have set it when it began
-            self._set_rate(self._loaded_rate)
-            self._loaded_rate = None
+        callbacks = self._began()
         while steps:
             position = self.step % self.steps_per_epoch
             if position == 0:
@@ -243,8 +240,16 @@ class KerasLearner:
             return
         self._pending = False
         logs = {**self._results(), **{k: v for k, v in rows[0].items() if k.startswith("val_")}}
-        self._callbacks.begin().on_epoch_end(self.step // self.steps_per_epoch - 1, logs)
+        self._began().on_epoch_end(self.step // self.steps_per_epoch - 1, logs)
         self._look_for_a_stop()
+
+    def _began(self) -> Any:
+        """The callbacks, told that the training goes on; one may have set the rate on that occasion."""
+        callbacks = self._callbacks.begin()
+        if self._loaded_rate is not None:
+            self._set_rate(self._loaded_rate)
+            self._loaded_rate = None
+        return callbacks
 
     def stopped(self) -> Sequence[str]:
         """Why a callback has ended the training."""
