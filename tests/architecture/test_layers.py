@@ -11,7 +11,7 @@ import manyfit
 
 PACKAGE = Path(manyfit.__file__).parent
 LAYERS = ["core", "config", "store", "data", "learn", "run", "study", "report", "ui", "cli"]
-DOORS = {"datasets": "data", "pipeline": "run", "testing": "cli"}
+DOORS = {"datasets": "data", "feeders": "data", "pipeline": "run", "testing": "cli"}
 """Where a door stands: it may import from this layer and those below it, and no layer imports it."""
 THIRD_PARTY_FORBIDDEN = {
     "core": ["torch", "numpy", "yaml", "pydantic", "click", "rich"],

@@ -33,6 +33,10 @@ class Verbatim:
     like any other."""
 
 
+class FromProject:
+    """A mark for text that names files, with patterns or in a store: it counts from the project's root."""
+
+
 @dataclass(frozen=True, slots=True)
 class Derived:
     """A field that is computed from the finished section, once; after that it is frozen."""

@@ -55,6 +55,7 @@ COMPONENTS: Final = "manyfit.pipeline.components"
 PUBLIC: Final = {
     MODULE: "torch.nn.Module",
     KERAS: "keras.Model",
+    "manyfit.data.tfrecord.features.Feature": "manyfit.feeders.Feature",
     **{
         f"{COMPONENTS}.{name}Base": f"manyfit.pipeline.{name}Base"
         for name in ("DataLoader", "Augmentor", "Preprocessor", "ModelBuilder", "Evaluator")
@@ -76,6 +77,23 @@ AUGMENTOR = Role("augmentor", bases=(f"{COMPONENTS}.AugmentorBase",))
 PREPROCESSOR = Role("preprocessor", bases=(f"{COMPONENTS}.PreprocessorBase",))
 MODEL_BUILDER = Role("model builder", bases=(f"{COMPONENTS}.ModelBuilderBase",))
 EVALUATOR = Role("evaluator", bases=(f"{COMPONENTS}.EvaluatorBase",))
+FEATURE = Role(
+    "feature",
+    bases=("manyfit.data.tfrecord.features.Feature",),
+    short=_table(
+        "manyfit.feeders",
+        "FixedLenFeature=FixedLenFeature VarLenFeature=VarLenFeature ImageFeature=ImageFeature "
+        "RawFeature=RawFeature",
+    ),
+)
+FEEDER = Role(
+    "feeder",
+    methods=("batches",),
+    short=_table(
+        "manyfit.feeders",
+        "TFRecordExamplesFeeder=TFRecordExamplesFeeder MemorySamplesFeeder=MemorySamplesFeeder",
+    ),
+)
 DATA = Role("data set", methods=("source",), short={"digits": "manyfit.datasets.Digits"})
 OPTIMIZER = Role(
     "optimizer",

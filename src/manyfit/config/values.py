@@ -23,7 +23,7 @@ from annotated_types import BaseMetadata, GroupedMetadata
 
 from manyfit.config import torch_facts
 from manyfit.config.component import is_plain
-from manyfit.config.kinds import Kind, Verbatim
+from manyfit.config.kinds import FromProject, Kind, Verbatim
 from manyfit.config.roles import ANY, BY_BASE, CALLABLE, Role, describe, is_record, qualified
 from manyfit.config.struct import ConfigStruct
 from manyfit.config.tree import (
@@ -133,10 +133,19 @@ class Values(abc.ABC):
             value = self.roles(node, base, role, path)
         else:
             value = self.value(node, base, path)
+        if FromProject in marks:
+            value = self.from_project(value)
         self.kind = before
         if constraints and value is not INVALID and value is not None and is_plain(value):
             return self.pydantic(node, typing.Annotated[(base, *constraints)], path, value)
         return value
+
+    def from_project(self, value: Any) -> Any:
+        """Text, or a list of it, that names files."""
+        if isinstance(value, list):
+            return [self.from_project(item) for item in value]
+        is_path = isinstance(value, str) and value and "://" not in value and not value.startswith("~")
+        return str(self.project / value) if is_path else value
 
     def verbatim(self, node: Node, path: Path) -> Any:
         """A mapping as it was written; whoever is given the same one sees what the others have read."""

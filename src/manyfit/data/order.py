@@ -22,14 +22,17 @@ class Order:
     """How often all rows are walked; without end if nobody says."""
     limit: int | None = None
     """Walk only this many rows, the first ones."""
+    drop_remainder: bool = False
+    """Leave out the last batch of an epoch if it is short."""
 
     def count(self, rows: int) -> int:
         """How many of some rows are walked in an epoch."""
         return rows if self.limit is None else min(rows, self.limit)
 
     def steps(self, rows: int) -> int:
-        """Batches in an epoch; the last one may be short."""
-        return -(-self.count(rows) // self.batch_size)
+        """Batches in an epoch; the last one may be short, if it is not left out."""
+        count = self.count(rows)
+        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
 
     def epoch(self, rows: int, epoch: int) -> npt.NDArray[np.int64]:
         """The rows of one epoch, in order."""
@@ -45,7 +48,8 @@ class Order:
         epoch, step = divmod(start, self.steps(rows))
         while epoch != self.epochs:
             order = self.epoch(rows, epoch)
-            for begin in range(step * self.batch_size, len(order), self.batch_size):
+            end = self.steps(rows) * self.batch_size
+            for begin in range(step * self.batch_size, min(end, len(order)), self.batch_size):
                 yield order[begin : begin + self.batch_size]
             epoch, step = epoch + 1, 0
 

@@ -1,0 +1,27 @@
+"""What can be wrong with a file of records."""
+
+from __future__ import annotations
+
+from manyfit.core.errors import UsageError
+
+
+class RecordError(UsageError):
+    """A file of records that is not what it should be. Says which file, which record, and what is wrong."""
+
+    def __init__(self, file: object, reason: str, record: int | None = None) -> None:
+        where = str(file) if record is None else f"{file}, record {record}"
+        super().__init__(f"{where}: {reason}")
+        self.file = str(file)
+        self.record = record
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, int | None]]:
+        return type(self), (self.file, self.reason, self.record)
+
+
+class DataChanged(UsageError):
+    """Files that are not those which were indexed."""
+
+
+class NotIndexed(UsageError):
+    """Files that nobody has indexed yet."""

@@ -1,0 +1,414 @@
+"""`_tfrecord_metadata.json`: what a folder of records held when it was indexed.
+
+For every file: how many records, how many bytes, a digest of them, where each record begins, its checksum,
+and the features. With it a file can be read anywhere, and whatever happened to it since is found.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fnmatch
+import hashlib
+import json
+import posixpath
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from manyfit.core.errors import UsageError
+from manyfit.core.names import listing
+from manyfit.data.tfrecord import files
+from manyfit.data.tfrecord.errors import DataChanged, NotIndexed, RecordError
+from manyfit.data.tfrecord.frames import AROUND, Frames, records
+from manyfit.data.tfrecord.wire import Buffer, Malformed, schema
+from manyfit.store import durable
+
+FILE: Final = "_tfrecord_metadata.json"
+VERSION: Final = 2
+TOGETHER: Final = 4096
+"""Records whose features are looked at together."""
+LARGEST: Final = 1 << 30
+"""Bytes of a metadata file that are read."""
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of one file."""
+
+    records: int
+    size: int
+    digest: str = ""
+    """SHA-256 of the file, as it lies there."""
+    md5: str = ""
+    """Of a file that another program has indexed."""
+    compression: str = ""
+    frames: Frames | None = None
+    features: Mapping[str, str] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        assert self.frames is not None
+        return {
+            "records": self.records,
+            "size": self.size,
+            "sha256": self.digest,
+            "compression": self.compression,
+            "offsets": _packed(np.diff(self.frames.offsets).astype("<i8")),
+            "checksums": _packed(self.frames.checksums.astype("<u4")),
+            "features": dict(self.features),
+        }
+
+    @staticmethod
+    def of(found: Any) -> Entry:
+        """Read one, whichever program wrote it."""
+        if "md5_hash" in found:
+            return Entry(
+                _count(found["total_records"]), _count(found["file_size"]), md5=str(found["md5_hash"])
+            )
+        count, size = _count(found["records"]), _count(found["size"])
+        compression = found["compression"]
+        if compression not in ("", "gzip", "zlib"):
+            raise ValueError(f"the compression {compression!r}")
+        lengths = np.frombuffer(_unpacked(found["offsets"], 8 * count), "<i8").astype(np.int64)
+        checksums = np.frombuffer(_unpacked(found["checksums"], 4 * count), "<u4").astype(np.uint32)
+        if (lengths < AROUND).any() or (not compression and int(lengths.sum()) != size):
+            raise ValueError("the places of the records do not fit the size of the file")
+        frames = Frames(np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), checksums)
+        features = {str(name): str(kind) for name, kind in found["features"].items()}
+        return Entry(count, size, str(found["sha256"]), "", compression, frames, features)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a number of things")
+    return value
+
+
+def _packed(array: Any) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 6)).decode()
+
+
+def _unpacked(text: Any, size: int) -> bytes:
+    inflate = zlib.decompressobj()
+    data = inflate.decompress(base64.b64decode(text, validate=True), size + 1)
+    if len(data) != size:
+        raise ValueError("a list has not as many items as there are records")
+    return data
+
+
+# -- reading and writing --------------------------------------------------------------------------
+
+
+def load(folder: str) -> dict[str, Entry]:
+    """What is known of the files in a folder; nothing if it was never indexed."""
+    text = _read(folder)
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+        if found["version"] not in (1, VERSION):
+            raise ValueError(f"a version that is not known: {found['version']!r}")
+        return {str(name): Entry.of(entry) for name, entry in found["files"].items()}
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        zlib.error,
+        binascii.Error,
+    ) as error:
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else error
+        raise DataChanged(
+            f"{_place(folder)} cannot be read ({reason}); if the data is right, index it anew: "
+            f"manyfit data index --force '{posixpath.join(folder, '*')}'"
+        ) from error
+
+
+def _place(folder: str) -> str:
+    return posixpath.join(folder, FILE)
+
+
+def _read(folder: str) -> bytes | None:
+    try:
+        if files.is_remote(folder):
+            fs, path = files.store_of(_place(folder))
+            return bytes(fs.cat_file(path)) if fs.isfile(path) else None
+        place = Path(_place(folder))
+        if not place.is_file():
+            return None
+        if place.stat().st_size > LARGEST:
+            raise DataChanged(f"{place} is too large to be metadata")
+        return place.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{_place(folder)}: {error.strerror or error}") from error
+
+
+def save(folder: str, entries: Mapping[str, Entry]) -> None:
+    """Write what is known of a folder, whole or not at all."""
+    document = {"version": VERSION, "files": {name: entries[name].plain() for name in sorted(entries)}}
+    text = json.dumps(document, indent=1) + "\n"
+    if files.is_remote(folder):
+        fs, path = files.store_of(_place(folder))
+        fs.pipe_file(path, text.encode())
+    else:
+        durable.write(Path(_place(folder)), text)
+
+
+# -- looking at files -----------------------------------------------------------------------------
+
+
+def examine(file: str, compression: str | None = None, progress: Progress | None = None) -> Entry:
+    """Read all of a file: check every record, and note what there is to know."""
+    data = files.mapped(files.local_copy(file))
+    found = files.check_compression(data[:16], compression, file)
+    offsets, checksums, features = [0], [], dict[str, set[str]]()
+    waiting: list[bytes] = []
+    for position, crc, record in records(files.stream_of(data, found, file, progress), file):
+        offsets.append(position + AROUND + len(record))
+        checksums.append(crc)
+        waiting.append(record)
+        if len(waiting) == TOGETHER:
+            _collect(file, waiting, len(checksums), features)
+    _collect(file, waiting, len(checksums), features)
+    frames = Frames(np.array(offsets, np.int64), np.array(checksums, np.uint32))
+    kinds = {name: "|".join(sorted(kinds)) for name, kinds in sorted(features.items())}
+    return Entry(len(frames), len(data), digest_of(data), "", found, frames, kinds)
+
+
+def _collect(file: str, waiting: list[bytes], end: int, features: dict[str, set[str]]) -> None:
+    try:
+        for name, kinds in schema(Buffer.of(waiting)).items():
+            known = features.setdefault(name, set())
+            known |= set(kinds.split("|")) - ({"nothing"} if known else set())
+            if len(known) > 1:
+                known.discard("nothing")
+    except Malformed as error:
+        raise RecordError(file, error.reason, end - len(waiting) + error.row) from None
+    waiting.clear()
+
+
+def digest_of(data: Any, algorithm: str = "sha256") -> str:
+    """A hash of a file."""
+    found = hashlib.new(algorithm, usedforsecurity=False)
+    for begin in range(0, len(data), 1 << 24):
+        found.update(data[begin : begin + (1 << 24)])
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a file, in one word and in a sentence."""
+
+    file: str
+    what: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}: {self.detail}"
+
+
+def by_folder(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Files by the folder that they lie in."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(files.folder_of(path), []).append(path)
+    return found
+
+
+def verify(
+    patterns: str | Sequence[str], deep: bool = False, progress: Progress | None = None
+) -> Iterator[Finding]:
+    """Compare files with what is known of them: their names and sizes, or, `deep`, all that is in them."""
+    given = [files.canonical(each) for each in ([patterns] if isinstance(patterns, str) else patterns)]
+    here = present(given)
+    folders = dict.fromkeys([*by_folder(here), *map(_folder, given)])
+    known = {folder: load(folder) for folder in folders if not any(m in folder for m in files.MAGIC)}
+    if not here and not any(known.values()):
+        files.matched(given)  # which says what is wrong
+    for folder, entries in known.items():
+        if not entries and folder in by_folder(here):
+            yield Finding(_place(folder), "missing", "nobody has indexed this folder")
+            continue
+        for name in entries:
+            path = posixpath.join(folder, name)
+            if path not in here and _fits(path, given):
+                yield Finding(path, "deleted", "it was indexed, but is not there any more")
+        for path in by_folder(here).get(folder, ()):
+            entry = entries.get(files.name_of(path))
+            if entry is None:
+                yield Finding(path, "added", "it is there, but was not indexed")
+            else:
+                yield from compare(path, entry, deep, progress)
+
+
+def present(patterns: Sequence[str]) -> list[str]:
+    """The files that are there; patterns that match nothing are passed over."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        found |= dict.fromkeys(files.found(pattern))
+    return list(found)
+
+
+def _folder(pattern: str) -> str:
+    """The folder in which a pattern looks."""
+    is_folder = not files.is_remote(pattern) and Path(pattern).is_dir()
+    return pattern.rstrip("/") if is_folder else files.folder_of(pattern)
+
+
+def _fits(path: str, patterns: Sequence[str]) -> bool:
+    """Whether one of some patterns would match a file, if it were there."""
+    return any(
+        fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(path, posixpath.join(pattern, "*"))
+        for pattern in patterns
+    )
+
+
+def compare(path: str, entry: Entry, deep: bool, progress: Progress | None = None) -> Iterator[Finding]:
+    """What has happened to a file since it was indexed."""
+    size = files.size_of(path)
+    if not deep:
+        if size != entry.size:
+            yield Finding(path, "resized", f"{size:,} bytes; when it was indexed, {entry.size:,}")
+        return
+    data = files.mapped(files.local_copy(path))
+    if entry.digest and digest_of(data) == entry.digest:
+        return
+    if entry.md5 and digest_of(data, "md5") == entry.md5:
+        return
+    try:
+        found = examine(path, entry.compression if entry.digest else None, progress)
+    except RecordError as error:
+        what = "truncated" if "cut short" in error.reason else "corrupt"
+        what = "wrongly compressed" if "was said to be" in error.reason else what
+        detail = error.reason if error.record is None else f"record {error.record}: {error.reason}"
+        yield Finding(path, what, detail)
+        return
+    if entry.features and found.features != entry.features:
+        yield Finding(path, "schema changed", _schemas(entry.features, found.features))
+        return
+    yield Finding(path, "changed", _first(entry, found))
+
+
+def _first(before: Entry, now: Entry) -> str:
+    """The first record that is not what it was."""
+    if before.frames is None or now.frames is None:
+        return f"{now.records:,} records; when it was indexed, {before.records:,}"
+    shared = min(len(before.frames), len(now.frames))
+    same = (before.frames.checksums[:shared] == now.frames.checksums[:shared]) & (
+        np.diff(before.frames.offsets)[:shared] == np.diff(now.frames.offsets)[:shared]
+    )
+    first = int(np.argmin(same)) if shared and not same.all() else shared
+    count = "" if before.records == now.records else f"; {now.records:,} records, not {before.records:,}"
+    return f"from record {first} on it is another{count}"
+
+
+def _schemas(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    parts = [f"{name} is gone" for name in before if name not in now]
+    parts += [f"{name} is new" for name in now if name not in before]
+    parts += [f"{n} was {before[n]}, is {now[n]}" for n in before if n in now and now[n] != before[n]]
+    return listing(parts, 6)
+
+
+# -- the verbs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What indexing did with one file."""
+
+    file: str
+    entry: Entry
+    is_new: bool
+
+
+def index(
+    paths: Sequence[str],
+    force: bool = False,
+    compression: str | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Indexed]:
+    """Index every file that has not been indexed; a file that has changed is refused, unless forced.
+
+    The metadata of a folder is written when all of its files have been read.
+    """
+    for folder, inside in by_folder(paths).items():
+        known = {} if force and _is_unreadable(folder) else load(folder)
+        gone = [name for name in known if not _exists(posixpath.join(folder, name))]
+        if gone and not force:
+            shown = listing(gone)
+            raise DataChanged(f"{folder}: files that were indexed are gone: {shown}; {_how(folder)}")
+        entries = {name: entry for name, entry in known.items() if name not in gone}
+        for path in inside:
+            name = files.name_of(path)
+            before = entries.get(name)
+            if before is not None and not force:
+                changes = list(compare(path, before, True, progress))
+                if changes:
+                    raise DataChanged(f"{changes[0]}; {_how(folder)}")
+            if before is None or force or before.frames is None:
+                entries[name] = examine(path, compression, progress)
+            yield Indexed(path, entries[name], entries[name] is not before)
+        for name, entry in entries.items():
+            if entry.frames is None:  # of another program, and not asked for now
+                entries[name] = examine(posixpath.join(folder, name))
+        if entries != known:
+            save(folder, entries)
+
+
+def _is_unreadable(folder: str) -> bool:
+    try:
+        load(folder)
+    except DataChanged:
+        return True
+    return False
+
+
+def _exists(path: str) -> bool:
+    if files.is_remote(path):
+        fs, inner = files.store_of(path)
+        return bool(fs.isfile(inner))
+    return Path(path).is_file()
+
+
+def _how(folder: str) -> str:
+    again = f"manyfit data index --force '{posixpath.join(folder, '*')}'"
+    return f"put the old data back, or index it anew: {again}"
+
+
+def known_files(
+    patterns: str | Sequence[str], generate: bool = False, compression: str | None = None
+) -> dict[str, Entry]:
+    """The files of a data set with what is known of them, after a look at their names and sizes.
+
+    Raises if one was deleted, added or resized. With `generate`, what was never indexed is indexed now.
+    """
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    paths = files.matched(given)
+    known = {folder: load(folder) for folder in by_folder(paths)}
+    missing = [folder for folder, entries in known.items() if not entries]
+    if missing and not generate:
+        raise NotIndexed(
+            f"{missing[0]} has no {FILE}, by which changes of the data are found: write it with "
+            f"manyfit data index '{posixpath.join(missing[0], '*')}', or set auto_generate_meta: true"
+        )
+    if generate:
+        unknown = [p for p in paths if files.name_of(p) not in known[files.folder_of(p)]]
+        for _ in index(unknown, compression=compression):
+            pass
+        known |= {folder: load(folder) for folder in by_folder(unknown)}
+    findings = list(verify(given))
+    if findings:
+        lines = "\n".join(f"  {finding}" for finding in findings[:10])
+        more = f"\n  and {len(findings) - 10} more" if len(findings) > 10 else ""
+        raise DataChanged(
+            f"the data is not what was indexed:\n{lines}{more}\n{_how(files.folder_of(findings[0].file))}"
+        )
+    return {path: known[files.folder_of(path)][files.name_of(path)] for path in paths}

@@ -1,0 +1,149 @@
+"""The records of a data set: files behind each other, any record by its number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manyfit.data.tfrecord import files, frames, metadata
+from manyfit.data.tfrecord.errors import DataChanged, RecordError
+from manyfit.data.tfrecord.features import Feature, FixedLenFeature, Mapper, VarLenFeature, column_of, kind_of
+from manyfit.data.tfrecord.frames import Frames
+from manyfit.data.tfrecord.metadata import Entry
+from manyfit.data.tfrecord.wire import KINDS, Buffer, Malformed, spans
+
+
+@dataclass
+class RecordFile:
+    """One file, opened when it is first read."""
+
+    path: str
+    entry: Entry
+    _data: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_data": None}
+
+    @property
+    def frames(self) -> Frames:
+        """Where its records lie."""
+        assert self.entry.frames is not None
+        return self.entry.frames
+
+    @property
+    def data(self) -> Any:
+        """Its bytes, unpacked."""
+        if self._data is None:
+            data, entry = files.mapped(files.local_copy(self.path)), self.entry
+            if len(data) != entry.size:
+                raise DataChanged(f"{self.path} has {len(data):,} bytes; when it was indexed, {entry.size:,}")
+            files.check_compression(data[:16], entry.compression, self.path)
+            if entry.compression:
+                size = self.frames.size
+                data = files.unpacked(data, entry.compression, self.path, size, entry.digest)
+            self._data = data
+        return self._data
+
+
+class Records:
+    """Several files as one sequence of records."""
+
+    def __init__(self, known: Mapping[str, Entry]) -> None:
+        self.files = [RecordFile(path, complete(path, entry)) for path, entry in known.items()]
+        self._ends = np.cumsum([len(file.frames) for file in self.files], dtype=np.int64)
+        self._names = _short([file.path for file in self.files])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def digests(self) -> list[str]:
+        """A hash of the content of each file."""
+        return [file.entry.digest for file in self.files]
+
+    def where(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The file of each row, and the place of its record there."""
+        which = np.searchsorted(self._ends, rows, side="right")
+        begins = np.concatenate((np.zeros(1, np.int64), self._ends))
+        return which, rows - begins[which]
+
+    def ids(self, rows: npt.NDArray[np.int64]) -> list[str]:
+        """The name of a file and the number of a record in it."""
+        which, place = self.where(np.asarray(rows, np.int64))
+        return [f"{self._names[f]}:{p}" for f, p in zip(which.tolist(), place.tolist(), strict=True)]
+
+    def read(self, rows: npt.NDArray[np.int64]) -> Buffer:
+        """Read some records, in any order. Each is what was indexed, or an error says which one is not."""
+        which, place = self.where(rows)
+        first = int(which[0]) if len(which) else 0
+        if len(which) and (which == first).all():
+            file = self.files[first]
+            return Buffer.of(frames.read(file.data, file.frames, place, file.path))
+        found: list[Any] = [None] * len(rows)
+        for number in np.unique(which).tolist():
+            file, here = self.files[number], np.flatnonzero(which == number)
+            data = frames.read(file.data, file.frames, place[here], file.path)
+            for at, record in zip(here.tolist(), data, strict=True):
+                found[at] = record
+        return Buffer.of(found)
+
+    def columns(
+        self, rows: npt.NDArray[np.int64], features: Mapping[str, tuple[str, Feature]], each: Mapper = map
+    ) -> dict[str, Any]:
+        """Read some features of some records: columns by their own keys, `{key: (name, feature)}`."""
+        buffer = self.read(rows)
+        name = ""
+        try:
+            found = spans(buffer, dict.fromkeys(name for name, _ in features.values()))
+            made = {}
+            for key, (name, feature) in features.items():
+                made[key] = column_of(feature, buffer, found[name], each)
+            return made
+        except Malformed as error:
+            which, place = self.where(rows[error.row : error.row + 1])
+            reason = f"the feature {name!r} {error.reason}" if name else error.reason
+            raise RecordError(self.files[int(which[0])].path, reason, int(place[0])) from None
+
+    def check(self, features: Sequence[tuple[str, Feature]]) -> None:
+        """See, before anything is read, that every file has the features that are wanted."""
+        for file in (file for file in self.files if file.entry.records and file.entry.features):
+            for name, feature in features:
+                kinds = file.entry.features.get(name, "nothing").split("|")
+                wanted = KINDS[kind_of(feature)]
+                if kinds == ["nothing"] and needs_values(feature):
+                    known = ", ".join(file.entry.features)
+                    raise RecordError(file.path, f"has no feature {name!r}; it has {known}")
+                if kinds != ["nothing"] and wanted not in kinds:
+                    raise RecordError(file.path, f"the feature {name!r} holds {kinds[0]}, not {wanted}")
+
+
+def needs_values(feature: Feature) -> bool:
+    """Whether a record without this feature is an error."""
+    if isinstance(feature, FixedLenFeature):
+        return feature.default_value is None
+    return not isinstance(feature, VarLenFeature)
+
+
+def complete(path: str, entry: Entry) -> Entry:
+    """An entry that another program has written says too little: look at the file itself."""
+    if entry.frames is not None:
+        return entry
+    found = metadata.examine(path)
+    if found.records != entry.records:
+        raise DataChanged(f"{path} has {found.records:,} records; when it was indexed, {entry.records:,}")
+    return found
+
+
+def _short(paths: Sequence[str]) -> list[str]:
+    """Names that tell files apart: without folders, if that is enough."""
+    names = [files.name_of(path) for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    parts = [path.replace("\\", "/").split("/") for path in paths]
+    shared = 0
+    while len({tuple(part[: shared + 1]) for part in parts}) == 1:
+        shared += 1
+    return ["/".join(part[shared:]) for part in parts]

@@ -1,0 +1,468 @@
+"""`tf.train.Example` on the wire: where in a buffer the values of each feature lie.
+
+Many records are walked at once, one step of the format at a time, with NumPy. A record whose bytes are not in
+the form that every writer uses (or that are no Example at all) is walked alone and with care, so that both
+ways give the same for whatever is valid, and an error for whatever is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+NONE, BYTES, FLOAT, INT64 = 0, 1, 2, 3
+KINDS: Final = {NONE: "nothing", BYTES: "bytes", FLOAT: "float", INT64: "int64"}
+"""What a feature holds: the number of its field in `tf.train.Feature`."""
+PAD: Final = 16
+"""Bytes behind the last record that may be looked at."""
+FEW: Final = 6
+"""So few records are walked one by one."""
+DEEP: Final = 10
+"""The most bytes of a varint."""
+TAGS: Final = np.array([0, 0x0A, 0x12, 0x1A], np.uint8)
+
+
+class Malformed(ValueError):
+    """Bytes that are no Example. `row` is the place among those that were parsed together."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Several records behind each other."""
+
+    data: Bytes
+    starts: Ints
+    ends: Ints
+
+    @staticmethod
+    def of(records: list[bytes]) -> Buffer:
+        """Put records behind each other."""
+        lengths = np.fromiter(map(len, records), np.int64, len(records))
+        ends = np.cumsum(lengths)
+        data = np.frombuffer(b"".join([*records, bytes(PAD)]), np.uint8)
+        return Buffer(data, ends - lengths, ends)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+class Careful(NamedTuple):
+    """The values of one feature of one record that was walked alone."""
+
+    kind: int
+    values: Any
+    """A list of bytes, or the packed form of numbers: 4 bytes a float, varints of ints."""
+
+
+@dataclass
+class Spans:
+    """One feature of several records: its kind, and where its list lies."""
+
+    kind: npt.NDArray[np.uint8]
+    starts: Ints
+    ends: Ints
+    """For numbers, the packed values; for bytes, the list with a tag and a length before each value."""
+    careful: dict[int, Careful] = field(default_factory=dict)
+    """Records whose values are not in one piece."""
+
+    @staticmethod
+    def none(rows: int) -> Spans:
+        """Nothing yet."""
+        return Spans(np.zeros(rows, np.uint8), np.zeros(rows, np.int64), np.zeros(rows, np.int64))
+
+
+def spans(buffer: Buffer, names: Iterable[str] | None = None) -> dict[str, Spans]:
+    """Find the features of records by name; all of them if no names are given."""
+    rows = len(buffer)
+    found = {name.encode(): Spans.none(rows) for name in names or ()}
+    canonical = np.zeros(rows, bool) if rows < FEW else _together(buffer, found, names is None)
+    for row in np.flatnonzero(~canonical).tolist():
+        _alone(buffer, row, found, names is None)
+    try:
+        return {name.decode(): each for name, each in found.items()}
+    except UnicodeDecodeError as error:
+        raise Malformed(0, f"the name of a feature is not UTF-8: {error.object!r:.60}") from None
+
+
+# -- all at once ----------------------------------------------------------------------------------
+
+
+def _together(buffer: Buffer, found: dict[bytes, Spans], discover: bool) -> npt.NDArray[np.bool_]:
+    """Walk every record in the usual form; say of which ones that was possible.
+
+    `features` fills the record; each entry is a key and then a value, which hold nothing else; a list of
+    numbers is packed in one piece.
+    """
+    data, rows, last = buffer.data, len(buffer), len(buffer.data) - PAD
+    ends = buffer.ends
+    ok = np.ones(rows, bool)
+    length, at = _length(data, buffer.starts + 1, last)
+    empty = buffer.starts == ends
+    ok &= empty | ((data[np.minimum(buffer.starts, last)] == 0x0A) & (at + length == ends))
+    at = np.where(empty, ends, at)
+    order: list[bytes] = list(found)
+    step = 0
+    while True:
+        live = ok & (at < ends)
+        if not live.any():
+            break
+        at = np.where(live, at, last)  # the others read padding, and are not listened to
+        good = data[at] == 0x0A
+        length, key = _length(data, at + 1, last)
+        end = key + length
+        good &= (end <= ends) & (data[key] == 0x0A)
+        size, name = _length(data, key + 1, last)
+        value = name + size
+        good &= value <= end
+        value = np.minimum(value, last)
+        good &= data[value] == 0x12
+        length, kind_at = _length(data, value + 1, last)
+        good &= kind_at + length == end
+        tag = data[kind_at]
+        length, body = _length(data, kind_at + 1, last)
+        absent = kind_at == end
+        good &= absent | (((tag == 0x0A) | (tag == 0x12) | (tag == 0x1A)) & (body + length == end))
+        kind = np.where(absent, 0, tag >> 3).astype(np.uint8)
+        packed = (kind >= FLOAT) & (body < end)
+        length, inner = _length(data, np.minimum(body + 1, last), last)
+        good &= ~packed | ((data[np.minimum(body, last)] == 0x0A) & (inner + length == end))
+        start = np.where(packed, inner, np.minimum(body, end))
+        ok &= ~live | good
+        live &= good
+        _assign(buffer, found, order, step, discover, live, (name, size, kind, start, end))
+        at = np.where(live, end, ends)
+        step += 1
+    return ok
+
+
+def _assign(
+    buffer: Buffer,
+    found: dict[bytes, Spans],
+    order: list[bytes],
+    step: int,
+    discover: bool,
+    live: npt.NDArray[np.bool_],
+    entry: tuple[Ints, Ints, npt.NDArray[np.uint8], Ints, Ints],
+) -> None:
+    """Give the entries of one step to the features whose names they have."""
+    name, size, kind, start, end = entry
+    left = live.copy()
+    # Most files have the same features in the same order: the one that came at this step before is likely.
+    tried = order[step:] + order[:step] if step < len(order) else list(order)
+    while True:
+        for wanted in tried:
+            same = left & (size == len(wanted))
+            if not same.any():
+                continue
+            rows = np.flatnonzero(same)
+            keys = buffer.data[name[rows][:, None] + np.arange(len(wanted))]
+            rows = rows[(keys == np.frombuffer(wanted, np.uint8)).all(axis=1)]
+            if not len(rows):
+                continue
+            each = found[wanted]
+            each.kind[rows], each.starts[rows], each.ends[rows] = kind[rows], start[rows], end[rows]
+            left[rows] = False
+            if not left.any():
+                return
+        if not discover:
+            return
+        row = int(np.flatnonzero(left)[0])
+        wanted = buffer.data[int(name[row]) : int(name[row] + size[row])].tobytes()
+        found[wanted] = Spans.none(len(buffer))
+        order.append(wanted)
+        tried = [wanted]
+
+
+def _length(data: Bytes, at: Ints, last: int) -> tuple[Ints, Ints]:
+    """Read a varint at each place that is a length; one that is too long leads out of the buffer."""
+    at = np.minimum(at, last)
+    byte = data[at]
+    value = (byte & 0x7F).astype(np.int64)
+    more = byte >= 0x80
+    after = at + 1
+    shift = 7
+    while more.any():
+        if shift > 28:
+            value = np.where(more, np.int64(1) << 40, value)
+            break
+        byte = data[np.minimum(after, last + PAD - 1)]
+        value |= np.where(more, (byte & 0x7F).astype(np.int64) << shift, 0)
+        after = after + more
+        more = more & (byte >= 0x80)
+        shift += 7
+    return value, np.minimum(after, last)
+
+
+# -- one by one -----------------------------------------------------------------------------------
+
+
+def _alone(buffer: Buffer, row: int, found: dict[bytes, Spans], discover: bool) -> None:
+    """Walk one record by the rules of the format alone."""
+    begin, end = int(buffer.starts[row]), int(buffer.ends[row])
+    data = buffer.data[begin:end].tobytes()
+    try:
+        features = dict(_features(data))
+    except _Broken as error:
+        raise Malformed(row, str(error)) from None
+    for each in found.values():
+        each.kind[row] = NONE
+    for name, (kind, values) in features.items():
+        if name not in found:
+            if not discover:
+                continue
+            found[name] = Spans.none(len(buffer))
+        each = found[name]
+        each.kind[row] = kind
+        if kind != NONE:
+            each.careful[row] = Careful(kind, values)
+
+
+class _Broken(ValueError):
+    """Bytes that do not follow the format."""
+
+
+def _features(data: bytes) -> Iterator[tuple[bytes, tuple[int, Any]]]:
+    """Name, kind and values of each feature; one that comes twice counts as it came last."""
+    for number, wire, payload in _fields(data, "the Example"):
+        if number != 1:
+            continue
+        if wire != 2:
+            raise _Broken("this is not a tf.train.Example: its field 1 is not a message")
+        for inner, inner_wire, entry in _fields(payload, "the features"):
+            if inner != 1:
+                continue
+            if inner_wire != 2:
+                raise _Broken("this is not a tf.train.Example: a feature is not a message")
+            yield _entry(entry)
+
+
+def _entry(data: bytes) -> tuple[bytes, tuple[int, Any]]:
+    key, value = b"", b""
+    for number, wire, payload in _fields(data, "an entry of the features"):
+        if number in (1, 2) and wire != 2:
+            raise _Broken("a feature without a name or a value that could be read")
+        if number == 1:
+            key = payload
+        elif number == 2:
+            value = value + payload  # messages that come in parts are one message
+    return key, _feature(value, key)
+
+
+def _feature(data: bytes, key: bytes) -> tuple[int, Any]:
+    kind, body = NONE, b""
+    for number, wire, payload in _fields(data, "a feature"):
+        if number not in (BYTES, FLOAT, INT64):
+            continue
+        if wire != 2:
+            raise _Broken(f"the feature {key.decode(errors='replace')!r} is not a list")
+        kind, body = number, (body + payload if number == kind else payload)
+    if kind == NONE:
+        return NONE, None
+    if kind == BYTES:
+        return kind, [p for n, w, p in _fields(body, "a list of bytes") if n == 1 and _is(w, 2, key)]
+    parts = []
+    for number, wire, payload in _fields(body, "a list of numbers"):
+        if number != 1:
+            continue
+        if wire == 2 or wire == (5 if kind == FLOAT else 0):
+            parts.append(payload)
+        else:
+            raise _Broken(f"the feature {key.decode(errors='replace')!r} has a value of a wrong type")
+    values = b"".join(parts)
+    if kind == FLOAT and any(len(part) % 4 for part in parts):
+        raise _Broken(f"the feature {key.decode(errors='replace')!r} ends inside a number")
+    if kind == INT64 and any(part and part[-1] >= 0x80 for part in parts):
+        raise _Broken(f"the feature {key.decode(errors='replace')!r} ends inside a number")
+    return kind, values
+
+
+def _is(wire: int, wanted: int, key: bytes) -> bool:
+    if wire != wanted:
+        raise _Broken(f"the feature {key.decode(errors='replace')!r} has a value of a wrong type")
+    return True
+
+
+def _fields(data: bytes, what: str) -> Iterator[tuple[int, int, bytes]]:
+    """Number, wire type and bytes of each field of a message; a varint as it is written."""
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = _varint(data, at, what)
+        number, wire = tag >> 3, tag & 7
+        if number == 0 or number >= 1 << 29:
+            raise _Broken(f"{what} has a field that no message can have")
+        begin = at
+        if wire == 0:
+            _, at = _varint(data, at, what)
+        elif wire == 1:
+            at += 8
+        elif wire == 5:
+            at += 4
+        elif wire == 2:
+            length, at = _varint(data, at, what)
+            begin, at = at, at + length
+        else:
+            raise _Broken(f"{what} has a field of an unknown kind ({wire})")
+        if at > end:
+            raise _Broken(f"{what} ends inside a field")
+        yield number, wire, data[begin:at]
+
+
+def _varint(data: bytes, at: int, what: str) -> tuple[int, int]:
+    value = shift = 0
+    for position in range(at, min(at + DEEP, len(data))):
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, position + 1
+        shift += 7
+    raise _Broken(
+        f"{what} ends inside a number" if at + DEEP > len(data) else f"{what} has a number too long"
+    )
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+class Values(NamedTuple):
+    """All values of one feature, behind each other, and where those of each record begin and end."""
+
+    values: Any
+    """An array of numbers, or a list of bytes."""
+    splits: Ints
+
+
+def numbers(buffer: Buffer, each: Spans, kind: int) -> Values:
+    """The numbers of a feature in every record; none where it is missing."""
+    pieces, sizes = _pieces(buffer, each, kind)
+    joined = np.frombuffer(pieces, np.uint8)
+    if kind == FLOAT:
+        wrong = np.flatnonzero(sizes % 4)
+        if len(wrong):
+            raise Malformed(int(wrong[0]), "a list of floats ends inside a number")
+        return Values(joined.view("<f4"), _splits(sizes // 4))
+    return varints(joined, sizes)
+
+
+def varints(data: Bytes, sizes: Ints) -> Values:
+    """Decode packed varints, those of all records together."""
+    if not len(data):
+        return Values(np.zeros(0, np.int64), _splits(np.zeros(len(sizes), np.int64)))
+    final = data < 0x80
+    bounds = np.cumsum(sizes)
+    filled = sizes > 0
+    if final.all():
+        return Values(data.astype(np.int64), _splits(sizes))
+    unfinished = np.flatnonzero(filled & ~final[np.maximum(bounds - 1, 0)])
+    if len(unfinished):
+        raise Malformed(int(unfinished[0]), "a list of ints ends inside a number")
+    ends = np.flatnonzero(final)
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    widths = ends - starts + 1
+    if int(widths.max()) > DEEP:
+        row = int(np.searchsorted(bounds, starts[np.flatnonzero(widths > DEEP)[0]], side="right"))
+        raise Malformed(row, "a list of ints has a number that is too long")
+    values = np.zeros(len(ends), np.uint64)
+    for place in range(int(widths.max())):
+        here = np.flatnonzero(widths > place)
+        part = (data[starts[here] + place] & 0x7F).astype(np.uint64)
+        values[here] |= part << np.uint64(7 * place)
+    counts = np.searchsorted(ends, bounds, side="left")
+    return Values(values.view(np.int64), np.concatenate(([0], counts)).astype(np.int64))
+
+
+def texts(buffer: Buffer, each: Spans) -> Values:
+    """The bytes of a feature in every record; none where it is missing."""
+    rows = len(buffer)
+    data, last = buffer.data, len(buffer.data) - PAD
+    wanted = each.kind == BYTES
+    for row in each.careful:
+        wanted[row] = False
+    at = np.where(wanted, each.starts, each.ends)
+    found: list[tuple[Ints, Ints, Ints]] = []
+    while True:
+        live = np.flatnonzero(wanted & (at < each.ends))
+        if not len(live):
+            break
+        here = at[live]
+        length, start = _length(data, here + 1, last)
+        stop = start + length
+        bad = np.flatnonzero((data[here] != 0x0A) | (stop > each.ends[live]))
+        if len(bad):  # a form that is allowed and that nobody writes, or none at all: look closely
+            for row in live[bad].tolist():
+                wanted[row] = False
+                each.careful[row] = _reread(buffer, each, row)
+            keep = np.ones(len(live), bool)
+            keep[bad] = False
+            live, start, stop = live[keep], start[keep], stop[keep]
+        found.append((live, start, stop))
+        at[live] = stop
+    raw = data.data
+    if len(found) == 1 and len(found[0][0]) == rows and wanted.all():
+        _, start, stop = found[0]
+        values = [bytes(raw[a:b]) for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
+        return Values(values, np.arange(rows + 1, dtype=np.int64))
+    lists: list[list[bytes]] = [[] for _ in range(rows)]
+    for live, start, stop in found:
+        for row, a, b in zip(live.tolist(), start.tolist(), stop.tolist(), strict=True):
+            if wanted[row]:
+                lists[row].append(bytes(raw[a:b]))
+    for row, (kind, values) in each.careful.items():
+        if kind == BYTES:
+            lists[row] = list(values)
+    sizes = np.fromiter(map(len, lists), np.int64, rows)
+    return Values([value for values in lists for value in values], _splits(sizes))
+
+
+def _reread(buffer: Buffer, each: Spans, row: int) -> Careful:
+    body = buffer.data[int(each.starts[row]) : int(each.ends[row])].tobytes()
+    try:
+        values = [p for n, w, p in _fields(body, "a list of bytes") if n == 1 and _is(w, 2, b"")]
+    except _Broken as error:
+        raise Malformed(row, str(error)) from None
+    return Careful(BYTES, values)
+
+
+def _pieces(buffer: Buffer, each: Spans, kind: int) -> tuple[Any, Ints]:
+    """The packed values of all records in one piece, and how many bytes each has."""
+    here = each.kind == kind
+    starts = np.where(here, each.starts, 0)
+    ends = np.where(here, each.ends, 0)
+    sizes = ends - starts
+    if not each.careful and here.all() and len(here) > 1:
+        strides = np.diff(starts)
+        if (strides == strides[0]).all() and (sizes == sizes[0]).all() and strides[0] > 0:
+            view = np.lib.stride_tricks.as_strided(
+                buffer.data[int(starts[0]) :], (len(here), int(sizes[0])), (int(strides[0]), 1)
+            )
+            return np.ascontiguousarray(view).reshape(-1), sizes
+    raw = buffer.data.data
+    pieces: list[Any] = [raw[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    for row, (own, values) in each.careful.items():
+        pieces[row] = values if own == kind else b""
+        sizes[row] = len(pieces[row])
+    return bytearray().join(pieces), sizes  # which can be written to, as tensors want it
+
+
+def _splits(sizes: Ints) -> Ints:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+
+
+def schema(buffer: Buffer) -> Mapping[str, str]:
+    """Every feature of some records, with what it holds."""
+    found = {}
+    for name, each in spans(buffer).items():
+        kinds = {KINDS[int(kind)] for kind in np.unique(each.kind)} - {KINDS[NONE]}
+        found[name] = "|".join(sorted(kinds)) or KINDS[NONE]
+    return found

@@ -1,0 +1,19 @@
+"""Feeders over TFRecord files and over memory, and the layout of variants."""
+
+from manyfit.data.feeders import Feeder, Feeders, MemorySamplesFeeder, TFRecordExamplesFeeder
+from manyfit.data.tfrecord.features import Feature, FixedLenFeature, ImageFeature, RawFeature, VarLenFeature
+from manyfit.data.tfrecord.writer import RecordWriter, encode
+
+__all__ = [
+    "Feature",
+    "Feeder",
+    "Feeders",
+    "FixedLenFeature",
+    "ImageFeature",
+    "MemorySamplesFeeder",
+    "RawFeature",
+    "RecordWriter",
+    "TFRecordExamplesFeeder",
+    "VarLenFeature",
+    "encode",
+]

@@ -1,0 +1,630 @@
+"""TFRecord files: what is read is exactly what TensorFlow reads, or an error that says which record it is."""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyfit.core.errors import UsageError
+from manyfit.data import Order, once
+from manyfit.data.tfrecord import files, metadata, wire
+from manyfit.data.tfrecord.errors import DataChanged, NotIndexed, RecordError
+from manyfit.data.tfrecord.features import column_of
+from manyfit.data.tfrecord.frames import FOOTER, framed, masked
+from manyfit.data.tfrecord.writer import encode, write
+from manyfit.feeders import (
+    FixedLenFeature,
+    ImageFeature,
+    MemorySamplesFeeder,
+    RawFeature,
+    TFRecordExamplesFeeder,
+    VarLenFeature,
+)
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+FEATURES = {"x": FixedLenFeature([3], "float32"), "words": VarLenFeature("int64")}
+LABELS = {"label": FixedLenFeature([1], "int64")}
+
+
+def rows(count: int, start: int = 0) -> list[dict[str, object]]:
+    return [
+        {
+            "x": [float(i), float(i) / 2, -1.0],
+            "label": i % 7,
+            "words": list(range(i % 4)),
+            "name": f"row-{i}",
+        }
+        for i in range(start, start + count)
+    ]
+
+
+def folder(
+    path: Path, counts: tuple[int, ...] = (30, 17), prefix: str = "train", compression: str = ""
+) -> Path:
+    """A folder with some files, not yet indexed."""
+    done = 0
+    for i, count in enumerate(counts):
+        write(path / f"{prefix}-{i:05d}-of-{len(counts):05d}", rows(count, done), compression)
+        done += count
+    return path
+
+
+MUTATIONS = ("flip", "cut", "splice", "drop", "double", "swap", "length", "noise", "bomb")
+
+
+def mutated(data: bytes, records: list[bytes], kind: str, draw: random.Random) -> bytes:
+    """One thing that can happen to a file of records."""
+    if kind == "flip":
+        at = draw.randrange(len(data) * 8)
+        out = bytearray(data)
+        out[at // 8] ^= 1 << (at % 8)
+        return bytes(out)
+    if kind == "cut":
+        return data[: draw.randrange(len(data))]
+    if kind == "noise":
+        begin = draw.randrange(len(data))
+        size = min(draw.randrange(1, 40), len(data) - begin)
+        return data[:begin] + draw.randbytes(size) + data[begin + size :]
+    if kind == "length":  # a hostile length whose own checksum is right
+        at = draw.randrange(len(records))
+        head = draw.choice([0, 1, 7, 1 << 31, 1 << 40, (1 << 64) - 1]).to_bytes(8, "little")
+        frames = [framed(record) for record in records]
+        frames[at] = head + FOOTER.pack(masked(head)) + frames[at][12:]
+        return b"".join(frames)
+    frames = list(records)
+    at, other = draw.randrange(len(frames)), draw.randrange(len(frames))
+    if kind == "splice":
+        frames.insert(at, draw.choice([frames[other], encode({"label": 1}), b""]))
+    elif kind == "drop":
+        del frames[at]
+    elif kind == "double":
+        frames[at] = frames[other]
+    elif kind == "swap":
+        frames[at], frames[other] = frames[other], frames[at]
+    elif kind == "bomb":  # nested messages whose lengths lie, in a frame that is right
+        depth = draw.randrange(1, 60)
+        frames[at] = b"\x0a\xff\xff\xff\xff\x07" * depth + draw.randbytes(draw.randrange(20))
+    return b"".join(framed(record) for record in frames)
+
+
+@pytest.fixture
+def tf():
+    return pytest.importorskip("tensorflow")
+
+
+def feeder(path, **more):
+    given = {"features_map": FEATURES, "labels_map": LABELS, "auto_generate_meta": True, **more}
+    return TFRecordExamplesFeeder(str(path / "train-*"), **given)
+
+
+def indexed(path, **more):
+    made = folder(path, **more)
+    list(metadata.index(files.matched(str(made / "*"))))
+    return made
+
+
+# -- the same as TensorFlow -----------------------------------------------------------------------
+
+KEYS = ("a", "b", "label", "image/encoded", "ü")
+INTS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 300)
+FLOATS = st.floats(width=32, allow_nan=False)
+FEATURE = st.one_of(
+    st.tuples(st.just("int64"), st.lists(INTS, max_size=6)),
+    st.tuples(st.just("float32"), st.lists(FLOATS, max_size=6)),
+    st.tuples(st.just("string"), st.lists(st.binary(max_size=200), max_size=4)),
+    st.just((None, [])),
+)
+EXAMPLE = st.dictionaries(st.sampled_from(KEYS), FEATURE, max_size=4)
+
+
+def serialised(tf, example):
+    kinds = {
+        "int64": lambda v: tf.train.Feature(int64_list=tf.train.Int64List(value=v)),
+        "float32": lambda v: tf.train.Feature(float_list=tf.train.FloatList(value=v)),
+        "string": lambda v: tf.train.Feature(bytes_list=tf.train.BytesList(value=v)),
+        None: lambda v: tf.train.Feature(),
+    }
+    features = {name: kinds[kind](values) for name, (kind, values) in example.items()}
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def theirs(tf, records, name, feature):
+    """What `tf.io.parse_example` says, or None if it refuses."""
+    dtype = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}[feature.dtype]
+    if isinstance(feature, FixedLenFeature):
+        spec = tf.io.FixedLenFeature(feature.shape, dtype, feature.default_value)
+    else:
+        spec = tf.io.RaggedFeature(dtype)
+    try:
+        found = tf.io.parse_example(tf.constant(records, tf.string), {name: spec})[name]
+    except tf.errors.InvalidArgumentError:
+        return None
+    return [row.numpy() for row in found] if isinstance(feature, VarLenFeature) else found.numpy()
+
+
+def ours(records, name, feature):
+    try:
+        buffer = wire.Buffer.of(records)
+        return column_of(feature, buffer, wire.spans(buffer, [name])[name])
+    except wire.Malformed:
+        return None
+
+
+def same(left, right, feature):
+    if left is None or right is None:
+        return left is None and right is None
+    if isinstance(feature, VarLenFeature):
+        return len(left) == len(right) and all(
+            a.tolist() == b.tolist() for a, b in zip(left, right, strict=True)
+        )
+    return left.shape == right.shape and left.tolist() == right.tolist()
+
+
+SPECS = st.one_of(
+    st.builds(VarLenFeature, dtype=st.sampled_from(["int64", "float32", "string"])),
+    st.builds(FixedLenFeature, shape=st.sampled_from([[], [1], [2], [2, 2], [0]]), dtype=st.just("int64"),
+              default_value=st.sampled_from([None, 7])),
+    st.builds(FixedLenFeature, shape=st.sampled_from([[], [1], [3]]), dtype=st.just("float32"),
+              default_value=st.sampled_from([None, 0.5])),
+    st.builds(FixedLenFeature, shape=st.sampled_from([[], [1]]), dtype=st.just("string"),
+              default_value=st.sampled_from([None, "none"])),
+)  # fmt: skip
+
+
+@given(st.lists(EXAMPLE, min_size=1, max_size=12), st.sampled_from(KEYS), SPECS)
+@settings(deadline=None)
+def test_every_example_is_read_as_tensorflow_reads_it(examples, name, feature):
+    tf = pytest.importorskip("tensorflow")
+    if (
+        isinstance(feature, FixedLenFeature)
+        and feature.default_value is not None
+        and np.prod(feature.shape) != 1
+    ):
+        feature = FixedLenFeature(
+            feature.shape, feature.dtype
+        )  # which TensorFlow would not fill with one value
+    records = [serialised(tf, example) for example in examples]
+    assert same(ours(records, name, feature), theirs(tf, records, name, feature), feature)
+
+
+@given(st.lists(EXAMPLE, min_size=8, max_size=24))
+@settings(deadline=None)
+def test_records_walked_together_and_alone_say_the_same(examples):
+    tf = pytest.importorskip("tensorflow")
+    records = [serialised(tf, example) for example in examples]
+    together = wire.spans(wire.Buffer.of(records))
+    for row, record in enumerate(records):
+        for name, each in wire.spans(wire.Buffer.of([record])).items():
+            assert together[name].kind[row] == each.kind[0]
+    for name, each in together.items():
+        for row, record in enumerate(records):
+            alone = wire.spans(wire.Buffer.of([record]), [name])[name]
+            assert each.kind[row] == alone.kind[0]
+
+
+@given(st.lists(EXAMPLE, min_size=1, max_size=9))
+@settings(deadline=None)
+def test_what_we_write_tensorflow_reads(examples):
+    tf = pytest.importorskip("tensorflow")
+    for example in examples:
+        given_row = {
+            name: np.array(values, np.float32) if kind == "float32"
+            else np.array(values, np.int64) if kind == "int64" else values or None
+            for name, (kind, values) in example.items()
+        }  # fmt: skip
+        found = tf.train.Example.FromString(encode(given_row)).features.feature
+        assert set(found) == set(example)
+        for name, (kind, values) in example.items():
+            field = {
+                "int64": "int64_list",
+                "float32": "float_list",
+                "string": "bytes_list",
+                None: "int64_list",
+            }[kind]
+            assert list(getattr(found[name], field).value) == values
+
+
+@pytest.mark.parametrize("compression", ["", "gzip", "zlib"])
+def test_files_go_both_ways(tmp_path, tf, compression):
+    records = [encode(row) for row in rows(25)]
+    options = tf.io.TFRecordOptions({"": "", "gzip": "GZIP", "zlib": "ZLIB"}[compression])
+    with tf.io.TFRecordWriter(str(tmp_path / "train-theirs"), options) as file:
+        for record in records:
+            file.write(record)
+    write(tmp_path / "train-ours", rows(25), compression)
+    back = tf.data.TFRecordDataset(str(tmp_path / "train-ours"), options.compression_type)
+    assert [item.numpy() for item in back] == records
+    source = feeder(tmp_path, compression=compression or "none")
+    found = np.concatenate([batch.inputs["x"] for batch in once(source, 7)])
+    assert found.tolist() == [row["x"] for row in rows(25)] * 2
+
+
+def test_forms_that_nobody_writes_are_read_as_protobuf_says(tf):
+    def entry(key, feature):
+        inner = b"\x0a" + bytes([len(key)]) + key + b"\x12" + bytes([len(feature)]) + feature
+        return b"\x0a" + bytes([len(inner)]) + inner
+
+    unpacked = entry(b"i", b"\x1a\x04\x08\x05\x08\x06")
+    halves = entry(b"i", b"\x1a\x03\x0a\x01\x05\x1a\x03\x0a\x01\x06")
+    value_first = b"\x0a\x0a\x12\x05\x1a\x03\x0a\x01\x09\x0a\x01i"
+    twice = entry(b"i", b"\x1a\x03\x0a\x01\x01") + entry(b"i", b"\x1a\x03\x0a\x01\x02")
+    unknown = b"\x78\x05" + entry(b"i", b"\x1a\x03\x0a\x01\x03")
+    for body in (unpacked, halves, value_first, twice, unknown):
+        record = b"\x0a" + bytes([len(body)]) + body
+        wanted = list(tf.train.Example.FromString(record).features.feature["i"].int64_list.value)
+        for copies in (1, 9):
+            found = ours([record] * copies, "i", VarLenFeature("int64"))
+            assert [row.tolist() for row in found] == [wanted] * copies
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def check_mutation(path, original, records, entry, right, kind, draw):
+    """Read a mutated file by the index of the original: the right data, or an error that names the record."""
+    path.write_bytes(mutated(original, records, kind, draw))
+    source = feeder(path.parent, prefetch=0, auto_generate_meta=False)
+    try:
+        found = list(once(source, 5))
+    except RecordError as error:
+        assert error.file == str(path)
+        assert error.record is not None
+        return
+    except DataChanged as error:
+        assert str(path) in str(error)
+        return
+    assert [batch.inputs["x"].tolist() for batch in found] == right
+
+
+def mutations(tmp_path, count, seed):
+    draw = random.Random(seed)
+    path = tmp_path / "train-0"
+    write(path, rows(12))
+    records = [encode(row) for row in rows(12)]
+    original = path.read_bytes()
+    assert original == b"".join(map(framed, records))
+    list(metadata.index([str(path)]))
+    entry = metadata.load(str(tmp_path))["train-0"]
+    right = [batch.inputs["x"].tolist() for batch in once(feeder(tmp_path), 5)]
+    tracemalloc.start()
+    for i in range(count):
+        check_mutation(path, original, records, entry, right, MUTATIONS[i % len(MUTATIONS)], draw)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20
+    path.write_bytes(original)
+    return path, original, records
+
+
+def test_a_mutated_file_is_an_error_with_its_record_or_right(tmp_path):
+    mutations(tmp_path, 900, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_a_hundred_thousand_mutations_each(tmp_path, seed):
+    mutations(tmp_path, 100_000, seed)
+
+
+def test_mutations_without_an_index_are_found_by_checksums_alone(tmp_path):
+    draw = random.Random(5)
+    records = [encode(row) for row in rows(9)]
+    original = b"".join(map(framed, records))
+    path = tmp_path / "train-0"
+    for i in range(600):
+        kind = ("flip", "cut", "noise", "length", "bomb")[i % 5]
+        data = mutated(original, records, kind, draw)
+        path.write_bytes(data)
+        try:
+            metadata.examine(str(path))
+        except RecordError as error:
+            assert error.file == str(path)
+            assert error.record is not None
+        else:
+            whole = (
+                [len(original)]
+                if kind == "noise"
+                else np.cumsum([0, *(len(framed(r)) for r in records)]).tolist()
+            )
+            assert len(data) in whole  # nothing changed, or it was cut between two records
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zlib"])
+def test_damaged_compressed_files_are_errors(tmp_path, compression):
+    draw = random.Random(3)
+    path = tmp_path / "train-0"
+    write(path, rows(40), compression)
+    original = path.read_bytes()
+    list(metadata.index([str(path)]))
+    right = np.concatenate([b.inputs["x"] for b in once(feeder(tmp_path), 8)]).tolist()
+    for i in range(200):
+        path.write_bytes(mutated(original, [], ("flip", "cut", "noise")[i % 3], draw))
+        try:
+            found = np.concatenate([b.inputs["x"] for b in once(feeder(tmp_path), 8)])
+        except (RecordError, DataChanged) as error:
+            assert str(path) in str(error)
+        else:
+            assert found.tolist() == right
+
+
+def test_a_bomb_is_not_unpacked(tmp_path):
+    import zlib
+
+    path = tmp_path / "train-0"
+    write(path, rows(40), "zlib")
+    list(metadata.index([str(path)]))
+    size = path.stat().st_size
+    head = (1 << 27).to_bytes(8, "little")
+    bomb = zlib.compress(head + FOOTER.pack(masked(head)) + bytes(1 << 27), 9)
+    path.write_bytes(bomb[:size].ljust(size, b"\0"))
+    tracemalloc.start()
+    with pytest.raises((RecordError, DataChanged)):
+        list(once(feeder(tmp_path), 8))
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+# -- the index ------------------------------------------------------------------------------------
+
+
+def whats(path, deep):
+    return {finding.what for finding in metadata.verify(str(path / "*"), deep=deep)}
+
+
+def test_whatever_happened_to_a_file_is_found_and_named(tmp_path):
+    made = indexed(tmp_path)
+    first, second = sorted(made.glob("train-*"))
+    original = first.read_bytes()
+    assert not whats(made, True)
+    first.write_bytes(original[:-3])
+    assert whats(made, False) == {"resized"}
+    assert whats(made, True) == {"truncated"}
+    first.write_bytes(original[:40] + bytes([original[40] ^ 1]) + original[41:])
+    assert whats(made, False) == set()
+    assert whats(made, True) == {"corrupt"}
+    write(first, [*rows(29), {**rows(1)[0], "label": 6}])
+    assert whats(made, True) == {"changed"}
+    write(first, [{"x": [1.0], "other": 2}])
+    assert whats(made, True) == {"schema changed"}
+    write(first, rows(30), "gzip")
+    assert whats(made, True) == {"wrongly compressed"}
+    first.unlink()
+    assert whats(made, False) == {"deleted"}
+    first.write_bytes(original)
+    write(made / "train-extra", rows(1))
+    assert whats(made, False) == {"added"}
+    with pytest.raises(DataChanged, match="added"):
+        list(once(feeder(made, auto_generate_meta=False), 4))
+    second.unlink()
+    (made / "train-extra").unlink()
+    with pytest.raises(DataChanged, match="deleted"):
+        list(once(feeder(made), 4))
+
+
+def test_indexing_refuses_what_has_changed_unless_forced(tmp_path):
+    made = indexed(tmp_path)
+    first = min(made.glob("train-*"))
+    write(first, rows(31))
+    paths = files.matched(str(made / "*"))
+    with pytest.raises(DataChanged, match="--force"):
+        list(metadata.index(paths))
+    assert [each.entry.records for each in metadata.index(paths, force=True)] == [31, 17]
+    assert not whats(made, True)
+    (made / metadata.FILE).write_text("{}")
+    with pytest.raises(DataChanged, match="--force"):
+        list(metadata.index(paths))
+    list(metadata.index(paths, force=True))
+    assert not any(each.is_new for each in metadata.index(paths))
+
+
+def test_metadata_of_another_program_is_read(tmp_path):
+    import hashlib
+    import json
+
+    made = folder(tmp_path)
+    entries = {
+        path.name: {
+            "total_records": count,
+            "file_size": path.stat().st_size,
+            "md5_hash": hashlib.md5(path.read_bytes()).hexdigest(),
+        }
+        for path, count in zip(sorted(made.glob("train-*")), (30, 17), strict=True)
+    }
+    (made / metadata.FILE).write_text(json.dumps({"version": 1, "files": entries}))
+    old = feeder(made, auto_generate_meta=False)
+    before = old.fingerprint()
+    assert len(old) == 47
+    assert not whats(made, True)
+    list(metadata.index(files.matched(str(made / "*"))))
+    assert feeder(made, auto_generate_meta=False).fingerprint() == before
+
+
+def test_data_that_nobody_has_indexed_is_refused(tmp_path):
+    made = folder(tmp_path)
+    with pytest.raises(NotIndexed, match="manyfit data index"):
+        len(feeder(made, auto_generate_meta=False))
+    assert len(feeder(made)) == 47
+    assert len(feeder(made, auto_generate_meta=False)) == 47
+
+
+@given(st.binary(max_size=300) | st.text(max_size=200).map(str.encode))
+@settings(deadline=None)
+def test_metadata_that_is_damaged_is_one_error(data):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / metadata.FILE).write_bytes(data)
+        try:
+            metadata.load(place)
+        except DataChanged as error:
+            assert metadata.FILE in str(error)
+
+
+def test_a_file_that_lacks_a_feature_is_refused_before_anything_is_read(tmp_path):
+    write(tmp_path / "train-0", rows(3))
+    write(tmp_path / "train-1", [{"x": [1.0, 2.0, 3.0], "label": 0.5}])
+    with pytest.raises(RecordError, match="train-1: the feature 'label' holds float, not int64"):
+        len(feeder(tmp_path))
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    st.integers(1, 50),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(1, 60)),
+    st.data(),
+)
+@settings(deadline=None)
+def test_every_record_once_an_epoch_however_it_is_read(counts, size, reads, ahead, shuffle, drop, most, data):
+    import tempfile
+
+    total = min(sum(counts), most or sum(counts))
+    if not total or (drop and size > total):
+        return
+    with tempfile.TemporaryDirectory() as place:
+        made = folder(Path(place), tuple(counts))
+        given_how = {"shuffle": shuffle, "drop_remainder": drop, "max_examples": most, "batch_size": size}
+        source = feeder(made, num_parallel_reads=reads, prefetch=ahead, **given_how)
+        order = Order(1, seed=11, epochs=2)
+        steps = source.steps(order)
+        assert steps == (total // size if drop else -(-total // size))
+        whole = list(source.batches(order))
+        assert len(whole) == 2 * steps
+        for epoch in (whole[:steps], whole[steps:]):
+            seen = np.concatenate([batch.index for batch in epoch])
+            assert len(seen) == (steps * size if drop else total)
+            assert len(set(seen.tolist())) == len(seen)
+            assert shuffle or seen.tolist() == list(range(len(seen)))
+            assert np.concatenate([batch.target for batch in epoch]).tolist() == [row % 7 for row in seen]
+        start = data.draw(st.integers(0, 2 * steps))
+        rest = list(feeder(made, num_parallel_reads=1, prefetch=0, **given_how).batches(order, start))
+        assert [b.inputs["x"].tolist() for b in rest] == [b.inputs["x"].tolist() for b in whole[start:]]
+        evaluated = np.concatenate([batch.index for batch in once(source, 3)])
+        assert evaluated.tolist() == list(range(total))
+
+
+def test_kept_columns_are_the_same_and_are_made_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("MANYFIT_CACHE", str(tmp_path / "cache"))
+    made = folder(tmp_path / "data")
+    features = {**FEATURES, "name": FixedLenFeature([], "string")}
+    plain = list(feeder(made, features_map=features).batches(Order(8, seed=3, epochs=2)))
+    source = feeder(made, features_map=features, cache=True)
+    again = list(source.batches(Order(8, seed=3, epochs=2)))
+    for left, right in zip(plain, again, strict=True):
+        assert {k: v.tolist() for k, v in left.inputs.items()} == {
+            k: v.tolist() for k, v in right.inputs.items()
+        }
+        assert left.target.tolist() == right.target.tolist()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")}
+    list(feeder(made, features_map=features, cache=True).batches(Order(8, seed=3, epochs=1)))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")} == before
+
+
+def test_ragged_rows_are_padded_cut_or_left(tmp_path):
+    made = folder(tmp_path, (5,))
+
+    def words(**how):
+        feature = VarLenFeature("int64", **how)
+        return next(once(feeder(made, features_map={"words": feature}), 5)).inputs
+
+    assert words().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 2], [0, 0, 0]]
+    assert words(pad=-1, length=2).tolist() == [[-1, -1], [0, -1], [0, 1], [0, 1], [-1, -1]]
+    assert [row.tolist() for row in words(ragged=True)] == [[], [0], [0, 1], [0, 1, 2], []]
+
+
+def test_images_are_decoded_resized_and_scaled(tmp_path):
+    import io
+
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.zeros((10, 20, 3), np.uint8)
+    pixels[:, 10:] = 255
+
+    def encoded(kind):
+        out = io.BytesIO()
+        image.fromarray(pixels).save(out, kind)
+        return out.getvalue()
+
+    write(tmp_path / "train-0", [{"image": encoded(kind), "label": 1} for kind in ("PNG", "JPEG", "PNG")])
+
+    def first(**how):
+        features = {"image": ImageFeature(**how)}
+        return next(once(feeder(tmp_path, features_map=features), 3)).inputs
+
+    assert first(enforced_dtype="uint8")[0].tolist() == pixels.tolist()
+    assert first().max() == 1.0
+    assert first(resize_height=4, resize_width=6, channels=1).shape == (3, 4, 6, 1)
+    assert first(resize_height=4, resize_width=6, channels_first=True).shape == (3, 3, 4, 6)
+    small = first(resize_height=5, resize_width=10, standard_scaling=True)
+    assert small.min() == -1.0
+    assert small.dtype == np.float32
+    with pytest.raises(RecordError, match="record 0: the feature 'image' is not an image"):
+        first(decode_format="jpeg")
+
+
+def test_raw_arrays(tmp_path):
+    arrays = [np.arange(6, dtype=np.int16).reshape(2, 3) + i for i in range(8)]
+    write(tmp_path / "train-0", [{"image": a.tobytes(), "label": 1} for a in arrays])
+    found = next(once(feeder(tmp_path, features_map={"image": RawFeature([2, 3], "int16")}), 8)).inputs
+    assert found.tolist() == [a.tolist() for a in arrays]
+    with pytest.raises(RecordError, match="has 12 bytes"):
+        next(once(feeder(tmp_path, features_map={"image": RawFeature([4], "int16")}), 8))
+
+
+def test_files_in_a_store(tmp_path, monkeypatch):
+    import fsspec
+
+    monkeypatch.setenv("MANYFIT_CACHE", str(tmp_path / "cache"))
+    store = fsspec.filesystem("memory")
+    local = folder(tmp_path / "local")
+    for path in local.glob("train-*"):
+        store.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+    source = TFRecordExamplesFeeder("memory://bucket/train-*", FEATURES, LABELS, auto_generate_meta=True)
+    assert len(source) == 47
+    assert store.isfile("/bucket/_tfrecord_metadata.json")
+    here = np.concatenate([batch.inputs["x"] for batch in once(feeder(local), 6)])
+    assert np.concatenate([batch.inputs["x"] for batch in once(source, 6)]).tolist() == here.tolist()
+    assert source.fingerprint() == feeder(local).fingerprint()
+    assert not list(metadata.verify("memory://bucket/*", deep=True))
+    with pytest.raises(UsageError, match="no file matches memory://bucket/nothing"):
+        len(TFRecordExamplesFeeder("memory://bucket/nothing-*", FEATURES, LABELS))
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(UsageError, match="cannot be written"):
+        write(tmp_path / "train-0", [{"x": 1}, {"x": object()}])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_takes_arrays_tables_dicts_and_lists():
+    pandas = pytest.importorskip("pandas")
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    y = np.arange(6)
+
+    def first(*given_data, **how):
+        return next(once(MemorySamplesFeeder(*given_data, **how), 6))
+
+    assert first(x, y).inputs.tolist() == x.tolist()
+    assert first(x.tolist(), y.tolist()).target.tolist() == y.tolist()
+    table = pandas.DataFrame({"a": x[:, 0], "b c": x[:, 1]})
+    assert sorted(first(table, pandas.Series(y)).inputs) == ["a", "b_c"]
+    assert first({"a": x[:, 0]}, y[:, None]).target.tolist() == y.tolist()
+    assert first([{"a": 1.0}, {"a": 2.0}], [0, 1]).inputs["a"].tolist() == [1.0, 2.0]
+    assert sorted(first(x, y, feed_as_dict=True).inputs) == ["x0", "x1"]
+    assert len(MemorySamplesFeeder(x, y, max_examples=4)) == 4
+    assert MemorySamplesFeeder(x, y, batch_size=4, drop_remainder=True).steps(Order(1, seed=1)) == 1
+    with pytest.raises(UsageError, match="x is not an array"):
+        MemorySamplesFeeder([[1], [1, 2]])
