@@ -57,7 +57,9 @@ def test_a_tenth_of_an_epoch_is_a_tenth():
     st.integers(0, 140),
 )
 def test_where_a_run_pauses_changes_nothing_that_is_due(per_epoch, epochs, log, validate, save, most, start):
-    plan = Plan(per_epoch, epochs, Cadence.parse(log), Cadence.parse(validate), Cadence.parse(save))
+    plan = Plan(
+        per_epoch, epochs, Cadence.parse(log), Cadence.parse(validate), (Cadence.parse(save),), auto=False
+    )
     start = min(start, plan.total)
 
     def due(boundaries):

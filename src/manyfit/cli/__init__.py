@@ -29,10 +29,20 @@ VERBS = {
     "list": "List the runs of a project.",
     "show": "Show one run.",
     "config": "Show, check and compare configs.",
+    "data": "Index, count, verify and convert files of records.",
     "track": "Bring trackers up to date with the log.",
     "doctor": "Report versions, devices and extras, and what is wrong with them.",
     "completion": "Print the completion script for a shell.",
 }
+
+
+ALIASES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("trainer", "train"): ("train",),
+    ("utils", "generate-metadata"): ("data", "index"),
+    ("utils", "validate"): ("data", "verify"),
+    ("utils", "total-records"): ("data", "count"),
+}
+"""What verbs are called elsewhere."""
 
 
 class LazyGroup(click.Group):
@@ -58,6 +68,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb, or suggest the nearest one."""
+        args = [*ALIASES.get((args[0], *args[1:2]), args[:2]), *args[2:]]
         if args[0] not in self.verbs and not args[0].startswith("-"):
             from manyfit.core.names import nearest
 

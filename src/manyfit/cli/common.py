@@ -6,8 +6,9 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from glob import iglob
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -67,6 +68,18 @@ class OverrideVerb(Verb):
                 help="Where the data of five components lies: the key data_dir, from here.",
             )
         )
+        self.params.append(
+            click.Option(
+                ["--variants-dir"],
+                type=click.Path(path_type=Path, file_okay=False),
+                multiple=True,
+                is_eager=True,
+                expose_value=False,
+                metavar="FOLDER",
+                callback=_variants_dir,
+                help="A further folder in which variants are looked for by name.",
+            )
+        )
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Mention overrides in the usage line."""
@@ -85,19 +98,68 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
     queue = list(args)
     while queue:
         word = queue.pop(0)
-        if word in ("-p", "--param"):
+        if word in ("-p", "-c", "--param"):
             if len(queue) < 2:
                 raise click.UsageError(
                     "-p needs a key and a value: -p train.epochs 10 (or, without -p, train.epochs=10)"
                 )
-            from manyfit.config.override import pair
-
-            found.append(pair(queue.pop(0), queue.pop(0)))
+            found.append(_pair(queue.pop(0), queue))
         elif _OVERRIDE.match(word):
-            found.append(word)
+            found.append(_from_here(word))
         else:
             rest.append(word)
     return found, rest
+
+
+def _pair(key: str, queue: list[str]) -> Any:
+    """The override of `-p KEY VALUE`; a pattern that the shell has expanded is a list of files."""
+    from manyfit.config.override import pair
+
+    value = queue.pop(0)
+    files = [value]
+    while queue and _is_sibling(files[0], queue[0]):
+        files.append(queue.pop(0))
+    return _from_here(pair(key, value if len(files) == 1 else json.dumps(files)))
+
+
+def _is_sibling(first: str, word: str) -> bool:
+    """Whether a word is a further file of those that a pattern stood for, and not the run to train."""
+    if word.startswith("-") or word.endswith((".yaml", ".yml")):
+        return False
+    one, other = Path(first), Path(word)
+    try:
+        return one.parent == other.parent and one.is_file() and other.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+FILES: Final = ("file_patterns", "model_dir")
+"""Keys whose values name files: on the command line they count from here, as in any other command."""
+
+
+def _from_here(given: Any) -> Any:
+    if isinstance(given, str) and not re.match(rf"\+?[\w.\[\]-]*({'|'.join(FILES)})=", given):
+        return given
+    from dataclasses import replace
+
+    from manyfit.config.override import parse
+    from manyfit.config.tree import Leaf, Seq
+
+    override = parse(given) if isinstance(given, str) else given
+    key = str(override.path[-1])
+    if key not in FILES:
+        return given
+
+    def located(node: Any) -> Any:
+        if isinstance(node, Seq):
+            return Seq(tuple(map(located, node.items)), node.origin)
+        if not isinstance(node, Leaf) or not isinstance(node.value, str) or not node.value:
+            return node
+        is_here = key == "model_dir" or next(iglob(node.value), None) is not None  # noqa: PTH207
+        is_local = "://" not in node.value and not node.value.startswith(("~", "$"))
+        return Leaf(str(Path.cwd() / node.value), node.origin) if is_here and is_local else node
+
+    return replace(override, value=located(override.value))
 
 
 def overrides() -> list[Any]:
@@ -110,6 +172,25 @@ def _data_dir(ctx: click.Context, param: click.Parameter, value: Path | None) ->
         from manyfit.config.override import pair
 
         ctx.meta["overrides"].append(pair("data_dir", str(value.resolve())))
+
+
+def _variants_dir(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> None:
+    for folder in value:
+        if not folder.is_dir():
+            raise click.UsageError(f"--variants-dir: there is no folder {folder}")
+    ctx.meta["variants"] = value
+
+
+def _variant(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """A run folder or a file as it is; a name that is neither may be a variant in a folder that was named."""
+    from manyfit.config.project import is_folder
+
+    folders = ctx.meta.get("variants", ())
+    if not folders or is_folder(value) or value.is_file():
+        return value
+    from manyfit.config.variants import find_variant
+
+    return find_variant(str(value), folders) or value
 
 
 def _set(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -160,7 +241,9 @@ def shown(value: object) -> str:
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the names of run folders."""
-    found = [str(config.parent) for config in Path().glob("runs/*/config.yaml")]
+    from manyfit.config.variants import variant_names
+
+    found = [str(config.parent) for config in Path().glob("runs/*/config.yaml")] + variant_names()
     return sorted(name for name in found if name.startswith(incomplete))
 
 
@@ -171,7 +254,30 @@ def json_option(function: F) -> F:
 
 def run_argument(function: F) -> F:
     """Add the argument RUN: a run folder or a config file."""
-    return click.argument("run", type=click.Path(path_type=Path), shell_complete=complete_run)(function)
+    return click.argument(
+        "run", type=click.Path(path_type=Path), shell_complete=complete_run, callback=_variant
+    )(function)
+
+
+def gpu_option(function: F) -> F:
+    """Add `--gpu`."""
+    return click.option(
+        "-g",
+        "--gpu",
+        "gpus",
+        multiple=True,
+        metavar="N",
+        expose_value=False,
+        callback=_pinned,
+        help="Use this GPU only; may be repeated. `idle` picks one that nobody uses.",
+    )(function)
+
+
+def _pinned(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:
+    if value:
+        from manyfit.core.gpus import pin
+
+        pin(value)
 
 
 def study_argument(function: F) -> F:

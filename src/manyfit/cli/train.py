@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +11,7 @@ from manyfit.cli.common import (
     OverrideVerb,
     allow_change_option,
     as_json,
+    gpu_option,
     json_option,
     overrides,
     run_argument,
@@ -19,6 +21,16 @@ from manyfit.cli.common import (
 @click.command(cls=OverrideVerb)
 @run_argument
 @allow_change_option
+@gpu_option
+@click.option(
+    "--warm-start-checkpoint",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Begin with the weights of a run, a checkpoint or an export.",
+)
+@click.option(
+    "--warm-start-vars", metavar="REGEX", help="Of those weights, take the ones whose names match this."
+)
 @click.option("--debug", is_flag=True, help="Train in a folder that is removed afterwards.")
 @click.option("--fast-dev-run", is_flag=True, help="One batch of everything, and keep nothing.")
 @click.option(
@@ -36,9 +48,11 @@ def command(
     debug: bool,
     fast_dev_run: bool,
     json_: bool,
+    warm_start_checkpoint: Path | None,
+    warm_start_vars: str | None,
     **limits: int | None,
 ) -> None:
-    """Train RUN: a run folder with a config.yaml, or a YAML file.
+    """Train RUN: a run folder with a config.yaml, a YAML file, or the name of a variant.
 
     A run that was cut short goes on from its last checkpoint. A finished one is not trained again, unless
     train.epochs was raised. SIGTERM, SIGUSR1 and Ctrl-C write a checkpoint and end the run.
@@ -47,11 +61,16 @@ def command(
     manyfit train runs/digits-mlp
     manyfit train runs/digits-mlp -p train.epochs 30
     manyfit train runs/digits-mlp train.optimizer.lr=3e-4
+    manyfit train toy -p model.model_dir /tmp/toy
     """
     from manyfit.run.report import closing
     from manyfit.run.train import train
 
-    given = [*overrides(), *limited(limits, fast_dev_run)]
+    given = [
+        *overrides(),
+        *limited(limits, fast_dev_run),
+        *warm_start(warm_start_checkpoint, warm_start_vars),
+    ]
     result = train(run, given, allow_change=allow_change, debug=debug or fast_dev_run)
     if json_:
         as_json(
@@ -67,6 +86,21 @@ def command(
         )
     else:
         click.echo(closing(result))
+
+
+def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:
+    """The overrides that say with which weights a run begins."""
+    from manyfit.config.override import Override
+    from manyfit.config.tree import from_plain
+    from manyfit.core.errors import Origin
+
+    if checkpoint is None:
+        if pattern is not None:
+            raise click.UsageError("--warm-start-vars needs --warm-start-checkpoint")
+        return []
+    origin = Origin("command line (--warm-start-checkpoint)")
+    value = {"path": str(checkpoint.resolve()), "match": pattern or ""}
+    return [Override("replace", ("train", "warm_start"), from_plain(value, origin), origin)]
 
 
 def limited(limits: dict[str, int | None], fast: bool) -> list[str]:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal, cast
 
-PATTERN: Final = r"^\d{1,12}(\.\d{1,12})?(ep|ba|s)$"
+ONE: Final = r"\d{1,12}(\.\d{1,12})?(ep|ba|s)"
+PATTERN: Final = rf"^{ONE}$"
+SEVERAL: Final = rf"^(auto|validation|{ONE})(, ?(auto|validation|{ONE}))*$"
+"""Several cadences, of which the first that is due counts; and two words for when that is."""
 
 
 @dataclass(frozen=True, slots=True)

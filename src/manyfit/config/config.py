@@ -57,6 +57,8 @@ class Config(Mapping[str, Any]):
     classes: Mapping[Path, str]
     defaults: Mapping[Path, Any]
     derived: Mapping[Path, Any]
+    folder: str | None = None
+    """Where the run shall lie, if the config says so."""
 
     @property
     def project(self) -> FilePath:

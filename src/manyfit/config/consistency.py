@@ -97,8 +97,9 @@ def _times(run: Run) -> Iterator[Contradiction]:
     every = run.train.every
     zero = [
         (("train", "every", key), text)
-        for key, text in vars(every).items()
-        if text != "auto" and not Cadence.parse(text).amount
+        for key, written in vars(every).items()
+        for text in re.split(", ?", written)
+        if text not in ("auto", "validation") and not Cadence.parse(text).amount
     ]
     for where, text in zero:
         yield Contradiction(where, "nothing can be due without end", "more than 0", text)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any, Final
 
+from manyfit.config.dialects import Dialect, Translation
 from manyfit.config.kinds import Kind
 from manyfit.config.tree import Leaf, Map, Node, Path
 from manyfit.core.errors import Problem
@@ -63,28 +64,6 @@ KINDS: Final[dict[Path, Kind]] = {
 }
 
 
-@dataclass(frozen=True)
-class Translation:
-    """What a config of another layout means, and how to speak of it in that layout."""
-
-    tree: Map
-    problems: list[Problem] = field(default_factory=list)
-    places: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """For each place in `tree` that has another name in the file: that name."""
-    kinds: dict[Path, Kind] = field(default_factory=dict)
-    """What the keys of the file are to a run."""
-    assumed: dict[Path, Any] = field(default_factory=dict)
-    """Defaults that this layout has and that of a run has not."""
-
-    def named(self, path: str) -> str:
-        """A path of `tree` as the file has it."""
-        steps = tuple(path.split("."))
-        for length in range(len(steps), 0, -1):
-            if steps[:length] in self.places:
-                return ".".join([self.places[steps[:length]], *steps[length:]])
-        return path
-
-
 def choose_backend() -> None:
     """Let Keras run on torch where nobody says otherwise and TensorFlow is not installed."""
     if importlib.util.find_spec("tensorflow") is None:
@@ -96,7 +75,7 @@ def is_flat(tree: Map) -> bool:
     return any(key in tree.items for key in CLASSES)
 
 
-def translate(tree: Map) -> Translation:
+def translate(tree: Map, project: FilePath) -> Translation:
     """The same config in the layout of a run. The user's own keys are handed on as they were written."""
     problems = [_missing(tree, key, wanted) for key, wanted in REQUIRED.items() if key not in tree.items]
     if "data_dir" not in tree.items:
@@ -125,8 +104,19 @@ def translate(tree: Map) -> Translation:
     items: dict[str, Node] = {key: tree.items[key] for key in SHARED if key in tree.items}
     items |= {"data": data, "model": model, "train": train, "evaluate": evaluate, "track": track}
     origins = {**tree.keys, "data": data.origin, "model": model.origin}
-    places = {place: key for key, place in PLACES.items()}
-    return Translation(Map(items, tree.origin, origins), problems, places, dict(KINDS), assumed)
+    places: dict[Path, Path] = {place: (key,) for key, place in PLACES.items()}
+    choose_backend()
+    return Translation(
+        Map(items, tree.origin, origins), problems, places, dict(KINDS), assumed, foreign=_is_made
+    )
+
+
+def _is_made(path: Path) -> bool:
+    """Whether something stands only in the layout of a run: the components that this layout is made into."""
+    return not path or path[0] in ("data", "model") or path[:2] == ("evaluate", "evaluator")
+
+
+FIVE_COMPONENTS: Final = Dialect("five components", is_flat, translate, epochs=("epochs",), alone=True)
 
 
 def _missing(tree: Map, key: str, wanted: str) -> Problem:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Final
 
 from manyfit.config.attributes import attributes_of, check_attributes
 from manyfit.config.check import Checker
@@ -14,7 +14,8 @@ from manyfit.config.component import Component
 from manyfit.config.config import Config, Given
 from manyfit.config.consistency import contradictions
 from manyfit.config.defaults import Defaults, source_folder
-from manyfit.config.five_components import MADE, SHARED, Translation, choose_backend, is_flat, translate
+from manyfit.config.dialects import Dialect, Translation
+from manyfit.config.five_components import FIVE_COMPONENTS, MADE, choose_backend
 from manyfit.config.layers import Reader, inherit
 from manyfit.config.override import Overrides, apply, collect
 from manyfit.config.project import is_folder, project_root
@@ -25,6 +26,7 @@ from manyfit.config.schema import Evaluate, Export, Run, Submit, Track, Train
 from manyfit.config.signature import signature_of
 from manyfit.config.tree import Leaf, Map, Node, Path, class_word, from_plain, plain
 from manyfit.config.values import INVALID
+from manyfit.config.variants import VARIANTS, find_variant, root_of, variant_names
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest, show
 
@@ -44,7 +46,7 @@ def load_config(
     if not isinstance(source, Mapping):
         _check_name(str(source))
     file = None if isinstance(source, Mapping) else config_file(FilePath(source))
-    root = (project or (project_root(file) if file else FilePath.cwd())).resolve()
+    root = (project or (root_of(file) if file else FilePath.cwd())).resolve()
     reader = Reader(problems)
     if file is not None and not file.exists():
         raise ConfigError([_no_file(file, reader)])
@@ -52,6 +54,7 @@ def load_config(
     if laid is None:
         raise ConfigError(problems)
     tree, stored = _unwrap(laid)
+    root = _root(tree, root)
     _check_only(file, reader, tree, problems)
     tree = _overridden(tree, overrides, problems)
     return _checked(Given(tree, root, file, {**stored, **(frozen or {})}), problems)
@@ -70,8 +73,8 @@ def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any
 def load_component(file: FilePath, section: str, role: Role) -> Component:
     """Load one component of a resolved config alone: other sections may need secrets that are not here."""
     tree, _ = _unwrap(_mapping(read_file(file)))
-    tree = _translated(tree).tree
-    project = project_root(file)
+    project = _root(tree, project_root(file))
+    tree = _translated(tree, project).tree
     resolver = Resolver(Map({section: tree.items[section]}), os.environ)
     part = resolver.resolve()
     checker = Checker(part, project, source_folder(tree, project), {})
@@ -104,10 +107,13 @@ def _mapping(node: Node) -> Map:
 
 
 def config_file(place: FilePath) -> FilePath:
-    """The config that a path means: a file; in a folder, `config.yaml` or the only YAML that is there."""
+    """The config that a path means: a file; in a folder, `config.yaml` or the only YAML that is there.
+
+    What is neither may be the name of a variant.
+    """
     usual = place / "config.yaml"
     if not place.is_dir():
-        return place
+        return place if place.exists() else find_variant(str(place)) or place
     found = given_files(place)
     if usual in found or (usual.exists() and len(found) != 1):
         return usual
@@ -129,8 +135,9 @@ def _is_ours(file: FilePath) -> bool:
 
 
 def _check_only(file: FilePath | None, reader: Reader, tree: Map, problems: list[Problem]) -> None:
-    """A run of five components has exactly one config in its folder."""
-    if file is None or not is_flat(tree):
+    """Some layouts have exactly one config in the folder of a run."""
+    dialect = dialect_of(tree)
+    if file is None or dialect is None or not dialect.alone:
         return
     used = {read.resolve() for read in reader.files}
     others = [other.name for other in given_files(file.parent) if other.resolve() not in used]
@@ -153,9 +160,10 @@ def _check_name(text: str) -> None:
 
 
 def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
+    dialect = dialect_of(tree)
     for override in collect(overrides, problems):
-        if override.path == ("train", "epochs") and is_flat(tree):
-            override = dataclasses.replace(override, path=("epochs",))  # as this layout calls it
+        if override.path == ("train", "epochs") and dialect is not None:
+            override = dataclasses.replace(override, path=dialect.epochs)  # as this layout calls it
         tree = apply(tree, override, problems)
     return tree
 
@@ -166,7 +174,7 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     resolver.default = Defaults(laid, given.project, given.frozen, resolver.find).at
     written = resolver.resolve()
     problems += resolver.problems
-    meaning = _translated(written)
+    meaning = _translated(written, given.project)
     problems += meaning.problems
     tree = meaning.tree
     problems += _source_problems(tree, given.project)
@@ -200,14 +208,8 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         raise ConfigError(
             sorted(problems, key=lambda p: (p.origin.file != tree.origin.file, *_place(p.origin)))
         )
-    facts: tuple[Mapping[Path, Any], ...] = (
-        checker.kinds,
-        checker.classes,
-        checker.defaults,
-        checker.derived,
-    )
-    typed = {cls.section for cls in checker.named_classes if attributes_of(cls)}
-    kinds, classes, defaults, derived = facts if tree is written else (_shared(each, typed) for each in facts)
+    learned: list[dict[Path, Any]] = [checker.kinds, checker.classes, checker.defaults, checker.derived]
+    kinds, classes, defaults, derived = learned if tree is written else map(meaning.facts, learned)
     return Config(
         given,
         written,
@@ -219,21 +221,29 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         classes,
         {**defaults, **meaning.assumed},
         derived,
+        meaning.folder,
     )
 
 
-def _translated(tree: Map) -> Translation:
+DIALECTS: Final[tuple[Dialect, ...]] = (FIVE_COMPONENTS, VARIANTS)
+
+
+def dialect_of(tree: Map) -> Dialect | None:
+    """The layout of another system that a config has, if it has one."""
+    return next((dialect for dialect in DIALECTS if dialect.is_written(tree)), None)
+
+
+def _translated(tree: Map, project: FilePath) -> Translation:
     """What a config means, if it has the layout of another system; else itself."""
-    if not is_flat(tree):
-        return Translation(tree)
-    choose_backend()
-    return translate(tree)
+    dialect = dialect_of(tree)
+    return dialect.translate(tree, project) if dialect is not None else Translation(tree)
 
 
-def _shared(facts: Mapping[Path, Any], typed: set[str]) -> dict[Path, Any]:
-    """What was learned of the keys that a flat layout shares with that of a run, and of checked sections."""
-    known, made = {*SHARED, *typed}, ("evaluate", "evaluator")
-    return {path: found for path, found in facts.items() if path and path[0] in known and path[:2] != made}
+def _root(tree: Map, root: FilePath) -> FilePath:
+    """The project's root: as the config says, for one that does not lie in its project."""
+    node = tree.items.get("project_path")
+    is_said = isinstance(node, Leaf) and isinstance(node.value, str) and node.value
+    return (root / node.value).resolve() if is_said else root  # type: ignore[union-attr, operator]
 
 
 def _place(origin: Origin) -> tuple[str, int]:
@@ -291,10 +301,11 @@ def _no_file(file: FilePath, reader: Reader) -> Problem:
         wanted, runs = file.parent.name, list(file.parent.parent.glob("*/config.yaml"))
     names = {entry.name: entry for entry in [*(run.parent for run in runs), *file.parent.glob("*.y*ml")]}
     best = nearest(wanted, names)
+    suggestion = reader.shown(names[best]) if best else nearest(str(file), variant_names())
     return Problem(
         "",
         Origin(reader.shown(file)),
         "there is no such config",
-        "a run folder with a config.yaml, or a YAML file",
-        suggestion=reader.shown(names[best]) if best else "",
+        "a run folder with a config.yaml, a YAML file, or the name of a variant",
+        suggestion=suggestion,
     )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import StringConstraints
 
-from manyfit.config.cadence import PATTERN
+from manyfit.config.cadence import PATTERN, SEVERAL
 from manyfit.config.component import Component
 from manyfit.config.kinds import Derived, Kind
 from manyfit.config.roles import (
@@ -54,8 +54,9 @@ class Every:
 
     log: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=PATTERN)] = "1ep"
     validate: Annotated[str, StringConstraints(pattern=PATTERN)] = "1ep"
-    checkpoint: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=f"^auto$|{PATTERN}")] = "auto"
-    """`auto` is once an epoch, at most every 30 seconds, and at the end."""
+    checkpoint: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=SEVERAL)] = "auto"
+    """`auto` is once an epoch, at most every 30 seconds, and at the end; `validation` is whenever the model
+    is validated. Several, such as `100ba, 600s`: whichever is due first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +143,8 @@ class Train:
     """null for a model that updates itself."""
     groups: Sequence[Group] = ()
     freeze: Sequence[str | Freeze] = ()
+    fine_tune: Sequence[str] = ()
+    """Scopes, such as `head` or `encoder.layer4`: if there are any, only what lies in them is trained."""
     scheduler: Annotated[Component | Mapping[str, Component] | None, SCHEDULER] = None
     scheduler_every: Literal["step", "epoch"] = "step"
     horizon: Annotated[
@@ -194,7 +197,7 @@ class Evaluate:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Which checkpoint counts as the best one, and how many are kept."""
+    """Which checkpoint counts as the best one, how many are kept, and what is exported at the end."""
 
     holds_secrets: ClassVar[bool] = False
 
@@ -202,6 +205,11 @@ class Export:
     mode: Annotated[Literal["min", "max"], Kind.NEUTRAL] = "min"
     keep: Annotated[int, Kind.NEUTRAL, Ge(1)] = 2
     top: Annotated[int, Kind.NEUTRAL, Ge(1)] = 1
+    exporters: Annotated[Sequence[Literal["best", "final", "top"]], Kind.NEUTRAL] = ("best",)
+    """Which models are written: the best one into `exported/`, always; the last one, and the `top` best ones,
+    into folders beside it."""
+    formats: Annotated[Sequence[Literal["torch", "onnx", "keras", "saved_model"]], Kind.NEUTRAL] = ()
+    """Further forms of the best model that are written at the end, for those who serve it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +258,8 @@ class Run:
     """Its text may be a `Secret`, which whoever uses it has to reveal."""
 
     project_name: Annotated[str, Kind.NEUTRAL] = "manyfit"
+    project_path: Annotated[Path | None, Kind.NEUTRAL] = None
+    """The project's root, for a run that does not lie in it."""
     src_code_path: Annotated[Path, Kind.NEUTRAL] = Path("src")
     seed: Annotated[int, Kind.IDENTITY, Ge(0)] = 0
     data: Annotated[Component, DATA]

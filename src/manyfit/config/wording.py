@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from manyfit.config.cadence import PATTERN
+from manyfit.config.cadence import PATTERN, SEVERAL
 from manyfit.config.roles import Role
 from manyfit.core.names import listing
 
@@ -31,7 +31,8 @@ MAPPINGS: Final = {
 }
 PATTERNS: Final = {
     PATTERN: "such as 3ep, 0.5ep, 500ba or 90s: epochs, batches or seconds",
-    f"^auto$|{PATTERN}": "auto, or such as 3ep, 0.5ep, 500ba or 90s: epochs, batches or seconds",
+    SEVERAL: "auto, validation, or such as 3ep, 0.5ep, 500ba or 90s: epochs, batches or seconds; or several: "
+    "100ba, 600s",
 }
 SCALARS: Final = {
     int: "a whole number",

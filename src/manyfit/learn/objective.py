@@ -27,6 +27,13 @@ from manyfit.learn.rowwise import reduction_of, rowwise
 log = logging.getLogger("manyfit")
 
 
+def _nested(rows: Any) -> Tensor:
+    """Rows of different lengths as one tensor."""
+    if any(not hasattr(row, "dtype") for row in rows):
+        raise RunFailed("the data has text where a model needs numbers; read it as numbers, or leave it out")
+    return torch.nested.nested_tensor([torch.from_numpy(row) for row in rows], layout=torch.jagged)
+
+
 class Objective:
     """A module and what it is measured by."""
 
@@ -103,7 +110,10 @@ class Objective:
 
     def tensor(self, array: Any) -> Tensor:
         """An array, or a tensor, on the device."""
-        found = array if isinstance(array, Tensor) else torch.from_numpy(array)
+        if isinstance(array, Tensor):
+            found = array
+        else:
+            found = torch.from_numpy(array) if array.dtype != object else _nested(array)
         return found if self.on_cpu else found.to(self.device, non_blocking=True)
 
     def _own_loss(self, output: Tensor, batch: Batch) -> Tensor:
@@ -136,8 +146,12 @@ class Objective:
             return module(*(self.tensor(array) for array in inputs), **extra)
         return module(self.tensor(inputs), **extra) if extra else module(self.tensor(inputs))
 
+    def taken(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of several inputs that `forward` has parameters for."""
+        return {name: array for name, array in inputs.items() if self._open or name in self._names}
+
     def _matched(self, module: nn.Module, inputs: Mapping[str, Any], batch: Batch) -> dict[str, Tensor]:
-        given = {name: array for name, array in inputs.items() if self._open or name in self._names}
+        given = self.taken(inputs)
         if self._takes_target and "target" not in given and batch.target is not None:
             given["target"] = batch.target
         if missing := self._required - set(given):

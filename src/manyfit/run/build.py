@@ -174,7 +174,7 @@ def torch_learner(
     """The learner of a module: with the loss and the optimiser of the config, or with its own."""
     run, module = config.run, made.model
     check_own_step(config, module)
-    compiled = made.compiled or Compiled(module)
+    compiled = made.compiled or Compiled(module, optimizer=_own_optimizer(config, module))
     loss = build_loss(config, device, train) if run.train.loss is not None else compiled.loss
     update = build_update(config, module, device, steps)
     if compiled.optimizer is not None:
@@ -204,6 +204,18 @@ def torch_learner(
     )
 
 
+def _own_optimizer(config: Config, module: torch.nn.Module) -> Any:
+    """What a module wants to be trained by, if it says so and the config does not."""
+    own = getattr(module, "configure_optimizers", None)
+    if own is None or config.run.train.optimizer is not None or hasattr(module, "train_step"):
+        return None
+    found = own()
+    if not isinstance(found, torch.optim.Optimizer):
+        name = f"{type(module).__name__}.configure_optimizers"
+        raise UsageError(f"{config.run.model.origin}: {name} must return an optimizer, not {found!r:.60}")
+    return found
+
+
 def build_evaluator(config: Config) -> Evaluator:
     """Functions of one row: those of the config, and those of an evaluator."""
     given = config.run.evaluate
@@ -224,8 +236,8 @@ def build_evaluator(config: Config) -> Evaluator:
 
 
 UNUSED: Final = (
-    "loss", "optimizer", "groups", "freeze", "scheduler", "accumulate", "clip_norm", "clip_value",
-    "precision", "ema", "class_weights", "warm_start", "metrics", "device",
+    "loss", "optimizer", "groups", "freeze", "fine_tune", "scheduler", "accumulate", "clip_norm",
+    "clip_value", "precision", "ema", "class_weights", "warm_start", "metrics", "device",
 )  # fmt: skip
 """Keys of `train` that only say how a module of PyTorch is trained."""
 

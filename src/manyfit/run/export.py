@@ -50,13 +50,16 @@ CARRIERS: Final = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "J
 CARD: Final[Mapping[str, type]] = {"format": int, "model": dict, "digest": str}
 
 
-def export_weights(config: Config, run: RunFolder, built: Built, step: int) -> Path:
+def export_weights(
+    config: Config, run: RunFolder, built: Built, step: int, target: Path | None = None
+) -> Path:
     """Write `exported/`: safetensors, and what it takes to rebuild the model: import path and arguments.
 
     Other forms of the same weights stay there.
     """
     from safetensors.torch import save
 
+    final = target or run.exported
     temporary = run.path / ".exported.tmp"
     if temporary.exists() or temporary.is_symlink():
         durable.discard(temporary)
@@ -77,13 +80,14 @@ def export_weights(config: Config, run: RunFolder, built: Built, step: int) -> P
     durable.write_new(temporary / "model.json", json.dumps(card, indent=1) + "\n")
     again = rebuild(temporary, project=config.project)
     compare(said(built, batch), said(built, batch, again), "the exported model")
-    if run.exported.is_dir() and exported_step(run.exported) == step:
-        for other in run.exported.iterdir():
+    if final.is_dir() and exported_step(final) == step:
+        for other in final.iterdir():
             if other.name not in ("model.json", "model.safetensors") and not other.name.startswith("."):
                 copied = temporary / other.name
                 shutil.copytree(other, copied) if other.is_dir() else shutil.copy2(other, copied)
-    durable.commit_folder(temporary, run.exported)
-    return run.exported
+    final.parent.mkdir(parents=True, exist_ok=True)
+    durable.commit_folder(temporary, final)
+    return final
 
 
 def contents(built: Built) -> tuple[Mapping[str, Tensor], State]:
@@ -119,9 +123,9 @@ def example(inputs: Any) -> Any:
 def export_program(built: Built, run: RunFolder) -> Path:
     """Write a `torch.export` program. manyfit never reads one: its loader unpickles."""
     module = copy.deepcopy(built.module.evaluated).eval().cpu()
-    args = arguments(sample(built))
-    program = torch.export.export(module, args, dynamic_shapes=_dynamic(args))
-    compare(module(*args), program.module()(*args), "the exported program")
+    args, named = arguments(built.module, sample(built))
+    program = torch.export.export(module, args, named, dynamic_shapes=_dynamic(args, named))
+    compare(module(*args, **named), program.module()(*args, **named), "the exported program")
     return _kept(run.exported / "model.pt2", lambda file: torch.export.save(program, file))
 
 
@@ -131,17 +135,18 @@ def export_onnx(built: Built, run: RunFolder) -> Path:
     optional("onnxscript", "onnx")
     runtime = optional("onnxruntime", "onnx")
     module = copy.deepcopy(built.module.evaluated).eval().cpu()
-    args = arguments(sample(built))
+    args, named = arguments(built.module, sample(built))
 
     def write(file: Path) -> None:
         torch.onnx.export(
-            module, args, str(file), dynamo=True, verbose=False, external_data=False,
-            dynamic_shapes=_dynamic(args),
+            module, args, str(file), kwargs=named, dynamo=True, verbose=False, external_data=False,
+            dynamic_shapes=_dynamic(args, named),
         )  # fmt: skip
         session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         names = [given.name for given in session.get_inputs()]
-        found = session.run(None, {n: a.numpy() for n, a in zip(names, args, strict=True)})
-        compare(module(*args), torch.from_numpy(found[0]), "the ONNX model", loose=True)
+        given = {**dict(zip(names, args, strict=False)), **named}
+        found = session.run(None, {n: given[n].numpy() for n in names})
+        compare(module(*args, **named), torch.from_numpy(found[0]), "the ONNX model", loose=True)
 
     return _kept(run.exported / "model.onnx", write)
 
@@ -253,22 +258,43 @@ FORMATS: Final[Mapping[str, Callable[[Built, RunFolder], Path]]] = {
 def export_best(config: Config, run: RunFolder, built: Built, step: int) -> None:
     """Export the model of a run that is over, in every form that its users expect."""
     export_weights(config, run, built, step)
-    if not isinstance(built.learner, KerasLearner):
-        return
-    names = ["keras", "saved_model"] if built.learner.backend == "tensorflow" else ["keras"]
+    names: list[str] = list(config.run.export.formats)
+    if isinstance(built.learner, KerasLearner):
+        usual = ["keras", "saved_model"] if built.learner.backend == "tensorflow" else ["keras"]
+        names = list(dict.fromkeys([*usual, *names]))
     for name in names:
         try:
             FORMATS[name](built, run)
-        except Exception as error:  # of Keras or TensorFlow, whatever it is: the model itself is exported
+        except Exception as error:  # of an exporter, whatever it is: the model itself is exported
             log.info("an export failed", exc_info=error)
             reason = str(error).strip().partition("\n")[0][:200]
             log.warning("%s is not exported as %s: %s", run.path, name, reason)
 
 
+def export_others(config: Config, run: RunFolder, built: Built, best: checkpoint.Checkpoint) -> None:
+    """Export the last checkpoint and the best ones, if the config asks for them; then load the best again."""
+    asked, found = config.run.export, run.checkpoints()
+    wanted: dict[Path, checkpoint.Checkpoint] = {}
+    if "final" in asked.exporters:
+        wanted[run.final] = found[-1]
+    if "top" in asked.exporters:
+        ranked = checkpoint.Keep(asked.metric, asked.mode).ranked(found)[: asked.top]
+        wanted |= {run.top / f"{i}-step-{each.step}": each for i, each in enumerate(ranked, 1)}
+        for old in run.top.iterdir() if run.top.is_dir() else ():
+            if old not in wanted:
+                durable.discard(old)
+    for folder, each in wanted.items():
+        if exported_step(folder) != each.step:
+            built.learner.load([each.load()])
+            export_weights(config, run, built, each.step, folder)
+    if wanted:
+        built.learner.load([best.load()])
+
+
 def exported_step(folder: Path) -> int:
     """The step whose weights an export holds; -1 if there is none."""
     card = read_json(folder / "model.json", CARD)
-    return int(card.get("step", -1))
+    return int(card.get("step", -1)) if card else -1
 
 
 def rebuild(folder: Path, project: Path | None = None) -> Any:
@@ -358,13 +384,14 @@ def said(built: Built, batch: Batch, model: Any = None) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(output))
 
 
-def arguments(batch: Batch) -> tuple[Tensor, ...]:
-    """The inputs of a batch, by position."""
+def arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """The inputs of a batch as a model is called with them: by position, or by name."""
     inputs = batch.inputs
     if isinstance(inputs, dict):
-        raise UsageError("a model that is called by names can only be exported as safetensors")
+        taken = learner.objective.taken(inputs)
+        return (), {name: torch.as_tensor(np.asarray(array)) for name, array in taken.items()}
     given = inputs if isinstance(inputs, tuple) else (inputs,)
-    return tuple(torch.as_tensor(np.asarray(array)) for array in given)
+    return tuple(torch.as_tensor(np.asarray(array)) for array in given), {}
 
 
 def compare(original: Any, other: Any, what: str, loose: bool = False) -> None:
@@ -379,8 +406,10 @@ def compare(original: Any, other: Any, what: str, loose: bool = False) -> None:
         )
 
 
-def _dynamic(args: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
-    return tuple({0: torch.export.Dim.AUTO} for _ in args)
+def _dynamic(args: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> Any:
+    """Any number of rows."""
+    first = {0: torch.export.Dim.AUTO}
+    return dict.fromkeys(named, first) if named else tuple(first for _ in args)
 
 
 def _kept(final: Path, write: Callable[[Path], object]) -> Path:

@@ -9,10 +9,12 @@ from manyfit.config import Config
 from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.run.build import Built
-from manyfit.run.evaluate import Report, evaluate
-from manyfit.run.export import export_best
+from manyfit.run.evaluate import Report, as_csv, evaluate
+from manyfit.run.export import export_best, export_others
 from manyfit.run.signals import Watch
+from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, Keep, Note
+from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
 
 log = logging.getLogger("manyfit")
@@ -24,6 +26,7 @@ def finish(
     """Export and evaluate the best checkpoint, write the reports and the closing summary."""
     best, last = load_best(config, run, built), run.checkpoints()[-1]
     export_best(config, run, built, best.step)
+    export_others(config, run, built, best)
     reports: dict[str, Report] = {}
     for split in ("validation", "test"):
         report = write_report(config, run, built, split, watch, shown)
@@ -33,7 +36,16 @@ def finish(
             gone = {"validation": "validation_report*", "test": "eval_report*"}[split]
             for old in (*run.reports.glob(f"{split}.*"), *run.reports.glob(gone)):
                 old.unlink()
+    durable.write(run.metrics_table, metrics_table(run))
     write_summary(config, run, best, last, reason, reports)
+
+
+def metrics_table(run: RunFolder) -> str:
+    """The log as a table: a row for each step at which something was measured."""
+    events = read_events(run.metrics)
+    names = list(dict.fromkeys(name for event in events for name in event.values))
+    head = {"step": [e.step for e in events], "epoch": [e.epoch for e in events]}
+    return as_csv({**head, **{name: [e.values.get(name, "") for e in events] for name in names}})
 
 
 def write_summary(

@@ -39,6 +39,7 @@ class Pace:
             name: getattr(boundary, name) or now - self._last[name] >= seconds
             for name, seconds in self._intervals(boundary).items()
         }
+        due["checkpoint"] |= due["validate"] and self._plan.with_validation
         for name in due:
             if due[name]:
                 self._last[name] = now
@@ -46,8 +47,7 @@ class Pace:
 
     def _intervals(self, boundary: Boundary) -> dict[str, float]:
         plan = self._plan
-        if plan.checkpoint is None:
-            checkpoint = AUTO_INTERVAL if boundary.ends_epoch else float("inf")
-        else:
-            checkpoint = plan.checkpoint.seconds
+        checkpoint = min((cadence.seconds for cadence in plan.checkpoint), default=float("inf"))
+        if plan.auto and boundary.ends_epoch:
+            checkpoint = min(checkpoint, AUTO_INTERVAL)
         return {"log": plan.log.seconds, "validate": plan.validate.seconds, "checkpoint": checkpoint}

@@ -16,7 +16,7 @@ from manyfit.config import Component, Config
 from manyfit.config.schema import Freeze, Train
 from manyfit.config.torch_facts import missing_horizon
 from manyfit.core.errors import UsageError
-from manyfit.core.names import listing
+from manyfit.core.names import listing, nearest
 from manyfit.data import Source, once
 from manyfit.learn.update import Frozen, Update
 from manyfit.store.weights import read_weights
@@ -155,9 +155,25 @@ def _owner(parameter: str, names: Sequence[str]) -> str:
     return next((n for n in names if parameter == n or parameter.startswith(f"{n}.")), _NOBODY)
 
 
+def fine_tuned(config: Config, named: Named) -> list[Frozen]:
+    """Everything outside of the scopes that are fine-tuned."""
+    inside: set[str] = set()
+    for i, scope in enumerate(config.run.train.fine_tune):
+        lies = {name for name in named if name == scope or name.startswith(f"{scope}.")}
+        if not lies:
+            where = config.origin(f"train.fine_tune.{i}") or config.origin("train.fine_tune")
+            parts = list(dict.fromkeys(name.rpartition(".")[0] or name for name in named))
+            best = nearest(scope, parts)
+            hint = f"did you mean {best}?" if best else f"there are {listing(parts)}"
+            raise UsageError(f"{where}: train.fine_tune.{i}: no parameter lies in {scope!r}; {hint}")
+        inside |= lies
+    outside = [parameter for name, parameter in named.items() if name not in inside]
+    return [Frozen(outside, None)] if inside and outside else []
+
+
 def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoch: int) -> list[Frozen]:
     """What is not trained, and until when."""
-    found = []
+    found = fine_tuned(config, named)
     for i, entry in enumerate(config.run.train.freeze):
         where = f"{config.origin(f'train.freeze.{i}') or config.origin('train.freeze')}: train.freeze.{i}"
         freeze = Freeze(match=entry) if isinstance(entry, str) else entry

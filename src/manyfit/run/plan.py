@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from manyfit.config.cadence import Cadence
 from manyfit.config.schema import Every, Train
 
-AUTO = "auto"
+AUTO, VALIDATION = "auto", "validation"
 EPOCH = Cadence.parse("1ep")
 
 
@@ -38,16 +39,26 @@ class Plan:
     epochs: int
     log: Cadence = EPOCH
     validate: Cadence = EPOCH
-    checkpoint: Cadence | None = None
-    """None: once an epoch, at most every 30 seconds, which the clock decides."""
+    checkpoint: tuple[Cadence, ...] = ()
+    """Whichever is due first."""
+    auto: bool = True
+    """Also once an epoch, at most every 30 seconds, which the clock decides."""
+    with_validation: bool = False
+    """Also whenever the model is validated."""
 
     @staticmethod
     def of(train: Train, steps_per_epoch: int) -> Plan:
         """The plan that a config describes."""
         every: Every = train.every
-        checkpoint = None if every.checkpoint == AUTO else Cadence.parse(every.checkpoint)
+        words = re.split(", ?", every.checkpoint)
         return Plan(
-            steps_per_epoch, train.epochs, Cadence.parse(every.log), Cadence.parse(every.validate), checkpoint
+            steps_per_epoch,
+            train.epochs,
+            Cadence.parse(every.log),
+            Cadence.parse(every.validate),
+            tuple(Cadence.parse(word) for word in words if word not in (AUTO, VALIDATION)),
+            AUTO in words,
+            VALIDATION in words,
         )
 
     @property
@@ -61,22 +72,25 @@ class Plan:
         Rows are due by their cadence alone, also at the end: a run that is extended later must not differ
         from one that was that long from the start. What the clock decides is due at the end, too.
         """
-        last = step == self.total
+        last, per_epoch = step == self.total, self.steps_per_epoch
+        validate = (last and self.validate.by_time) or self.validate.is_due(step, per_epoch)
         return Boundary(
             step,
             step / self.steps_per_epoch,
             step % self.steps_per_epoch == 0,
             last,
             (last and self.log.by_time) or self.log.is_due(step, self.steps_per_epoch),
-            (last and self.validate.by_time) or self.validate.is_due(step, self.steps_per_epoch),
-            last or (self.checkpoint is not None and self.checkpoint.is_due(step, self.steps_per_epoch)),
+            validate,
+            last
+            or (validate and self.with_validation)
+            or any(cadence.is_due(step, per_epoch) for cadence in self.checkpoint),
         )
 
     def next(self, step: int, most: int) -> Boundary:
         """The next boundary after a step, at most some steps away."""
         candidates = [self.total, step + most, (step // self.steps_per_epoch + 1) * self.steps_per_epoch]
-        for cadence in (self.log, self.validate, self.checkpoint):
-            due = cadence.next_after(step, self.steps_per_epoch) if cadence is not None else None
+        for cadence in (self.log, self.validate, *self.checkpoint):
+            due = cadence.next_after(step, self.steps_per_epoch)
             candidates += [due] if due is not None else []
         return self.at(min(candidates))
 

@@ -11,6 +11,8 @@ from manyfit.data import Batch
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
 
+OFTEN: Final = 5.0
+"""Seconds between lines about what was measured within an epoch."""
 MOMENT: Final = 1.0
 """Seconds before evaluation shows a bar."""
 
@@ -21,6 +23,7 @@ class PlainProgress:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self._is_gone = False
+        self._said = -OFTEN
 
     def on_start(self, cohort: Cohort) -> None:
         """Say what begins."""
@@ -32,6 +35,10 @@ class PlainProgress:
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Show the values of an epoch."""
+        is_news = boundary.ends_epoch or boundary.validate or time.monotonic() - self._said > OFTEN
+        if not rows or not is_news:
+            return
+        self._said = time.monotonic()
         for member, row in zip(cohort.members, rows, strict=False):
             name = f"{member.folder.name} " if len(cohort.members) > 1 else ""
             self.line(f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {values(row)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import Config, load_config
-from manyfit.config.load import config_file
+from manyfit.config.layers import shown
+from manyfit.config.load import config_file, patch
 from manyfit.config.override import Overrides, pair
 from manyfit.config.project import is_folder, project_root
+from manyfit.config.variants import is_variant, root_of
 from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
 from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.result import RunResult
@@ -20,6 +23,8 @@ from manyfit.run.signals import Asked, watched
 from manyfit.run.trainer import Callback
 from manyfit.store import provenance
 from manyfit.store.folder import COPIED, RunFolder
+
+log = logging.getLogger("manyfit")
 
 
 def train(
@@ -88,23 +93,34 @@ def located(
             raise
         known = pair("data_dir", before.values["data_dir"])  # as it was said when the run was started
         config = load_config(source, [*overrides, known], project=project)
-    run = RunFolder(place(source, folder))
+    run = RunFolder(place(source, folder, config))
+    if is_variant(config.given.tree) and not (folder or config.folder or run.config.exists()):
+        log.warning("model.model_dir is not set: the run lies in %s", shown(run.path))
+    if config.folder is not None and not run.path.resolve().is_relative_to(config.project):
+        # What counts from the project's root is found later, too, by those who only have the run.
+        config = patch(config, [f"project_path={config.project}"])
     check_place(config, run)
     return config, run
 
 
-def place(source: str | Path | Mapping[str, Any], folder: str | Path | None) -> Path:
+def place(
+    source: str | Path | Mapping[str, Any], folder: str | Path | None, config: Config | None = None
+) -> Path:
     """Where a run lies: as said, the folder of its config.yaml, or runs/<name of the file>."""
     if folder is not None:
         return Path(folder)
-    if isinstance(source, Mapping):
+    said = config.folder if config is not None else None
+    if isinstance(source, Mapping) and said is None:
         raise UsageError("say where the run shall lie: train(config, folder='runs/<name>')")
+    if isinstance(source, Mapping):
+        return Path(str(said)).expanduser()
     if is_folder(Path(source)):
         return Path(source)
     file = config_file(Path(source))
     if file.name in ("config.yaml", "config.resolved.yaml"):
         return file.parent
-    return project_root(file) / "runs" / file.stem
+    root = root_of(file)
+    return root / Path(said).expanduser() if said is not None else root / "runs" / file.stem
 
 
 @contextmanager

@@ -43,8 +43,8 @@ SESSION: Final[Mapping[str, type]] = {
 
 FAILURE: Final[Mapping[str, type]] = {"kind": str, "message": str, "step": int, "time": str}
 WRITTEN: Final = (
-    ".lock", "config.resolved.yaml", "provenance.json", "metrics.jsonl", "checkpoints", "exported", "reports",
-    "tensorboard", "run.log", "failure.json", "track.json",
+    ".lock", "config.resolved.yaml", "provenance.json", "metrics.jsonl", "metrics.csv", "checkpoints",
+    "exported", "exported-final", "exported-top", "reports", "tensorboard", "run.log", "failure.json", "track.json",
 )  # fmt: skip
 """What manyfit writes into a run folder. None of it may lead out of the folder."""
 
@@ -104,6 +104,21 @@ class RunFolder:
     def exported(self) -> Path:
         """The model, in forms that others can load."""
         return self.path / "exported"
+
+    @cached_property
+    def final(self) -> Path:
+        """The model of the last checkpoint, if that was asked for."""
+        return self.path / "exported-final"
+
+    @cached_property
+    def top(self) -> Path:
+        """The models of the best checkpoints, if they were asked for."""
+        return self.path / "exported-top"
+
+    @cached_property
+    def metrics_table(self) -> Path:
+        """The event log as a table."""
+        return self.path / "metrics.csv"
 
     @cached_property
     def failure_file(self) -> Path:

@@ -1,0 +1,197 @@
+"""`manyfit data`: index, count, verify, convert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from manyfit.cli.common import Verb, as_json, json_option
+
+COMPRESSIONS = click.Choice(["gzip", "zlib", "none"], case_sensitive=False)
+
+
+@click.group()
+def command() -> None:
+    """Index, count, verify and convert files of records (TFRecord)."""
+
+
+def patterns_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add PATTERN…: files, patterns in quotes, or folders."""
+    return click.argument("patterns", nargs=-1, required=True, metavar="PATTERN...")(function)
+
+
+@command.command(cls=Verb)
+@patterns_argument
+@click.option("--force", is_flag=True, help="Index files anew, also those that have changed.")
+@click.option("--compression", type=COMPRESSIONS, help="How the files are compressed; found by itself.")
+@json_option
+def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_: bool) -> None:
+    """Write _tfrecord_metadata.json into each folder: what its files hold now.
+
+    Files that are known already are compared with what is known of them; one that has changed is an error,
+    unless --force is given. Files that begin with _ or . are not data, so '/folder/*' works twice.
+
+    \b
+    manyfit data index 'data/*'
+    """
+    from manyfit.data.tfrecord import files, metadata
+
+    paths = files.matched(patterns)
+    done: list[metadata.Indexed] = []
+    given = None if compression is None else compression.lower().replace("none", "")
+    with bar("indexing", sum(map(files.size_of, paths))) as moved:
+        done += metadata.index(paths, force, given, moved)
+    if json_:
+        as_json([{"file": d.file, "records": d.entry.records, "new": d.is_new} for d in done])
+        return
+    for each in done:
+        what = "indexed" if each.is_new else "unchanged"
+        click.echo(f"{what:9}  {each.entry.records:>10,} records  {each.file}")
+
+
+@command.command(cls=Verb)
+@patterns_argument
+@json_option
+def count(patterns: tuple[str, ...], json_: bool) -> None:
+    """Say how many records there are, by the index."""
+    from manyfit.data.tfrecord import metadata
+
+    known = {path: entry.records for path, entry in metadata.known_files(patterns).items()}
+    if json_:
+        as_json({"records": sum(known.values()), "files": known})
+    else:
+        click.echo(f"{sum(known.values()):,} records in {len(known)} files")
+
+
+@command.command(cls=Verb)
+@patterns_argument
+@click.option("--deep", is_flag=True, help="Read everything, and not only names and sizes.")
+@click.option("--deep-check", "deep", is_flag=True, hidden=True)
+@click.option("--shallow-check", is_flag=True, hidden=True, expose_value=False)
+@json_option
+def verify(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
+    """Compare files with what was indexed. Exits with 1 if something is different, and says what."""
+    from manyfit.data.tfrecord import files, metadata
+
+    size = sum(map(files.size_of, metadata.present(patterns))) if deep else 0
+    with bar("verifying", size) as moved:
+        findings = list(metadata.verify(patterns, deep, moved))
+    if json_:
+        as_json([{"file": f.file, "what": f.what, "detail": f.detail} for f in findings])
+    else:
+        for finding in findings:
+            click.echo(str(finding))
+        if not findings:
+            click.echo(f"{len(metadata.present(patterns))} files are as they were indexed")
+    if findings:
+        click.get_current_context().exit(1)
+
+
+@contextmanager
+def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far something is, on a terminal, if it takes a while."""
+    import sys
+
+    if not sys.stderr.isatty() or total < 1 << 24:
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(text, total=total)
+        waiting = 0
+
+        def moved(count: int) -> None:
+            nonlocal waiting
+            waiting += count
+            if waiting > 1 << 20:
+                progress.advance(task, waiting)
+                waiting = 0
+
+        yield moved
+
+
+@command.command(cls=Verb)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--kind", type=click.Choice(["images", "csv", "text", "arrays", "hdf5"]), help="What SOURCE is."
+)
+@click.option("--prefix", default="train", show_default=True, help="What the files are called: train, test …")
+@click.option("--shards", type=click.IntRange(1), metavar="N", help="How many files; one for each 128 MB.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="How many files are written at a time.")
+@click.option("--compression", type=COMPRESSIONS, default="none", show_default=True)
+@click.option("--column", metavar="NAME", help="The column of a CSV that holds the text.")
+@click.option(
+    "--vocabulary",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with one word a line; else it is made from the text, and written.",
+)
+@click.option("--words", type=click.IntRange(1), metavar="N", help="How many words a vocabulary has at most.")
+@click.option("--force", is_flag=True, help="Replace files that are there already.")
+@json_option
+def convert(
+    source: Path,
+    target: Path,
+    kind: str | None,
+    prefix: str,
+    shards: int | None,
+    workers: int | None,
+    compression: str,
+    column: str | None,
+    vocabulary: Path | None,
+    words: int | None,
+    force: bool,
+    json_: bool,
+) -> None:
+    """Write SOURCE as TFRecord files into the folder TARGET, and index them.
+
+    SOURCE is a folder with a folder of images for each class, a CSV, a text with one document a line, arrays
+    (.npz, .npy) or an HDF5 file. What to write into a config is printed at the end.
+
+    \b
+    manyfit data convert pictures data --shards 8
+    manyfit data convert reviews.csv data --column text --words 20000
+    """
+    import os
+
+    from manyfit.data.tfrecord import convert as converting
+
+    if not prefix.isidentifier():
+        raise click.UsageError(f"--prefix: {prefix!r} is not a name such as train")
+    table = converting.table_of(source, kind, column, vocabulary, words)
+    packed = compression.lower().replace("none", "")
+    count = workers or os.cpu_count() or 1
+    made = []
+    with steps("converting") as moved:
+        for each in converting.convert(table, target, prefix, shards, packed, count, force):
+            made.append(each)
+            moved(f"{sum(m.records for m in made):,} of {len(table):,} rows")
+    if json_:
+        as_json({"files": {m.file: m.records for m in made}, "features": table.features()})
+        return
+    for each in made:
+        click.echo(f"{each.records:>10,} records  {target / each.file}")
+    click.echo(
+        f"\nTo read them:\n\nfile_patterns: {target}/{prefix}-*\n{converting.as_yaml(table.features())}"
+    )
+
+
+@contextmanager
+def steps(text: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what has been done so far."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+        yield lambda done: status.update(f"{text}: {done}")

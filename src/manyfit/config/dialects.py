@@ -1,0 +1,62 @@
+"""Layouts of other systems. Each is a pure function from tree to tree; everything after it sees one schema.
+
+What people see stays in the layout of their file: overrides, differences, identity, problems. So a
+translation also says what a place in the layout of a run is called there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from manyfit.config.kinds import Kind
+from manyfit.config.tree import Map, Path
+from manyfit.core.errors import Problem
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What a config of another layout means, and how to speak of it in that layout."""
+
+    tree: Map
+    problems: list[Problem] = field(default_factory=list)
+    places: dict[Path, Path] = field(default_factory=dict)
+    """For each place in `tree` that stands elsewhere in the file: where."""
+    kinds: dict[Path, Kind] = field(default_factory=dict)
+    """What the keys of the file are to a run."""
+    assumed: dict[Path, Any] = field(default_factory=dict)
+    """Defaults that this layout has and that of a run has not."""
+    foreign: Callable[[Path], bool] = lambda path: False
+    """Whether a place in `tree` is of no interest to those who know the file."""
+    folder: str | None = None
+    """Where the run shall lie, if the file says so."""
+
+    def named(self, path: str) -> str:
+        """A path of `tree` as the file has it."""
+        return ".".join(map(str, self.own(tuple(path.split(".")))))
+
+    def own(self, path: Path) -> Path:
+        """A place of `tree` in the file."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.places:
+                return (*self.places[path[:length]], *path[length:])
+        return path
+
+    def facts(self, found: dict[Path, Any]) -> dict[Path, Any]:
+        """What was learned of the places of `tree`, by those of the file."""
+        return {self.own(path): fact for path, fact in found.items() if not self.foreign(path)}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A layout: how it is recognised, and what it means."""
+
+    name: str
+    is_written: Callable[[Map], bool]
+    translate: Callable[[Map, FilePath], Translation]
+    epochs: Path = ("train", "epochs")
+    """Where this layout has the number of epochs."""
+    alone: bool = False
+    """Whether its file is the only one in the folder of a run."""

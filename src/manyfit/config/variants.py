@@ -1,0 +1,307 @@
+"""The layout of variants: `model.type` with its parameters, and feeders and cadences under `train`.
+
+A variant is found by its name: in the project, in a folder that was named, or among those that are shipped.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path as FilePath
+from typing import Final
+
+from manyfit.config.dialects import Dialect, Translation
+from manyfit.config.five_components import choose_backend
+from manyfit.config.kinds import Kind
+from manyfit.config.project import project_root
+from manyfit.config.schema import Train
+from manyfit.config.signature import signature_of
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, class_word
+from manyfit.core.errors import Problem
+from manyfit.core.names import listing, nearest, show
+
+PACKAGE: Final = FilePath(__file__).parent.parent / "feeders"
+SHIPPED: Final = PACKAGE / "resources"
+"""Variants, feeders and records that come with manyfit."""
+REGISTRY: Final = FilePath("models") / "registry"
+SCHEME: Final = "manyfit:"
+"""What shipped files are called in a config: manyfit:data/train-*."""
+FEEDERS: Final = {"train_feeder": "train", "eval_feeder": "validation", "test_feeder": "test"}
+CHECKPOINT: Final = {"save_checkpoint_steps": "ba", "save_checkpoint_secs": "s"}
+VALIDATE: Final = {"validation_steps": "ba", "validation_secs": "s"}
+SUMMARY: Final = {"save_summary_steps": "ba"}
+OWN: Final = (*FEEDERS, *CHECKPOINT, *VALIDATE, *SUMMARY)
+"""Keys of `train` that only this layout has."""
+MADE: Final = "manyfit.feeders.Feeders"
+KINDS: Final[dict[Path, Kind]] = {
+    ("model", "model_dir"): Kind.NEUTRAL,
+    **{("train", key): Kind.NEUTRAL for key in (*CHECKPOINT, *SUMMARY)},
+}
+
+
+# -- where ----------------------------------------------------------------------------------------
+
+
+def find_variant(name: str, folders: Sequence[FilePath] = ()) -> FilePath | None:
+    """The file of a variant: in the project, in folders that were named, or among those that are shipped."""
+    if not name.isprintable() or "/" in name or "\\" in name or name in ("", ".", ".."):
+        return None
+    for folder in variant_folders(folders):
+        for ending in ("", ".yaml", ".yml"):
+            file = folder / f"{name}{ending}"
+            if file.suffix in (".yaml", ".yml") and file.is_file():
+                return file
+    return None
+
+
+def variant_folders(folders: Sequence[FilePath] = ()) -> list[FilePath]:
+    """Where variants are looked for, in this order."""
+    root = project_root(FilePath.cwd())
+    return [*folders, root / "variants", root / "config" / "variants", SHIPPED / "variants"]
+
+
+def variant_names(folders: Sequence[FilePath] = ()) -> list[str]:
+    """The names of all variants that can be found from here."""
+    found = [file for folder in variant_folders(folders) for file in sorted(folder.glob("*.y*ml"))]
+    return list(dict.fromkeys(file.stem for file in found))
+
+
+def root_of(file: FilePath) -> FilePath:
+    """The project that a config belongs to: one that is shipped belongs to whoever uses it."""
+    if file.resolve().is_relative_to(SHIPPED.resolve()):
+        return project_root(FilePath.cwd())
+    root = project_root(file)
+    return root.parent if root.name == "config" and file.parent == root / "variants" else root
+
+
+# -- what it means --------------------------------------------------------------------------------
+
+
+def is_variant(tree: Map) -> bool:
+    """Whether a config has this layout: feeders or cadences under `train`, or the folder of the model."""
+    train, model = tree.items.get("train"), tree.items.get("model")
+    if "data" in tree.items:
+        return False
+    by_train = isinstance(train, Map) and any(key in train.items for key in OWN)
+    return by_train or (isinstance(model, Map) and "model_dir" in model.items)
+
+
+def translate(tree: Map, project: FilePath) -> Translation:
+    """The same config in the layout of a run."""
+    problems: list[Problem] = []
+    train, model = _section(tree, "train", problems), _section(tree, "model", problems)
+    _check_keys(train, problems)
+    is_toy = _is_shipped(model)
+    feeders = {
+        FEEDERS[key]: _feeder(train.items[key], is_toy, project) for key in FEEDERS if key in train.items
+    }
+    if "train" not in feeders:
+        wanted = "{type: TFRecordExamplesFeeder, file_patterns: …}"
+        where = tree.key_origin("train")
+        problems.append(Problem("train.train_feeder", where, "this key is required", wanted, "nothing"))
+    where = train.key_origin("train_feeder") if "train_feeder" in train.items else train.origin
+    data: dict[str, Node] = {"class": Leaf(MADE, where), **feeders}
+    origins = {FEEDERS[key]: train.key_origin(key) for key in FEEDERS if key in train.items}
+    items: dict[str, Node] = {k: v for k, v in tree.items.items() if k not in ("train", "model")}
+    made, source = _model(tree, model, project, problems)
+    if source is not None:
+        items["src_code_path"] = Leaf(source, model.origin)
+    items |= {"data": Map(data, where, origins), "train": _trained(train, problems)}
+    if "model" in tree.items:
+        items["model"] = made
+    keys = {**tree.keys, "data": where}
+    choose_backend()
+    places: dict[Path, Path] = {("data", split): ("train", key) for key, split in FEEDERS.items()}
+    for at, names in (("checkpoint", CHECKPOINT), ("validate", VALIDATE), ("log", SUMMARY)):
+        given = next((key for key in names if key in train.items), None)
+        if given is not None:
+            places["train", "every", at] = ("train", given)
+    return Translation(
+        Map(items, tree.origin, keys),
+        problems,
+        places,
+        dict(KINDS),
+        foreign=lambda path: not path or path in (("data",), ("data", "batch_size"), ("src_code_path",)),
+        folder=_folder(model, problems),
+    )
+
+
+def _section(tree: Map, name: str, problems: list[Problem]) -> Map:
+    found = tree.items.get(name)
+    if isinstance(found, Map):
+        return found
+    if found is not None:
+        problems.append(Problem(name, tree.key_origin(name), "this is not a mapping"))
+    return Map({}, tree.key_origin(name))
+
+
+def _check_keys(train: Map, problems: list[Problem]) -> None:
+    known = [*OWN, *signature_of(Train).parameters]
+    for key in train.items:
+        if key not in known:
+            expected = f"one of {listing(known, 40)}"
+            where = train.key_origin(key)
+            problems.append(
+                Problem(f"train.{key}", where, "unknown key for train", expected, key, nearest(key, known))
+            )
+
+
+def _trained(train: Map, problems: list[Problem]) -> Map:
+    """`train` in the layout of a run: how often something happens stands under `every`."""
+    known = signature_of(Train).parameters
+    items = {key: item for key, item in train.items.items() if key in known}
+    keys = dict(train.keys)
+    every = items.get("every", Map({}, train.origin))
+    if not isinstance(every, Map):
+        return Map(items, train.origin, keys)
+    checkpoint = _cadences(train, CHECKPOINT, problems)
+    validate = _cadences(train, VALIDATE, problems)
+    if len(validate) > 1:
+        where = train.key_origin("validation_secs")
+        problems.append(
+            Problem("train.validation_secs", where, "validation_steps is set, too", "one of them")
+        )
+    cadences = {
+        # Whichever is due first; and whatever is validated is kept.
+        "checkpoint": _joined([*(checkpoint or ["auto"]), "validation"], train, CHECKPOINT),
+        "validate": _joined(validate[:1], train, VALIDATE),
+        "log": _joined(_cadences(train, SUMMARY, problems), train, SUMMARY),
+    }
+    for at, leaf in cadences.items():
+        if leaf is not None and at not in every.items:
+            every = every.with_item(at, leaf, leaf.origin)
+    items["every"] = every
+    if "validation_secs" in train.items and "time_dependent" not in items:
+        items["time_dependent"] = Leaf(True, train.key_origin("validation_secs"))
+    for name in ("loss", "optimizer"):  # a model of a registry brings them, if nothing is said
+        items.setdefault(name, Leaf(None, train.origin))
+    return Map(items, train.origin, keys)
+
+
+def _cadences(train: Map, names: dict[str, str], problems: list[Problem]) -> list[str]:
+    found: list[str] = []
+    for key, unit in names.items():
+        node = train.items.get(key)
+        if node is None or (isinstance(node, Leaf) and node.value is None):
+            continue
+        number = node.value if isinstance(node, Leaf) else None
+        if isinstance(number, Unresolved):
+            continue
+        if not _is_amount(number, whole=unit == "ba"):
+            wanted = "a whole number above 0" if unit == "ba" else "a number of seconds above 0"
+            problems.append(
+                Problem(f"train.{key}", node.origin, "not a possible value", wanted, show(number))
+            )
+            continue
+        found.append(f"{Decimal(str(number)):f}{unit}")
+    return found
+
+
+def _is_amount(number: object, whole: bool) -> bool:
+    """Whether something can be how many steps, or how many seconds, lie between two times."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return 1e-6 <= number < 1e12 and (isinstance(number, int) or not whole)
+
+
+def _joined(cadences: list[str], train: Map, names: dict[str, str]) -> Leaf | None:
+    where = next((train.key_origin(key) for key in names if key in train.items), train.origin)
+    return Leaf(",".join(cadences), where) if cadences else None
+
+
+def _model(tree: Map, model: Map, project: FilePath, problems: list[Problem]) -> tuple[Map, str | None]:
+    """The model, with a class that can be imported, and the folder of the user's code, if that is known."""
+    made, word = model.without("model_dir") if "model_dir" in model.items else model, class_word(model)
+    named = model.items.get(word)
+    if not (isinstance(named, Leaf) and isinstance(named.value, str)):
+        return made, None
+    text, source = _registered(tree, named, project, problems)
+    return made.with_item(word, Leaf(text, named.origin), model.key_origin(word)), source
+
+
+def _registered(tree: Map, named: Leaf, project: FilePath, problems: list[Problem]) -> tuple[str, str | None]:
+    """`file:Class`, from the project's registry, from the one that is shipped, or from a module."""
+    text = str(named.value)
+    file, colon, name = text.partition(":")
+    if not colon or not file.isidentifier():
+        return text, None
+    given = tree.items.get("src_code_path")
+    below = str(given.value) if isinstance(given, Leaf) and isinstance(given.value, str) else "src"
+    if (project / below / REGISTRY / f"{file}.py").is_file():
+        return f"models.registry.{file}:{name}", None
+    if given is None and (project / REGISTRY / f"{file}.py").is_file():
+        return text, str(REGISTRY)
+    if (PACKAGE / "registry" / f"{file}.py").is_file():
+        return f"manyfit.feeders.registry.{file}:{name}", None
+    if not _is_module(file, project / below):
+        places = [project / REGISTRY, project / below / REGISTRY, PACKAGE / "registry"]
+        known = [found.stem for place in places for found in sorted(place.glob("[!_]*.py"))]
+        best = nearest(file, known)
+        problems.append(
+            Problem(
+                "model.type",
+                named.origin,
+                f"there is no {file}.py in {REGISTRY}/, and no module of this name",
+                f"a file of {REGISTRY}/ and a class in it, such as {known[0] if known else 'net'}:Net",
+                repr(text),
+                f"{best}:{name}" if best else "",
+            )
+        )
+    return text, None
+
+
+def _is_module(name: str, source: FilePath) -> bool:
+    if (source / f"{name}.py").is_file() or (source / name).is_dir():
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _is_shipped(model: Map) -> bool:
+    """Whether the model is one that comes with manyfit, for which the records that come with it will do."""
+    named = model.items.get(class_word(model))
+    file = str(named.value).partition(":")[0] if isinstance(named, Leaf) else ""
+    return file.isidentifier() and (PACKAGE / "registry" / f"{file}.py").is_file()
+
+
+def _feeder(node: Node, is_toy: bool, project: FilePath) -> Node:
+    """A feeder in which shipped files are named by where they lie."""
+    if not isinstance(node, Map) or "file_patterns" not in node.items:
+        return node
+    given = node.items["file_patterns"]
+
+    def found(leaf: Node) -> Node:
+        if not (isinstance(leaf, Leaf) and isinstance(leaf.value, str)):
+            return leaf
+        text = leaf.value
+        if text.startswith(SCHEME):
+            return Leaf(str(SHIPPED / text.removeprefix(SCHEME)), leaf.origin)
+        is_path = text and "://" not in text and not FilePath(text).is_absolute()
+        if is_toy and is_path and not _matches(project / text) and _matches(SHIPPED / text):
+            return Leaf(str(SHIPPED / text), leaf.origin)
+        return leaf
+
+    made = Seq(tuple(map(found, given.items)), given.origin) if isinstance(given, Seq) else found(given)
+    return node.with_item("file_patterns", made, node.key_origin("file_patterns"))
+
+
+def _matches(pattern: FilePath) -> bool:
+    return next(glob.iglob(str(pattern)), None) is not None  # noqa: PTH207 - it may be absolute
+
+
+def _folder(model: Map, problems: list[Problem]) -> str | None:
+    node = model.items.get("model_dir")
+    if node is None or (isinstance(node, Leaf) and node.value is None):
+        return None
+    if isinstance(node, Leaf) and isinstance(node.value, str) and node.value:
+        return node.value
+    origin = node.origin if isinstance(node, Leaf) else model.key_origin("model_dir")
+    problems.append(Problem("model.model_dir", origin, "wrong type", "the path of a folder"))
+    return None
+
+
+VARIANTS: Final = Dialect("variants", is_variant, translate)

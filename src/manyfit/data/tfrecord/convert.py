@@ -1,0 +1,456 @@
+"""Other kinds of data as TFRecord files: folders of images, CSV, text, arrays, HDF5."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+import tempfile
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from manyfit.core.errors import UsageError
+from manyfit.core.lazy import optional
+from manyfit.core.names import listing, nearest
+from manyfit.data.tfrecord import metadata
+from manyfit.data.tfrecord.writer import RecordWriter, encode, shard_names
+from manyfit.store import durable
+
+AS_THEY_ARE: Final = (".jpg", ".jpeg", ".png")
+IMAGES: Final = (*AS_THEY_ARE, ".bmp", ".gif", ".tif", ".tiff", ".webp")
+SHARD: Final = 1 << 27
+"""Bytes of a shard, more or less, if nobody says how many there shall be."""
+UNKNOWN: Final = "<unk>"
+WORDS: Final = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
+VOCABULARY: Final = "_vocabulary.txt"
+
+Row = Mapping[str, Any]
+
+
+class Table(ABC):
+    """Rows that can be read from any place on."""
+
+    size: int = 0
+    """Bytes, more or less."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @abstractmethod
+    def rows(self, begin: int, end: int) -> Iterator[Row]:
+        """Some rows, as values by name."""
+
+    @abstractmethod
+    def features(self) -> dict[str, str]:
+        """How a feeder reads each feature, as YAML."""
+
+    def beside(self) -> dict[str, str]:
+        """Further files that belong to the records."""
+        return {}
+
+
+class ImageFolder(Table):
+    """A folder with a folder for each class. Classes are numbered in the order of their names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.names = sorted(
+            entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] not in "._"
+        )
+        found = {
+            name: sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in IMAGES and p.is_file())
+            for name in self.names
+        }
+        self.files = [(file, number) for number, name in enumerate(self.names) for file in found[name]]
+        if not self.files:
+            raise UsageError(f"{folder} has no folders with images in them ({', '.join(IMAGES)})")
+        self.folder = folder
+        self.size = sum(file.stat().st_size for file, _ in self.files)
+        # Classes are spread over the files: a shard of one class would be a poor sample.
+        order = np.random.RandomState(np.random.MT19937(0)).permutation(len(self.files))
+        self.files = [self.files[i] for i in order]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def rows(self, begin: int, end: int) -> Iterator[Row]:
+        """The image as it is, its class, and what it is called."""
+        image: Any = optional("PIL.Image", "images")
+        for file, number in self.files[begin:end]:
+            data = file.read_bytes()
+            try:
+                opened = image.open(io.BytesIO(data))
+                width, height, kind = opened.width, opened.height, str(opened.format).lower()
+                if kind not in ("jpeg", "png"):
+                    out = io.BytesIO()
+                    opened.convert("RGBA" if "A" in opened.mode else "RGB").save(out, "PNG")
+                    data, kind = out.getvalue(), "png"
+                else:
+                    opened.load()
+            except (OSError, ValueError, SyntaxError) as error:
+                raise UsageError(f"{file} is not an image that can be read: {error}") from error
+            yield {
+                "image/encoded": data,
+                "image/format": kind,
+                "image/height": height,
+                "image/width": width,
+                "image/class/label": number,
+                "image/class/text": self.names[number],
+                "image/filename": str(file.relative_to(self.folder)),
+            }
+
+    def features(self) -> dict[str, str]:
+        """An image and a class."""
+        return {
+            "image/encoded": "{type: ImageFeature, resize_height: 224, resize_width: 224}",
+            "image/class/label": "{type: FixedLenFeature, shape: [1], dtype: int64}",
+        }
+
+    def beside(self) -> dict[str, str]:
+        """The names of the classes, by number."""
+        return {"_classes.txt": "".join(f"{name}\n" for name in self.names)}
+
+
+class Csv(Table):
+    """A CSV file with a header. A column is whole numbers, numbers or text, as all of its cells say."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.size = file.stat().st_size
+        self.count = 0
+        self.kinds: dict[str, str] = {}
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream)
+            self.header = next(reader, [])
+            if not self.header or len(set(self.header)) != len(self.header):
+                raise UsageError(f"{file} has no header, or one in which a name stands twice")
+            ranks = [0] * len(self.header)
+            for number, row in enumerate(self._read(reader), 2):
+                if len(row) != len(self.header):
+                    raise UsageError(
+                        f"{file}:{number}: {len(row)} cells, but the header has {len(self.header)}"
+                    )
+                ranks = [max(rank, _rank(cell)) for rank, cell in zip(ranks, row, strict=True)]
+                self.count += 1
+        kinds = ("int64", "int64", "float32", "string")
+        self.kinds = {name: kinds[rank] for name, rank in zip(self.header, ranks, strict=True)}
+
+    def _read(self, reader: Any) -> Iterator[list[str]]:
+        try:
+            yield from (row for row in reader if row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UsageError(f"{self.file}:{reader.line_num + 1}: {error}") from error
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self, begin: int, end: int) -> Iterator[Row]:
+        """A value for each cell; an empty one is left out."""
+        read = {"int64": int, "float32": float, "string": str}
+        with self.file.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream)
+            next(reader)
+            for row in itertools.islice(self._read(reader), begin, end):
+                cells = zip(self.header, row, strict=True)
+                yield {name: read[self.kinds[name]](cell) for name, cell in cells if cell != ""}
+
+    def features(self) -> dict[str, str]:
+        """One value for each column."""
+        return {n: f"{{type: FixedLenFeature, shape: [1], dtype: {kind}}}" for n, kind in self.kinds.items()}
+
+
+def _rank(cell: str) -> int:
+    """0 for nothing, 1 for a whole number, 2 for a number, 3 for text."""
+    if cell == "":
+        return 0
+    if re.fullmatch(r"[-+]?\d{1,18}", cell):
+        return 1
+    try:
+        float(cell)
+    except ValueError:
+        return 3
+    return 2
+
+
+class Text(Table):
+    """Texts, one a line, or a column of a CSV; words become numbers by a vocabulary.
+
+    Number 0 is for padding, 1 for words that the vocabulary has not.
+    """
+
+    def __init__(self, file: Path, column: str | None, vocabulary: Path | None, most: int | None) -> None:
+        self.table = Csv(file) if file.suffix == ".csv" else None
+        self.file = file
+        self.column = column or "text"
+        self.size = file.stat().st_size
+        if self.table is not None and self.column not in self.table.header:
+            best = nearest(self.column, self.table.header)
+            hint = f"; did you mean {best}?" if best else f"; it has {listing(self.table.header)}"
+            raise UsageError(f"{file} has no column {self.column!r}{hint}")
+        self.count = 0
+        seen: Counter[str] = Counter()
+        for row in self._texts(0, None):
+            self.count += 1
+            if vocabulary is None:
+                seen.update(words(str(row.get(self.column, ""))))
+        if vocabulary is not None:
+            try:
+                listed = vocabulary.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"{vocabulary} cannot be read: {error}") from error
+            self.words = [word for word in listed if word not in ("<pad>", UNKNOWN)]
+        else:
+            ranked = sorted(seen.items(), key=lambda found: (-found[1], found[0]))
+            self.words = [word for word, _ in ranked[:most]]
+        self.numbers = {word: number for number, word in enumerate(self.words, 2)}
+
+    def _texts(self, begin: int, end: int | None) -> Iterator[Row]:
+        if self.table is not None:
+            yield from self.table.rows(begin, len(self.table) if end is None else end)
+            return
+        with self.file.open(encoding="utf-8-sig") as stream:
+            try:
+                for line in itertools.islice((line for line in stream if line.strip()), begin, end):
+                    yield {self.column: line.rstrip("\n")}
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{self.file} is not UTF-8: {error}") from error
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self, begin: int, end: int) -> Iterator[Row]:
+        """The numbers of the words, how many they are, and the other columns."""
+        for row in self._texts(begin, end):
+            found = [self.numbers.get(word, 1) for word in words(str(row.get(self.column, "")))]
+            rest = {name: value for name, value in row.items() if name != self.column}
+            yield {"tokens": np.array(found, np.int64), "length": len(found), **rest}
+
+    def features(self) -> dict[str, str]:
+        """Numbers of words, and the other columns."""
+        rest = self.table.features() if self.table is not None else {}
+        return {"tokens": "{type: VarLenFeature, dtype: int64}"} | {
+            name: how for name, how in rest.items() if name != self.column
+        }
+
+    def beside(self) -> dict[str, str]:
+        """The vocabulary: the number of a word is its line, counted from 0."""
+        return {VOCABULARY: "".join(f"{word}\n" for word in ("<pad>", UNKNOWN, *self.words))}
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, and its other signs, in small letters.
+
+    >>> words("It's fine.")
+    ["it's", 'fine', '.']
+    """
+    return WORDS.findall(text.lower())
+
+
+class Arrays(Table):
+    """Arrays with the same number of rows: an .npz, an .npy, or the data sets of an HDF5 file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._is_hdf5 = file.suffix in (".h5", ".hdf5")
+        self.shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        with self._opened() as arrays:
+            for name, array in arrays.items():
+                if not array.shape:
+                    raise UsageError(f"{file}: {name!r} is a single value, and no rows")
+                if array.dtype.kind not in "biufSUO":
+                    raise UsageError(
+                        f"{file}: {name!r} has the type {array.dtype}, which records do not know"
+                    )
+                self.shapes[name] = tuple(array.shape), array.dtype
+        counts = {shape[0] for shape, _ in self.shapes.values()}
+        if len(counts) != 1:
+            told = ", ".join(f"{name} has {shape[0]}" for name, (shape, _) in self.shapes.items()) or "none"
+            raise UsageError(f"{file}: the arrays must have the same number of rows, but {told}")
+        self.count = counts.pop()
+        self.size = sum(int(np.prod(shape)) * kind.itemsize for shape, kind in self.shapes.values())
+
+    def _opened(self) -> _Open:
+        return _Open(self.file, self._is_hdf5)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self, begin: int, end: int) -> Iterator[Row]:
+        """A value, or the memory of an array, for each name."""
+        with self._opened() as arrays:
+            for start in range(begin, end, 1024):
+                stop = min(start + 1024, end)
+                parts = {name: array[start:stop] for name, array in arrays.items()}
+                for i in range(stop - start):
+                    yield {name: self._value(name, part[i]) for name, part in parts.items()}
+
+    def _value(self, name: str, value: Any) -> Any:
+        shape, kind = self.shapes[name]
+        if kind.kind in "SUO":
+            return value if isinstance(value, bytes) else str(value)
+        if len(shape) > 1 and kind.str[1:] not in ("f4", "i8"):
+            return np.ascontiguousarray(value).astype(kind.newbyteorder("<")).tobytes()
+        return value
+
+    def features(self) -> dict[str, str]:
+        """Numbers by their shape."""
+        found = {}
+        for name, (shape, kind) in self.shapes.items():
+            row = list(shape[1:])
+            if kind.kind in "SUO":
+                found[name] = "{type: FixedLenFeature, shape: [], dtype: string}"
+            elif len(shape) > 1 and kind.str[1:] not in ("f4", "i8"):
+                found[name] = f"{{type: RawFeature, shape: {row}, dtype: {kind.name}}}"
+            else:
+                dtype = "float32" if kind.kind == "f" else "int64"
+                found[name] = f"{{type: FixedLenFeature, shape: {row or [1]}, dtype: {dtype}}}"
+        return found
+
+
+class _Open:
+    """The arrays of a file, while it is open."""
+
+    def __init__(self, file: Path, is_hdf5: bool) -> None:
+        self.file = file
+        self.is_hdf5 = is_hdf5
+        self._handle: Any = None
+
+    def __enter__(self) -> dict[str, Any]:
+        try:
+            if self.is_hdf5:
+                h5py: Any = optional("h5py", "hdf5")
+                self._handle = h5py.File(self.file, "r")
+                found: dict[str, Any] = {}
+                self._handle.visititems(
+                    lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None
+                )
+                return found
+            loaded = np.load(
+                self.file, allow_pickle=False, mmap_mode="r" if self.file.suffix == ".npy" else None
+            )
+            if isinstance(loaded, np.ndarray):
+                return {"inputs": loaded}
+            self._handle = loaded
+            return {name: loaded[name] for name in loaded.files}
+        except (OSError, ValueError, EOFError) as error:
+            raise UsageError(f"{self.file} cannot be read as arrays: {error}") from error
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.close()
+
+
+KINDS: Final = ("images", "csv", "text", "arrays", "hdf5")
+
+
+def table_of(
+    source: Path,
+    kind: str | None = None,
+    column: str | None = None,
+    vocabulary: Path | None = None,
+    most: int | None = None,
+) -> Table:
+    """The rows of a folder or file, by what it is, or as what it was said to be."""
+    endings = {
+        ".csv": "csv",
+        ".txt": "text",
+        ".npz": "arrays",
+        ".npy": "arrays",
+        ".h5": "hdf5",
+        ".hdf5": "hdf5",
+    }
+    if not source.exists():
+        raise UsageError(f"there is no {source}")
+    wants_text = column is not None or vocabulary is not None or most is not None
+    found = kind or ("images" if source.is_dir() else endings.get(source.suffix.lower(), ""))
+    found = "text" if found == "csv" and kind is None and wants_text else found
+    if found == "images" and source.is_dir():
+        return ImageFolder(source)
+    if found == "text" and source.is_file():
+        return Text(source, column, vocabulary, most)
+    if found == "csv" and source.is_file():
+        return Csv(source)
+    if found in ("arrays", "hdf5") and source.is_file():
+        return Arrays(source)
+    wanted = "a folder of images, .csv, .txt, .npz, .npy, .h5 or .hdf5"
+    raise UsageError(f"{source} cannot be converted{f' as {kind}' if kind else ''}: it must be {wanted}")
+
+
+@dataclass(frozen=True)
+class Written:
+    """One file that was written."""
+
+    file: str
+    records: int
+
+
+def convert(
+    table: Table,
+    folder: Path,
+    prefix: str = "train",
+    shards: int | None = None,
+    compression: str = "",
+    workers: int = 1,
+    force: bool = False,
+) -> Iterator[Written]:
+    """Write rows into shards, several at a time, and index them when all are there."""
+    if not len(table):
+        raise UsageError("there are no rows to convert")
+    count = shards or max(1, min(len(table), round(table.size / SHARD)))
+    if count > len(table):
+        raise UsageError(f"{len(table)} rows cannot be cut into {count} shards")
+    files = [folder / name for name in shard_names(prefix, count, compression)]
+    here = sorted(folder.glob(f"{prefix}-*-of-*")) if folder.is_dir() else []
+    if here and not force:
+        names = listing([file.name for file in here], 3)
+        raise UsageError(f"{folder} has files of this name already: {names}; --force replaces them")
+    bounds = itertools.pairwise(round(i * len(table) / count) for i in range(count + 1))
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as place:
+        jobs = [
+            (table, Path(place) / file.name, begin, end, compression)
+            for file, (begin, end) in zip(files, bounds, strict=True)
+        ]
+        if workers > 1 and count > 1:
+            with ProcessPoolExecutor(min(workers, count)) as pool:
+                yield from pool.map(_shard, jobs)
+        else:
+            yield from map(_shard, jobs)
+        entries = {file.name: metadata.examine(str(Path(place) / file.name)) for file in files}
+        known = metadata.load(str(folder))
+        for old in here:  # only now is everything there that takes their place
+            old.unlink()
+        for file in files:
+            (Path(place) / file.name).replace(file)
+    durable.sync_folder(folder)
+    for name, text in table.beside().items():
+        durable.write(folder / name, text)
+    others = {name: entry for name, entry in known.items() if folder / name not in here and entry.frames}
+    metadata.save(str(folder), {**others, **entries})
+
+
+def _shard(job: tuple[Table, Path, int, int, str]) -> Written:
+    table, file, begin, end, compression = job
+    with RecordWriter(file, compression) as writer:
+        for row in table.rows(begin, end):
+            writer.write(encode(row))
+    return Written(file.name, writer.count)
+
+
+def as_yaml(
+    features: Mapping[str, str], labels: Sequence[str] = ("label", "image/class/label", "target")
+) -> str:
+    """How a feeder reads what was written, to be copied into a config."""
+    label = next((name for name in features if name in labels), None)
+    lines = ["features_map:", *(f"  {name}: {how}" for name, how in features.items() if name != label)]
+    if label is not None:
+        lines += ["labels_map:", f"  {label}: {features[label]}"]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Models that variants can name by their file: `toy:DebugToyModel`."""
