@@ -44,7 +44,8 @@ SESSION: Final[Mapping[str, type]] = {
 FAILURE: Final[Mapping[str, type]] = {"kind": str, "message": str, "step": int, "time": str}
 WRITTEN: Final = (
     ".lock", "config.resolved.yaml", "provenance.json", "metrics.jsonl", "metrics.csv", "checkpoints",
-    "exported", "exported-final", "exported-top", "reports", "tensorboard", "run.log", "failure.json", "track.json",
+    "exported", "exported-final", "exported-top", "reports", "tensorboard",
+    "run.log", "failure.json", "track.json",
 )  # fmt: skip
 """What manyfit writes into a run folder. None of it may lead out of the folder."""
 

@@ -1,0 +1,144 @@
+"""`manyfit data`: whatever can be converted is read back as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyfit.cli import main
+from manyfit.config.read import read_text
+from manyfit.config.tree import plain
+from manyfit.data import once
+from manyfit.data.tfrecord import metadata
+from manyfit.data.tfrecord.convert import as_yaml, convert, table_of
+from manyfit.feeders import FixedLenFeature, ImageFeature, RawFeature, TFRecordExamplesFeeder, VarLenFeature
+
+CLASSES = {c.__name__: c for c in (FixedLenFeature, ImageFeature, RawFeature, VarLenFeature)}
+
+
+def run(*words: object) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    return int(stopped.value.code or 0)
+
+
+def read(folder: Path, table, **more):
+    """Read what was written, by what was said about it."""
+    told = plain(read_text(as_yaml(table.features()), "told"))
+    maps = {
+        key: {
+            name: CLASSES[how.pop("type")](**{**how, **more.get(name, {})}) for name, how in features.items()
+        }
+        for key, features in told.items()
+    }
+    return list(once(TFRecordExamplesFeeder(str(folder / "train-*"), feed_as_dict=True, **maps), 1000))
+
+
+def converted(source: Path, folder: Path, **how):
+    table = table_of(source, **{k: how.pop(k) for k in ("kind", "column", "vocabulary", "most") if k in how})
+    done = list(convert(table, folder, **how))
+    assert sum(each.records for each in done) == len(table)
+    assert not list(metadata.verify(str(folder / "*"), deep=True))
+    return table
+
+
+@pytest.mark.parametrize("compression", ["", "gzip"])
+def test_arrays(tmp_path, compression):
+    given = {
+        "x": np.random.default_rng(0).normal(size=(25, 2, 3)).astype(np.float32),
+        "image": np.arange(25 * 4, dtype=np.uint8).reshape(25, 2, 2),
+        "label": np.arange(25),
+        "name": np.array([f"n{i}" for i in range(25)]),
+    }
+    np.savez(tmp_path / "a.npz", **given)
+    table = converted(tmp_path / "a.npz", tmp_path / "out", shards=3, compression=compression, workers=2)
+    assert len(list((tmp_path / "out").glob("train-*-of-00003*"))) == 3
+    (batch,) = read(tmp_path / "out", table)
+    assert batch.inputs["x"].tolist() == given["x"].tolist()
+    assert batch.inputs["image"].tolist() == given["image"].tolist()
+    assert batch.target.tolist() == given["label"].tolist()
+    assert batch.inputs["name"].tolist() == [name.encode() for name in given["name"]]
+
+
+def test_hdf5(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    x = np.random.default_rng(0).normal(size=(7, 3))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["group/x"] = x
+        file["label"] = np.arange(7)
+    table = converted(tmp_path / "a.h5", tmp_path / "out")
+    (batch,) = read(tmp_path / "out", table)
+    assert batch.inputs["group_x"].tolist() == x.tolist()
+
+
+def test_csv(tmp_path):
+    (tmp_path / "a.csv").write_text('id,age,score,name,label\na,3,0.5,x y,1\nb,-4,1e3,"q,",0\nc,5,2,,1\n')
+    table = converted(tmp_path / "a.csv", tmp_path / "out")
+    (batch,) = read(tmp_path / "out", table, name={"default_value": "none"})
+    assert batch.inputs["age"].tolist() == [[3], [-4], [5]]
+    assert batch.inputs["score"].tolist() == [[0.5], [1000.0], [2.0]]
+    assert batch.inputs["name"].tolist() == [[b"x y"], [b"q,"], [b"none"]]
+    assert batch.target.tolist() == [1, 0, 1]
+
+
+def test_text_with_a_vocabulary(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\nthe cat sat,0\nThe dog,1\nthe the cat,0\n")
+    table = converted(tmp_path / "a.csv", tmp_path / "out", column="text", most=3)
+    words = (tmp_path / "out" / "_vocabulary.txt").read_text().split()
+    assert words == ["<pad>", "<unk>", "the", "cat", "dog"]
+    (batch,) = read(tmp_path / "out", table)
+    assert batch.inputs["tokens"].tolist() == [[2, 3, 1], [2, 4, 0], [2, 2, 3]]
+    (tmp_path / "b.txt").write_text("dog cat\n\nbird\n")
+    again = converted(tmp_path / "b.txt", tmp_path / "out2", vocabulary=tmp_path / "out" / "_vocabulary.txt")
+    (batch,) = read(tmp_path / "out2", again)
+    assert batch.inputs["tokens"].tolist() == [[4, 3], [1, 0]]
+
+
+def test_folders_of_images(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for name, kind in (("cats", "png"), ("dogs", "jpg"), ("dogs", "bmp")):
+        (tmp_path / "in" / name).mkdir(parents=True, exist_ok=True)
+        for i in range(3):
+            pixels = np.full((8, 10, 3), 20 * i + (100 if name == "dogs" else 0), np.uint8)
+            image.fromarray(pixels).save(tmp_path / "in" / name / f"{i}-{kind}.{kind}")
+    table = converted(tmp_path / "in", tmp_path / "out", shards=2, workers=2)
+    small = {"resize_height": 4, "resize_width": 4, "enforced_dtype": "uint8"}
+    (batch,) = read(tmp_path / "out", table, **{"image/encoded": small})
+    means = batch.inputs["image_encoded"].mean(axis=(1, 2, 3))
+    assert sorted(zip(batch.target.tolist(), means.round().tolist(), strict=True)) == [
+        (0, 0.0), (0, 20.0), (0, 40.0), (1, 100.0), (1, 100.0), (1, 120.0), (1, 120.0), (1, 140.0), (1, 140.0)
+    ]  # fmt: skip
+    assert (tmp_path / "out" / "_classes.txt").read_text() == "cats\ndogs\n"
+    (tmp_path / "in" / "dogs" / "broken.jpg").write_bytes(b"no image")
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+    with pytest.raises(SystemExit) as stopped:
+        main(["data", "convert", str(tmp_path / "in"), str(tmp_path / "out"), "--force"])
+    assert stopped.value.code == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+    assert len(read(tmp_path / "out", table, **{"image/encoded": small})[0]) == 9
+
+
+def test_the_verbs(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", x=np.zeros((10, 2), np.float32), label=np.arange(10))
+    out = tmp_path / "out"
+    assert run("data", "convert", tmp_path / "a.npz", out, "--shards", 2) == 0
+    assert "labels_map:\n  label:" in capsys.readouterr().out
+    assert run("data", "convert", tmp_path / "a.npz", out) == 2
+    assert "--force" in capsys.readouterr().err
+    assert run("data", "convert", tmp_path / "a.npz", out, "--force", "--shards", 3) == 0
+    assert run("data", "convert", tmp_path / "a.npz", out, "--prefix", "test") == 0
+    capsys.readouterr()
+    assert run("data", "count", f"{out}/*", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 20
+    assert run("data", "verify", f"{out}/*", "--deep") == 0
+    first = min(out.glob("train-*"))
+    first.write_bytes(first.read_bytes()[:-1])
+    assert run("data", "verify", f"{out}/*") == 1
+    assert "resized" in capsys.readouterr().out
+    assert run("data", "count", f"{out}/*") == 2
+    assert run("data", "convert", tmp_path / "nothing.csv", out) == 2
+    assert run("data", "index", f"{out}/nothing-*") == 2
+    assert "no file matches" in capsys.readouterr().err
