@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path as FilePath
-from typing import Final
+from typing import Any, Final
 
 from manyfit.config.dialects import Dialect, Translation
 from manyfit.config.five_components import choose_backend
@@ -111,6 +111,10 @@ def translate(tree: Map, project: FilePath) -> Translation:
     items |= {"data": Map(data, where, origins), "train": _trained(train, problems)}
     if "model" in tree.items:
         items["model"] = made
+    export, assumed = items.get("export", Map({}, tree.origin)), dict[Path, Any]()
+    if isinstance(export, Map) and "formats" not in export.items:  # the folder of a model is for serving, too
+        items["export"] = export.with_item("formats", Leaf("auto", tree.origin))
+        assumed["export", "formats"] = "auto"
     keys = {**tree.keys, "data": where}
     choose_backend()
     places: dict[Path, Path] = {("data", split): ("train", key) for key, split in FEEDERS.items()}
@@ -123,6 +127,7 @@ def translate(tree: Map, project: FilePath) -> Translation:
         problems,
         places,
         dict(KINDS),
+        assumed,
         foreign=lambda path: not path or path in (("data",), ("data", "batch_size"), ("src_code_path",)),
         folder=_folder(model, problems),
     )

@@ -258,7 +258,8 @@ FORMATS: Final[Mapping[str, Callable[[Built, RunFolder], Path]]] = {
 def export_best(config: Config, run: RunFolder, built: Built, step: int) -> None:
     """Export the model of a run that is over, in every form that its users expect."""
     export_weights(config, run, built, step)
-    names: list[str] = list(config.run.export.formats)
+    asked, is_torch = config.run.export.formats, isinstance(built.learner, TorchLearner)
+    names: list[str] = ["torch"] * is_torch if asked == "auto" else list(asked)
     if isinstance(built.learner, KerasLearner):
         usual = ["keras", "saved_model"] if built.learner.backend == "tensorflow" else ["keras"]
         names = list(dict.fromkeys([*usual, *names]))
