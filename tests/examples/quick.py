@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import re
 import runpy
 import shlex
 import subprocess
@@ -26,7 +27,7 @@ class Done(NamedTuple):
 
 def run(line, folder):
     """Run one line in a folder: in a process of its own, always."""
-    words = shlex.split(line) if not SPECIAL & set(line) else []
+    words = shlex.split(line) if not SPECIAL & set(re.sub("'[^']*'", "", line)) else []
     if words[:1] != ["manyfit"]:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(

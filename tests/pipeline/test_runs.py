@@ -296,5 +296,5 @@ def test_a_job_passes_the_warning_on_and_queues_itself_again(tiny):
     )  # fmt: skip
     assert job.stdout.readline() == "ready\n"
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(10) == 138
+    assert job.wait(60) == 138
     assert (tiny.root / "requeued").read_text() == "requeue 7\n"
