@@ -92,7 +92,9 @@ def test_it_prints_what_the_guide_prints(guide):
     assert len(re.findall(r"label: \d\n", said)) == 4
 
 
-@pytest.mark.parametrize("style", ["TF", pytest.param("", marks=pytest.mark.soak)], ids=["tf.data", "generator"])
+@pytest.mark.parametrize(
+    "style", ["TF", pytest.param("", marks=pytest.mark.soak)], ids=["tf.data", "generator"]
+)
 def test_its_config_trains_exports_evaluates_and_reports(guide, style):
     place, _ = guide
     given = config()

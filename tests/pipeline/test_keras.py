@@ -117,7 +117,9 @@ def test_layers_that_carry_code_are_refused_unless_they_are_named(tiny, caplog):
 
 
 INSIDE, BETWEEN = Kill("step", 5), Kill("epoch", 1)
-MANY = [[INSIDE, BETWEEN]] + [[Kill(where, count)] for where in ("step", "validation", "write") for count in (1, 3, 9, 12)]
+MANY = [[INSIDE, BETWEEN]] + [
+    [Kill(where, count)] for where in ("step", "validation", "write") for count in (1, 3, 9, 12)
+]
 
 
 @pytest.mark.parametrize(

@@ -272,29 +272,35 @@ def _fits(path: str, patterns: Sequence[str]) -> bool:
 
 
 def compare(path: str, entry: Entry, deep: bool, progress: Progress | None = None) -> Iterator[Finding]:
-    """What has happened to a file since it was indexed."""
+    """What has happened to a file since it was indexed; `deep` or not, a file of another size is read."""
     size = files.size_of(path)
-    if not deep:
-        if size != entry.size:
-            yield Finding(path, "resized", f"{size:,} bytes; when it was indexed, {entry.size:,}")
+    if not deep and size == entry.size:
         return
     data = files.mapped(files.local_copy(path))
-    if entry.digest and digest_of(data) == entry.digest:
-        return
-    if entry.md5 and digest_of(data, "md5") == entry.md5:
-        return
+    if size == entry.size:
+        if entry.digest and digest_of(data) == entry.digest:
+            return
+        if entry.md5 and digest_of(data, "md5") == entry.md5:
+            return
+    what, detail = _happened(path, entry, progress)
+    if deep:
+        yield Finding(path, what, detail)
+    else:
+        sizes = f"{size:,} bytes; when it was indexed, {entry.size:,}"
+        yield Finding(path, "resized", f"{sizes} ({what}: {detail})")
+
+
+def _happened(path: str, entry: Entry, progress: Progress | None) -> tuple[str, str]:
+    """In one word and in a sentence, what has become of a file that is not what it was."""
     try:
         found = examine(path, entry.compression if entry.digest else None, progress)
     except RecordError as error:
         what = "truncated" if "cut short" in error.reason else "corrupt"
         what = "wrongly compressed" if "was said to be" in error.reason else what
-        detail = error.reason if error.record is None else f"record {error.record}: {error.reason}"
-        yield Finding(path, what, detail)
-        return
+        return what, error.reason if error.record is None else f"record {error.record}: {error.reason}"
     if entry.features and found.features != entry.features:
-        yield Finding(path, "schema changed", _schemas(entry.features, found.features))
-        return
-    yield Finding(path, "changed", _first(entry, found))
+        return "schema changed", _schemas(entry.features, found.features)
+    return "changed", _first(entry, found)
 
 
 def _first(before: Entry, now: Entry) -> str:
