@@ -298,22 +298,25 @@ def _happened(path: str, entry: Entry, progress: Progress | None) -> tuple[str, 
         what = "truncated" if "cut short" in error.reason else "corrupt"
         what = "wrongly compressed" if "was said to be" in error.reason else what
         return what, error.reason if error.record is None else f"record {error.record}: {error.reason}"
+    first = _first(entry, found)
+    if first is not None and first == found.records < entry.records:
+        return "truncated", f"it ends before record {first}, but {entry.records:,} records were indexed"
     if entry.features and found.features != entry.features:
         return "schema changed", _schemas(entry.features, found.features)
-    return "changed", _first(entry, found)
+    count = "" if entry.records == found.records else f"{found.records:,} records, not {entry.records:,}"
+    since = "" if first is None else f"from record {first} on it is another"
+    return "changed", "; ".join(filter(None, (since, count))) or "its bytes are others"
 
 
-def _first(before: Entry, now: Entry) -> str:
-    """The first record that is not what it was."""
+def _first(before: Entry, now: Entry) -> int | None:
+    """The first record that is not what it was; None if that cannot be known."""
     if before.frames is None or now.frames is None:
-        return f"{now.records:,} records; when it was indexed, {before.records:,}"
+        return None
     shared = min(len(before.frames), len(now.frames))
     same = (before.frames.checksums[:shared] == now.frames.checksums[:shared]) & (
         np.diff(before.frames.offsets)[:shared] == np.diff(now.frames.offsets)[:shared]
     )
-    first = int(np.argmin(same)) if shared and not same.all() else shared
-    count = "" if before.records == now.records else f"; {now.records:,} records, not {before.records:,}"
-    return f"from record {first} on it is another{count}"
+    return int(np.argmin(same)) if not same.all() else shared
 
 
 def _schemas(before: Mapping[str, str], now: Mapping[str, str]) -> str:
