@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import tracemalloc
@@ -202,14 +203,17 @@ def test_every_example_is_read_as_tensorflow_reads_it(examples, name, feature):
 def test_records_walked_together_and_alone_say_the_same(examples):
     tf = pytest.importorskip("tensorflow")
     records = [serialised(tf, example) for example in examples]
-    together = wire.spans(wire.Buffer.of(records))
+    together = wire.spans(wire.Buffer.of(records), KEYS)
+    kinds = {}
     for row, record in enumerate(records):
-        for name, each in wire.spans(wire.Buffer.of([record])).items():
-            assert together[name].kind[row] == each.kind[0]
-    for name, each in together.items():
-        for row, record in enumerate(records):
-            alone = wire.spans(wire.Buffer.of([record]), [name])[name]
-            assert each.kind[row] == alone.kind[0]
+        alone = wire.spans(wire.Buffer.of([record]), KEYS)
+        assert {name: each.kind[row] for name, each in together.items()} == {
+            n: e.kind[0] for n, e in alone.items()
+        }
+        for name, held in wire.schema(wire.Buffer.of([record])).items():
+            kinds.setdefault(name, set()).update(held)
+    whole = wire.schema(wire.Buffer.of(records))
+    assert whole == {name: held - {"nothing"} or {"nothing"} for name, held in kinds.items()}
 
 
 @given(st.lists(EXAMPLE, min_size=1, max_size=9))
@@ -376,6 +380,73 @@ def test_damaged_compressed_files_are_errors(tmp_path, compression):
             assert found.tolist() == right
 
 
+def test_many_features_and_many_texts_are_no_hang(tmp_path):
+    import time
+
+    begin = time.monotonic()
+    wide = [{f"feature {i} {j}": 1 for i in range(2000)} for j in range(8)]
+    long = [{"texts": [""] * 50_000, "x": [1.0, 2.0, 3.0], "label": 1}] * 8
+    write(tmp_path / "train-0", [*rows(8), *wide])
+    entry = metadata.examine(str(tmp_path / "train-0"))
+    assert len(entry.features) == 16_004
+    write(tmp_path / "train-0", long)
+    found = next(once(feeder(tmp_path, features_map={"texts": VarLenFeature("string")}), 8)).inputs
+    assert found.shape == (8, 50_000)
+    assert time.monotonic() - begin < 60
+
+
+def test_any_number_of_files_needs_few_descriptors(tmp_path):
+    import resource
+
+    folder(tmp_path, (2,) * 80)
+    source = feeder(tmp_path)
+    len(source)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 200
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, hard))
+    try:
+        assert sum(len(batch) for batch in source.batches(Order(16, seed=1, epochs=1))) == 160
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path):
+    made = indexed(tmp_path, counts=(3000,))
+    source = feeder(made, prefetch=0)
+    batches = source.batches(Order(8, seed=1))
+    next(batches)
+    path = made / "train-00000-of-00001"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(RecordError, match="cut short"):
+        list(itertools.islice(batches, 2000))
+
+
+def test_indexing_the_same_folder_twice_at_once_loses_nothing(tmp_path):
+    from concurrent.futures import ProcessPoolExecutor
+
+    for name in ("train", "validation", "test"):
+        folder(tmp_path, (20,), prefix=name)
+    paths = [[str(path)] for path in sorted(tmp_path.iterdir())]
+    with ProcessPoolExecutor(3) as pool:
+        list(pool.map(index_these, paths * 2))
+    assert len(metadata.load(str(tmp_path))) == 3
+
+
+def index_these(paths):
+    return len(list(metadata.index(paths)))
+
+
+def test_forcing_is_harmless_and_paths_may_be_relative(tmp_path, monkeypatch):
+    made = indexed(tmp_path / "a[1]")
+    list(metadata.index(files.matched(str(made)), force=True))
+    monkeypatch.chdir(made)
+    assert not list(metadata.verify("*"))
+    assert not list(metadata.verify("./train-*", deep=True))
+    Path("train-00000-of-00002").unlink()
+    assert [finding.what for finding in metadata.verify("train-*")] == ["deleted"]
+
+
 def test_a_bomb_is_not_unpacked(tmp_path):
     import zlib
 
@@ -466,6 +537,69 @@ def test_metadata_of_another_program_is_read(tmp_path):
     assert not whats(made, True)
     list(metadata.index(files.matched(str(made / "*"))))
     assert feeder(made, auto_generate_meta=False).fingerprint() == before
+
+
+def test_metadata_that_lies_is_refused_or_found(tmp_path):
+    import json
+
+    made = indexed(tmp_path)
+    place = made / metadata.FILE
+    whole = json.loads(place.read_text())
+    name = min(whole["files"])
+    for key, value in (
+        ("sha256", "../../precious"),
+        ("records", 1 << 60),
+        ("records", -1),
+        ("size", 7),
+        ("compression", "rar"),
+        ("offsets", whole["files"][name]["checksums"]),
+        ("checksums", "AAAA"),
+        ("features", 3),
+    ):
+        changed = json.loads(json.dumps(whole))
+        changed["files"][name][key] = value
+        place.write_text(json.dumps(changed))
+        with pytest.raises(DataChanged, match="cannot be read"):
+            metadata.load(str(made))
+    changed = json.loads(json.dumps(whole))
+    changed["files"][name]["features"] = {"other": "int64"}
+    place.write_text(json.dumps(changed))
+    assert whats(made, True) == {"wrongly indexed"}
+
+
+def test_compression_that_was_said_wrongly(tmp_path):
+    indexed(tmp_path)
+    with pytest.raises(RecordError, match="said to be compressed with gzip, but is not compressed"):
+        len(feeder(tmp_path, compression="gzip"))
+
+
+def test_kept_columns_that_are_damaged_are_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("MANYFIT_CACHE", str(tmp_path / "cache"))
+    made = folder(tmp_path / "data")
+
+    def read():
+        return [batch.inputs["x"].tolist() for batch in once(feeder(made, cache=True), 9)]
+
+    right = read()
+    for change in (
+        lambda f: f.write_bytes(f.read_bytes()[:-4]),
+        lambda f: f.write_bytes(f.read_bytes()[:-1] + b"?"),
+    ):
+        change(min((tmp_path / "cache").rglob("0.npy")))
+        assert read() == right
+    with pytest.raises(UsageError, match="is a file"):
+        list(once(feeder(made, cache=str(made / "train-00000-of-00002")), 9))
+
+
+def test_rows_are_named_by_a_feature(tmp_path):
+    source = feeder(folder(tmp_path), id_feature="name")
+    assert source.ids(np.array([0, 40, 3])) == ["row-0", "row-40", "row-3"]
+    assert feeder(tmp_path).ids(np.array([0, 40])) == ["train-00000-of-00002:0", "train-00001-of-00002:10"]
+
+
+def test_two_features_under_one_name(tmp_path):
+    with pytest.raises(UsageError, match="'a/b' and 'a_b' would both reach the model as 'a_b'"):
+        feeder(tmp_path, features_map={"a/b": VarLenFeature(), "a_b": VarLenFeature()})
 
 
 def test_data_that_nobody_has_indexed_is_refused(tmp_path):

@@ -142,3 +142,78 @@ def test_the_verbs(tmp_path, capsys):
     assert run("data", "convert", tmp_path / "nothing.csv", out) == 2
     assert run("data", "index", f"{out}/nothing-*") == 2
     assert "no file matches" in capsys.readouterr().err
+
+
+def test_splits_share_classes_and_vocabulary(tmp_path, capsys):
+    (tmp_path / "train.csv").write_text("text,label\nthe cat,pos\nthe dog,neg\n")
+    (tmp_path / "test.csv").write_text("text,label\ndog dog cat,pos\n")
+    out = tmp_path / "out"
+    assert run("data", "convert", tmp_path / "train.csv", out, "--column", "text") == 0
+    assert "2 classes  neg, pos" in capsys.readouterr().out
+    assert run("data", "convert", tmp_path / "test.csv", out, "--column", "text", "--prefix", "test") == 0
+    assert (out / "_vocabulary.txt").read_text().split() == ["<pad>", "<unk>", "the", "cat", "dog"]
+    maps = {
+        "features_map": {"tokens": VarLenFeature("int64")},
+        "labels_map": {"label": FixedLenFeature([1], "int64")},
+    }
+    (batch,) = once(TFRecordExamplesFeeder(str(out / "test-*"), **maps), 9)
+    assert batch.inputs.tolist() == [[4, 4, 3]]
+    assert batch.target.tolist() == [1]
+    (tmp_path / "more.csv").write_text("text,label\ncat,maybe\n")
+    assert run("data", "convert", tmp_path / "more.csv", out, "--column", "text", "--prefix", "more") == 2
+    assert "does not name: maybe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", b"a,b\n1\n", "2: 1 cells"),
+        ("a.csv", b"\xff\xfea,b\n1,2\n", "utf-8"),
+        ("a.csv", b"a,a\n1,2\n", "twice"),
+        ("a.csv", b"text,tokens\nx,1\n", "rename it"),
+        ("a.csv", b"", "no header"),
+        ("a.npz", b"no archive", "cannot be read as arrays"),
+        ("a.npy", b"\x93NUMPY", "cannot be read as arrays"),
+        ("a.h5", b"no such file", "cannot be read as arrays"),
+        ("a.txt", b"\xff\xff\n", "not UTF-8"),
+        ("a.xyz", b"?", "it must be a folder of images"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_message(tmp_path, capsys, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    more = ["--column", "text"] if b"tokens" in content else []
+    assert run("data", "convert", tmp_path / name, tmp_path / "out", *more) == 2
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error, error
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_force_removes_only_shards(tmp_path):
+    (tmp_path / "a.csv").write_text("x,label\n1,2\n")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "train-notes-of-monday.txt").write_text("mine")
+    assert run("data", "convert", tmp_path / "a.csv", out) == 0
+    assert run("data", "convert", tmp_path / "a.csv", out, "--force") == 0
+    assert (out / "train-notes-of-monday.txt").read_text() == "mine"
+
+
+def test_numbers_that_do_not_fit_stay_what_they_are(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        "id,code,label\n9007199254740993,2020_01,1\n99999999999999999999,1_000,0\n"
+    )
+    table = converted(tmp_path / "a.csv", tmp_path / "out")
+    (batch,) = read(tmp_path / "out", table)
+    assert batch.inputs["id"].tolist() == [[b"9007199254740993"], [b"99999999999999999999"]]
+    assert batch.inputs["code"].tolist() == [[b"2020_01"], [b"1_000"]]
+    given = {
+        "flags": np.eye(3, dtype=bool),
+        "deep": np.arange(9, dtype=np.uint16).reshape(3, 3),
+        "label": np.arange(3),
+    }
+    np.savez(tmp_path / "b.npz", names=np.array([["a", "b"], ["c", "d"], ["e", "f"]]), **given)
+    table = converted(tmp_path / "b.npz", tmp_path / "out2")
+    (batch,) = read(tmp_path / "out2", table)
+    assert batch.inputs["flags"].tolist() == given["flags"].tolist()
+    assert batch.inputs["deep"].tolist() == given["deep"].tolist()
+    assert batch.inputs["names"].tolist() == [[b"a", b"b"], [b"c", b"d"], [b"e", b"f"]]

@@ -477,11 +477,59 @@ def test_a_keras_model_in_a_registry(project):
     assert "val_accuracy" in found.metrics
 
 
+def test_only_the_shipped_variant_reads_shipped_records(project):
+    shutil.rmtree(project / "data")
+    text = (project / "variants" / "net.yaml").read_text()
+    (project / "variants" / "net.yaml").write_text(
+        text.replace("net:Net", "toy:DebugToyModel").replace("hidden:", "hidden_neurons:")
+    )
+    with pytest.raises(UsageError, match="no file matches"):
+        manyfit.train("net", ["~train.loss", "~train.optimizer"])
+
+
+def test_a_project_whose_name_looks_like_a_pattern(tmp_path, monkeypatch, project):
+    odd = tmp_path / "p[1] #2"
+    shutil.copytree(project, odd, ignore=shutil.ignore_patterns("p*"))
+    monkeypatch.chdir(odd)
+    assert (
+        run(
+            "train",
+            "net",
+            "-p",
+            "train.train_feeder.file_patterns",
+            "data/train-*",
+            "-p",
+            "model.model_dir",
+            "../out",
+        )
+        == 0
+    )
+    monkeypatch.chdir("/")
+    assert run("train", tmp_path / "out", "train.epochs=3") == 0
+
+
+def test_parameters_written_together(project):
+    from manyfit.cli.common import split_overrides
+
+    for words in (["--param=train.epochs", "3"], ["-ptrain.epochs", "3"]):
+        (override,), rest = split_overrides(["net", *words])
+        assert (override.path, rest) == (("train", "epochs"), ["net"])
+
+
+def test_a_cadence_is_said_once(project):
+    assert (
+        "train.every.checkpoint is set, too"
+        in problems("net", ["train.save_checkpoint_steps=3", "train.every.checkpoint=4ba"])[
+            "train.save_checkpoint_steps"
+        ]
+    )
+
+
 def test_a_study_over_a_variant(project):
     pytest.importorskip("optuna")
     (project / "studies" / "s").mkdir(parents=True)
     (project / "studies" / "s" / "study.yaml").write_text(
-        "base: ../../variants/net.yaml\n"
+        "base: net\n"
         "space: {model.hidden: [4, 8], train.train_feeder.batch_size: [25, 50]}\n"
         "search: {method: grid}\nobjective: {metric: val_loss, mode: min}\nexecute: {on: inline}\n"
     )
@@ -501,7 +549,11 @@ def test_gpus_are_pinned_by_number_or_because_they_are_idle(tmp_path, monkeypatc
         monkeypatch.setenv(name, "")
     assert gpus.pin(["idle", "idle"]) == [1, 2]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
+    with pytest.raises(UsageError, match="there is no GPU '0'"):  # which this process was not given
+        gpus.pin(["0"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus.pin(["0", "idle"]) == [0, 1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UsageError, match="there is no GPU '7'; there are 0, 1, 2, or idle"):
         gpus.pin(["7"])
     with pytest.raises(UsageError, match="every GPU is in use"):

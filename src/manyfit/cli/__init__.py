@@ -37,7 +37,11 @@ VERBS = {
 
 
 ALIASES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("trainer",): ("train", "--help"),
+    ("trainer", "--help"): ("train", "--help"),
     ("trainer", "train"): ("train",),
+    ("utils",): ("data", "--help"),
+    ("utils", "--help"): ("data", "--help"),
     ("utils", "generate-metadata"): ("data", "index"),
     ("utils", "validate"): ("data", "verify"),
     ("utils", "total-records"): ("data", "count"),

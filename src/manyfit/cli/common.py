@@ -98,7 +98,10 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
     queue = list(args)
     while queue:
         word = queue.pop(0)
-        if word in ("-p", "-c", "--param"):
+        attached = re.match(r"--param=|-p(?=\w)", word)  # --param=KEY VALUE, -pKEY VALUE
+        if attached:
+            queue.insert(0, word[attached.end() :])
+        if attached or word in ("-p", "-c", "--param"):
             if len(queue) < 2:
                 raise click.UsageError(
                     "-p needs a key and a value: -p train.epochs 10 (or, without -p, train.epochs=10)"
@@ -117,18 +120,17 @@ def _pair(key: str, queue: list[str]) -> Any:
 
     value = queue.pop(0)
     files = [value]
-    while queue and _is_sibling(files[0], queue[0]):
+    while queue and _is_data(value) and _is_data(queue[0]):
         files.append(queue.pop(0))
     return _from_here(pair(key, value if len(files) == 1 else json.dumps(files)))
 
 
-def _is_sibling(first: str, word: str) -> bool:
-    """Whether a word is a further file of those that a pattern stood for, and not the run to train."""
+def _is_data(word: str) -> bool:
+    """Whether a word is a file of those that a pattern may have stood for, and not the run to train."""
     if word.startswith("-") or word.endswith((".yaml", ".yml")):
         return False
-    one, other = Path(first), Path(word)
     try:
-        return one.parent == other.parent and one.is_file() and other.is_file()
+        return Path(word).is_file()
     except (OSError, ValueError):
         return False
 
@@ -143,6 +145,7 @@ def _from_here(given: Any) -> Any:
     from dataclasses import replace
 
     from manyfit.config.override import parse
+    from manyfit.config.project import below
     from manyfit.config.tree import Leaf, Seq
 
     override = parse(given) if isinstance(given, str) else given
@@ -157,7 +160,10 @@ def _from_here(given: Any) -> Any:
             return node
         is_here = key == "model_dir" or next(iglob(node.value), None) is not None  # noqa: PTH207
         is_local = "://" not in node.value and not node.value.startswith(("~", "$"))
-        return Leaf(str(Path.cwd() / node.value), node.origin) if is_here and is_local else node
+        if not (is_here and is_local):
+            return node
+        here = str(Path.cwd() / node.value) if key == "model_dir" else below(Path.cwd(), node.value)
+        return Leaf(here, node.origin)
 
     return replace(override, value=located(override.value))
 
@@ -188,9 +194,16 @@ def _variant(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     folders = ctx.meta.get("variants", ())
     if not folders or is_folder(value) or value.is_file():
         return value
+    from manyfit.config.override import pair
+    from manyfit.config.project import project_root
     from manyfit.config.variants import find_variant
 
-    return find_variant(str(value), folders) or value
+    found = find_variant(str(value), folders)
+    if found is None:
+        return value
+    if any(found.parent == folder for folder in folders):  # it is trained in the project that one stands in
+        ctx.meta["overrides"].append(pair("project_path", json.dumps(str(project_root(Path.cwd())))))
+    return found
 
 
 def _set(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

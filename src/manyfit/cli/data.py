@@ -86,7 +86,8 @@ def verify(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
         for finding in findings:
             click.echo(str(finding))
         if not findings:
-            click.echo(f"{len(metadata.present(patterns))} files are as they were indexed")
+            what = "are as they were indexed" if deep else "have the names and sizes that were indexed"
+            click.echo(f"{len(metadata.present(patterns))} files {what}")
     if findings:
         click.get_current_context().exit(1)
 
@@ -165,7 +166,7 @@ def convert(
 
     if not prefix.isidentifier():
         raise click.UsageError(f"--prefix: {prefix!r} is not a name such as train")
-    table = converting.table_of(source, kind, column, vocabulary, words)
+    table = converting.table_of(source, kind, column, vocabulary, words, target)
     packed = compression.lower().replace("none", "")
     count = workers or os.cpu_count() or 1
     made = []
@@ -178,6 +179,10 @@ def convert(
         return
     for each in made:
         click.echo(f"{each.records:>10,} records  {target / each.file}")
+    if table.classes:
+        from manyfit.core.names import listing
+
+        click.echo(f"{len(table.classes):>10,} classes  {listing(table.classes)}")
     click.echo(
         f"\nTo read them:\n\nfile_patterns: {target}/{prefix}-*\n{converting.as_yaml(table.features())}"
     )

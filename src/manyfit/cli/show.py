@@ -20,6 +20,8 @@ def command(run: Path, json_: bool) -> None:
     from manyfit.store.folder import RunFolder
 
     folder = RunFolder(run)
+    if not run.exists():
+        folder.trained()  # which says what there is
     if not folder.config.is_file():
         raise FolderError(f"{run} is not a run folder: it has no config.yaml")
     facts = details(folder)

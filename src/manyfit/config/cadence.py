@@ -15,6 +15,19 @@ SEVERAL: Final = rf"^(auto|validation|{ONE})(, ?(auto|validation|{ONE}))*$"
 """Several cadences, of which the first that is due counts; and two words for when that is."""
 
 
+WORDS: Final = ("auto", "validation")
+
+
+def several(text: str) -> tuple[list[Cadence], list[str]]:
+    """Read several cadences: those that are intervals, and the words among them.
+
+    >>> several("100ba, validation")[1]
+    ['validation']
+    """
+    parts = re.split(", ?", text)
+    return [Cadence.parse(part) for part in parts if part not in WORDS], [p for p in parts if p in WORDS]
+
+
 @dataclass(frozen=True, slots=True)
 class Cadence:
     """An interval in epochs, batches (steps) or seconds. Exact: 0.1 of an epoch is a tenth, not a float."""

@@ -235,7 +235,7 @@ class Checker(Values):
         """An unknown name is an error, with the nearest valid one."""
         origin = node.key_origin(key)
         where = "" if origin.line else f" ({dotted(path) or 'the config'} is at {self.located(path)})"
-        names = list(known)
+        names = [*known, *(["extend"] if not path and self.takes_sections else [])]
         expected = f"one of {listing(names, 24)}" if names else "no parameters"
         best = nearest(key, names)
         if not path and self.takes_sections:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from manyfit.config.cadence import Cadence
+from manyfit.config.cadence import Cadence, several
 from manyfit.config.schema import Freeze, Run
 from manyfit.config.signature import signature_of
 from manyfit.core.names import listing, nearest
@@ -97,9 +97,8 @@ def _times(run: Run) -> Iterator[Contradiction]:
     every = run.train.every
     zero = [
         (("train", "every", key), text)
-        for key, written in vars(every).items()
-        for text in re.split(", ?", written)
-        if text not in ("auto", "validation") and not Cadence.parse(text).amount
+        for key, text in vars(every).items()
+        if not all(cadence.amount for cadence in several(text)[0])
     ]
     for where, text in zero:
         yield Contradiction(where, "nothing can be due without end", "more than 0", text)

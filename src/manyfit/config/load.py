@@ -26,7 +26,7 @@ from manyfit.config.schema import Evaluate, Export, Run, Submit, Track, Train
 from manyfit.config.signature import signature_of
 from manyfit.config.tree import Leaf, Map, Node, Path, class_word, from_plain, plain
 from manyfit.config.values import INVALID
-from manyfit.config.variants import VARIANTS, find_variant, root_of, variant_names
+from manyfit.config.variants import VARIANTS, find_variant, is_shipped, root_of, variant_names, with_shipped
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest, show
 
@@ -54,9 +54,11 @@ def load_config(
     if laid is None:
         raise ConfigError(problems)
     tree, stored = _unwrap(laid)
-    root = _root(tree, root)
     _check_only(file, reader, tree, problems)
     tree = _overridden(tree, overrides, problems)
+    root = _root(tree, root)
+    if file is not None and is_shipped(file):
+        tree = with_shipped(tree, root)
     return _checked(Given(tree, root, file, {**stored, **(frozen or {})}), problems)
 
 

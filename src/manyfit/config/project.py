@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,15 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+def below(folder: Path, pattern: str) -> str:
+    """A pattern that counts from a folder, whose own name means nothing but itself.
+
+    >>> below(Path("/a[1]"), "train-*")
+    '/a[[]1]/train-*'
+    """
+    return pattern if Path(pattern).is_absolute() else str(Path(glob.escape(str(folder))) / pattern)
 
 
 def project_root(place: Path) -> Path:

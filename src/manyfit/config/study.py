@@ -28,6 +28,7 @@ from manyfit.config.signature import signature_of
 from manyfit.config.space import SPECIAL, Space
 from manyfit.config.space_reader import SpaceReader
 from manyfit.config.tree import PYTHON, Leaf, Map, Node, class_word, dotted, find, from_plain, leaves, plain
+from manyfit.config.variants import find_variant, is_shipped, root_of
 from manyfit.core.errors import ConfigError, ExtraMissing, Origin, Problem, UsageError
 from manyfit.core.names import nearest
 
@@ -314,7 +315,9 @@ def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Conf
         if isinstance(node, Map):
             return _one_thread(load_config(plain(node), changes, project=project))
         file = place / str(node.value)
-        if file.exists() and project_root(file).resolve() != project:
+        file = file if file.exists() else find_variant(str(node.value), here=project) or file
+        is_own = file.exists() and not is_shipped(file)
+        if is_own and root_of(file).resolve() != project:
             problems.append(
                 Problem("base", node.origin, "the base belongs to another project", f"a config in {project}",
                         str(file))

@@ -24,6 +24,7 @@ from annotated_types import BaseMetadata, GroupedMetadata
 from manyfit.config import torch_facts
 from manyfit.config.component import is_plain
 from manyfit.config.kinds import FromProject, Kind, Verbatim
+from manyfit.config.project import below
 from manyfit.config.roles import ANY, BY_BASE, CALLABLE, Role, describe, is_record, qualified
 from manyfit.config.struct import ConfigStruct
 from manyfit.config.tree import (
@@ -145,7 +146,7 @@ class Values(abc.ABC):
         if isinstance(value, list):
             return [self.from_project(item) for item in value]
         is_path = isinstance(value, str) and value and "://" not in value and not value.startswith("~")
-        return str(self.project / value) if is_path else value
+        return below(self.project, value) if is_path else value
 
     def verbatim(self, node: Node, path: Path) -> Any:
         """A mapping as it was written; whoever is given the same one sees what the others have read."""

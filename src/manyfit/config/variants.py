@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path as FilePath
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 from manyfit.config.dialects import Dialect, Translation
 from manyfit.config.five_components import choose_backend
 from manyfit.config.kinds import Kind
-from manyfit.config.project import project_root
+from manyfit.config.project import below, project_root
 from manyfit.config.schema import Train
 from manyfit.config.signature import signature_of
 from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, class_word
@@ -44,11 +44,13 @@ KINDS: Final[dict[Path, Kind]] = {
 # -- where ----------------------------------------------------------------------------------------
 
 
-def find_variant(name: str, folders: Sequence[FilePath] = ()) -> FilePath | None:
+def find_variant(
+    name: str, folders: Sequence[FilePath] = (), here: FilePath | None = None
+) -> FilePath | None:
     """The file of a variant: in the project, in folders that were named, or among those that are shipped."""
     if not name.isprintable() or "/" in name or "\\" in name or name in ("", ".", ".."):
         return None
-    for folder in variant_folders(folders):
+    for folder in variant_folders(folders, here):
         for ending in ("", ".yaml", ".yml"):
             file = folder / f"{name}{ending}"
             if file.suffix in (".yaml", ".yml") and file.is_file():
@@ -56,10 +58,10 @@ def find_variant(name: str, folders: Sequence[FilePath] = ()) -> FilePath | None
     return None
 
 
-def variant_folders(folders: Sequence[FilePath] = ()) -> list[FilePath]:
+def variant_folders(folders: Sequence[FilePath] = (), here: FilePath | None = None) -> list[FilePath]:
     """Where variants are looked for, in this order."""
-    root = project_root(FilePath.cwd())
-    return [*folders, root / "variants", root / "config" / "variants", SHIPPED / "variants"]
+    root = project_root(here or FilePath.cwd())
+    return [root / "variants", root / "config" / "variants", *folders, SHIPPED / "variants"]
 
 
 def variant_names(folders: Sequence[FilePath] = ()) -> list[str]:
@@ -68,9 +70,14 @@ def variant_names(folders: Sequence[FilePath] = ()) -> list[str]:
     return list(dict.fromkeys(file.stem for file in found))
 
 
+def is_shipped(file: FilePath) -> bool:
+    """Whether a config is one of those that come with manyfit."""
+    return file.resolve().is_relative_to(SHIPPED.resolve())
+
+
 def root_of(file: FilePath) -> FilePath:
     """The project that a config belongs to: one that is shipped belongs to whoever uses it."""
-    if file.resolve().is_relative_to(SHIPPED.resolve()):
+    if is_shipped(file):
         return project_root(FilePath.cwd())
     root = project_root(file)
     return root.parent if root.name == "config" and file.parent == root / "variants" else root
@@ -93,10 +100,7 @@ def translate(tree: Map, project: FilePath) -> Translation:
     problems: list[Problem] = []
     train, model = _section(tree, "train", problems), _section(tree, "model", problems)
     _check_keys(train, problems)
-    is_toy = _is_shipped(model)
-    feeders = {
-        FEEDERS[key]: _feeder(train.items[key], is_toy, project) for key in FEEDERS if key in train.items
-    }
+    feeders = {FEEDERS[key]: _feeder(train.items[key]) for key in FEEDERS if key in train.items}
     if "train" not in feeders:
         wanted = "{type: TFRecordExamplesFeeder, file_patterns: …}"
         where = tree.key_origin("train")
@@ -174,15 +178,23 @@ def _trained(train: Map, problems: list[Problem]) -> Map:
         "validate": _joined(validate[:1], train, VALIDATE),
         "log": _joined(_cadences(train, SUMMARY, problems), train, SUMMARY),
     }
-    for at, leaf in cadences.items():
+    for (at, leaf), names in zip(cadences.items(), (CHECKPOINT, VALIDATE, SUMMARY), strict=True):
         if leaf is not None and at not in every.items:
             every = every.with_item(at, leaf, leaf.origin)
+        for key in (key for key in names if key in train.items and at in items_of(items.get("every"))):
+            where, expected = train.key_origin(key), f"one of train.{key} and train.every.{at}"
+            problems.append(Problem(f"train.{key}", where, f"train.every.{at} is set, too", expected))
     items["every"] = every
     if "validation_secs" in train.items and "time_dependent" not in items:
         items["time_dependent"] = Leaf(True, train.key_origin("validation_secs"))
     for name in ("loss", "optimizer"):  # a model of a registry brings them, if nothing is said
         items.setdefault(name, Leaf(None, train.origin))
     return Map(items, train.origin, keys)
+
+
+def items_of(node: Node | None) -> dict[str, Node]:
+    """The items of a mapping; none of anything else."""
+    return dict(node.items) if isinstance(node, Map) else {}
 
 
 def _cadences(train: Map, names: dict[str, str], problems: list[Problem]) -> list[str]:
@@ -233,23 +245,28 @@ def _registered(tree: Map, named: Leaf, project: FilePath, problems: list[Proble
     if not colon or not file.isidentifier():
         return text, None
     given = tree.items.get("src_code_path")
-    below = str(given.value) if isinstance(given, Leaf) and isinstance(given.value, str) else "src"
-    if (project / below / REGISTRY / f"{file}.py").is_file():
+    src = str(given.value) if isinstance(given, Leaf) and isinstance(given.value, str) else "src"
+    if (project / src / REGISTRY / f"{file}.py").is_file():
         return f"models.registry.{file}:{name}", None
     if given is None and (project / REGISTRY / f"{file}.py").is_file():
         return text, str(REGISTRY)
     if (PACKAGE / "registry" / f"{file}.py").is_file():
         return f"manyfit.feeders.registry.{file}:{name}", None
-    if not _is_module(file, project / below):
-        places = [project / REGISTRY, project / below / REGISTRY, PACKAGE / "registry"]
+    if not _is_module(file, project / src):
+        where = REGISTRY if given is None else f"{src}/{REGISTRY} (src_code_path is set)"
+        places = [
+            *([project / REGISTRY] if given is None else []),
+            project / src / REGISTRY,
+            PACKAGE / "registry",
+        ]
         known = [found.stem for place in places for found in sorted(place.glob("[!_]*.py"))]
         best = nearest(file, known)
         problems.append(
             Problem(
                 "model.type",
                 named.origin,
-                f"there is no {file}.py in {REGISTRY}/, and no module of this name",
-                f"a file of {REGISTRY}/ and a class in it, such as {known[0] if known else 'net'}:Net",
+                f"there is no {file}.py in {where}/, and no module of this name",
+                f"a file of {where}/ and a class in it, such as {known[0] if known else 'net'}:Net",
                 repr(text),
                 f"{best}:{name}" if best else "",
             )
@@ -266,36 +283,49 @@ def _is_module(name: str, source: FilePath) -> bool:
         return False
 
 
-def _is_shipped(model: Map) -> bool:
-    """Whether the model is one that comes with manyfit, for which the records that come with it will do."""
-    named = model.items.get(class_word(model))
-    file = str(named.value).partition(":")[0] if isinstance(named, Leaf) else ""
-    return file.isidentifier() and (PACKAGE / "registry" / f"{file}.py").is_file()
-
-
-def _feeder(node: Node, is_toy: bool, project: FilePath) -> Node:
+def _feeder(node: Node) -> Node:
     """A feeder in which shipped files are named by where they lie."""
+
+    def found(text: str) -> str:
+        return below(SHIPPED, text.removeprefix(SCHEME)) if text.startswith(SCHEME) else text
+
+    return _with_patterns(node, found)
+
+
+def with_shipped(tree: Map, project: FilePath) -> Map:
+    """A shipped variant with patterns that match nothing in the project, but among the shipped records.
+
+    From now on they are called by their own name: a run that is found later reads the same files.
+    """
+
+    def found(text: str) -> str:
+        is_here = not text or "://" in text or FilePath(text).is_absolute() or _matches(project, text)
+        return text if is_here or not _matches(SHIPPED, text) else f"{SCHEME}{text}"
+
+    train = tree.items.get("train")
+    if not isinstance(train, Map):
+        return tree
+    for key in (key for key in FEEDERS if key in train.items):
+        train = train.with_item(key, _with_patterns(train.items[key], found), train.key_origin(key))
+    return tree.with_item("train", train, tree.key_origin("train"))
+
+
+def _with_patterns(node: Node, change: Callable[[str], str]) -> Node:
+    """A feeder with other patterns."""
     if not isinstance(node, Map) or "file_patterns" not in node.items:
         return node
     given = node.items["file_patterns"]
 
-    def found(leaf: Node) -> Node:
-        if not (isinstance(leaf, Leaf) and isinstance(leaf.value, str)):
-            return leaf
-        text = leaf.value
-        if text.startswith(SCHEME):
-            return Leaf(str(SHIPPED / text.removeprefix(SCHEME)), leaf.origin)
-        is_path = text and "://" not in text and not FilePath(text).is_absolute()
-        if is_toy and is_path and not _matches(project / text) and _matches(SHIPPED / text):
-            return Leaf(str(SHIPPED / text), leaf.origin)
-        return leaf
+    def changed(leaf: Node) -> Node:
+        is_text = isinstance(leaf, Leaf) and isinstance(leaf.value, str)
+        return Leaf(change(str(leaf.value)), leaf.origin) if is_text else leaf  # type: ignore[union-attr]
 
-    made = Seq(tuple(map(found, given.items)), given.origin) if isinstance(given, Seq) else found(given)
+    made = Seq(tuple(map(changed, given.items)), given.origin) if isinstance(given, Seq) else changed(given)
     return node.with_item("file_patterns", made, node.key_origin("file_patterns"))
 
 
-def _matches(pattern: FilePath) -> bool:
-    return next(glob.iglob(str(pattern)), None) is not None  # noqa: PTH207 - it may be absolute
+def _matches(folder: FilePath, pattern: str) -> bool:
+    return next(glob.iglob(pattern, root_dir=folder), None) is not None  # noqa: PTH207 - no path, but a pattern
 
 
 def _folder(model: Map, problems: list[Problem]) -> str | None:

@@ -40,8 +40,16 @@ def gpus() -> list[Gpu]:
         return []
     fields = "index,memory.used,memory.total,utilization.gpu"
     command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return parsed(found.stdout) if found.returncode == 0 else []
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        raise UsageError("--gpu: nvidia-smi does not answer") from None
+    every = parsed(found.stdout) if found.returncode == 0 else []
+    # Whoever started this process may have given it some of them only.
+    given = [
+        word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip().isdecimal()
+    ]
+    return [gpu for gpu in every if not given or gpu.number in map(int, given)]
 
 
 def parsed(text: str) -> list[Gpu]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from manyfit.config.kinds import FromProject, Kind
 from manyfit.config.roles import FEATURE, FEEDER
@@ -26,7 +26,7 @@ from manyfit.data.order import Order
 from manyfit.data.source import ArraySource, Source, Split
 from manyfit.data.tfrecord import metadata
 from manyfit.data.tfrecord.columns import Columns, kept
-from manyfit.data.tfrecord.features import Feature, ImageFeature, Mapper, VarLenFeature
+from manyfit.data.tfrecord.features import Feature, FixedLenFeature, ImageFeature, Mapper, VarLenFeature
 from manyfit.data.tfrecord.records import Records
 
 Features: TypeAlias = Annotated[Feature | Mapping[str, Feature], FEATURE]
@@ -36,6 +36,8 @@ TOGETHER: Final = 4096
 """Rows that are read together, at most."""
 AT_ONCE: Final = 1 << 24
 """Bytes of them, at most; but never less than a batch."""
+IN_ALL: Final = 1 << 27
+"""Bytes of all that is read ahead."""
 UNKNOWN: Final = 1 << 20
 """Bytes of a decoded row whose size nobody knows."""
 
@@ -109,13 +111,14 @@ class TFRecordExamplesFeeder(Feeder):
         shuffle_buffer_size: Annotated[int | None, Kind.NEUTRAL, Gt(0)] = None,
         max_examples: Annotated[int, Gt(0)] | None = None,
         drop_remainder: bool = False,
-        num_parallel_maps: Annotated[int | None, Kind.NEUTRAL, Gt(0)] = None,
-        num_parallel_reads: Annotated[int, Kind.NEUTRAL, Gt(0)] = 1,
-        prefetch: Annotated[int, Kind.NEUTRAL, Ge(0)] = 1,
+        num_parallel_maps: Annotated[int | None, Kind.NEUTRAL, Gt(0), Le(256)] = None,
+        num_parallel_reads: Annotated[int, Kind.NEUTRAL, Gt(0), Le(64)] = 1,
+        prefetch: Annotated[int, Kind.NEUTRAL, Ge(0), Le(64)] = 1,
         auto_generate_meta: Annotated[bool, Kind.NEUTRAL] = False,
         compression: Annotated[Literal["gzip", "zlib", "none", "GZIP", "ZLIB"] | None, Kind.NEUTRAL] = None,
-        cache: Annotated[bool | str, Kind.NEUTRAL] = False,
+        cache: Annotated[bool | str, Kind.NEUTRAL, FromProject] = False,
         feed_as_dict: bool = False,
+        id_feature: Annotated[str | None, Kind.NEUTRAL] = None,
     ) -> None:
         """Say what is read; nothing is opened yet.
 
@@ -128,6 +131,7 @@ class TFRecordExamplesFeeder(Feeder):
         - `compression`: gzip, zlib or none; found by itself, if nobody says.
         - `cache`: keep decoded columns, in the user's cache or in a folder, and map them into memory.
         - `feed_as_dict`: hand a single feature to the model by name, too.
+        - `id_feature`: a feature that names each row in reports; else file and number do.
         """
         self.file_patterns = [file_patterns] if isinstance(file_patterns, str) else list(file_patterns)
         self.features = _mapping(features_map, "features_map")
@@ -145,6 +149,8 @@ class TFRecordExamplesFeeder(Feeder):
         self.compression = None if compression is None else compression.lower().replace("none", "")
         self.cache = cache
         self.feed_as_dict = feed_as_dict
+        self.id_feature = id_feature
+        _check_names(self.features, self.labels)
         self._records: Records | None = None
         self._kept: Columns | None = None
         self._wanted: dict[str, tuple[str, Feature]] = {
@@ -239,7 +245,9 @@ class TFRecordExamplesFeeder(Feeder):
         if self._decodes() and None in known:
             decoded += UNKNOWN
         size = sum(file.frames.size for file in self.records.files) / max(1, len(self.records))
-        return int(min(TOGETHER, max(1, AT_ONCE // max(1, int(decoded + size)))))
+        pieces = 1 + max(self.prefetch, self.reads - 1)
+        budget = min(AT_ONCE, IN_ALL // pieces)
+        return int(min(TOGETHER, max(1, budget // max(1, int(decoded + size)))))
 
     def _batch(self, columns: Mapping[str, Any], index: npt.NDArray[np.int64]) -> Batch:
         made = {key: _put_together(self._wanted[key][1], column) for key, column in columns.items()}
@@ -255,7 +263,14 @@ class TFRecordExamplesFeeder(Feeder):
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The name of a file and the number of a record in it, such as train-00000-of-00002:17."""
-        return self.records.ids(index)
+        if self.id_feature is None:
+            return self.records.ids(index)
+        rows = np.asarray(index, np.int64)
+        kinds = [file.entry.features.get(self.id_feature, "") for file in self.records.files]
+        dtype: Literal["int64", "string"] = "int64" if "int64" in kinds else "string"
+        wanted = {"id": (self.id_feature, FixedLenFeature([1], dtype))}
+        found = self.records.columns(rows, wanted)["id"][:, 0]
+        return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in found]
 
     def fingerprint(self) -> str:
         """The digests of the files, in their order, and how many rows are used."""
@@ -284,6 +299,17 @@ def _mapping(given: Any, name: str) -> dict[str, Feature]:
             f"{name} is a mapping from names to features, such as {{label: {{type: FixedLenFeature}}}}"
         )
     return dict(given)
+
+
+def _check_names(features: Mapping[str, Feature], labels: Mapping[str, Feature]) -> None:
+    """See that no two columns would reach the model under one name."""
+    seen: dict[str, str] = {}
+    for name in [*features, *list(labels)[1:]]:
+        other = seen.setdefault(_identifier(name), name)
+        if other != name or (name in features and name in list(labels)[1:]):
+            raise UsageError(
+                f"{other!r} and {name!r} would both reach the model as {_identifier(name)!r}; leave one out"
+            )
 
 
 def _put_together(feature: Feature, column: Any) -> Any:
@@ -373,7 +399,7 @@ def _columns(given: Any, name: str) -> Any:
         return {_identifier(str(key)): _array(column, f"{name}.{key}") for key, column in given.items()}
     if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
         keys = list(given[0])
-        if any(list(row) != keys for row in given):
+        if any(set(row) != set(keys) for row in given):
             raise UsageError(f"the rows of {name} have not all the same columns: {', '.join(map(str, keys))}")
         return {_identifier(str(key)): _array([row[key] for row in given], f"{name}.{key}") for key in keys}
     return _array(given, name)
@@ -384,6 +410,8 @@ def _array(values: Any, name: str) -> Any:
         found = np.asarray(values)
     except ValueError as error:
         raise UsageError(f"{name} is not an array: {error}") from None
+    if found.dtype == object and all(isinstance(value, str) for value in found.reshape(-1)):
+        found = found.astype(str)
     if found.dtype == object or not found.ndim:
         raise UsageError(f"{name} is not an array of numbers or text")
     return found.astype(np.float32) if found.dtype == np.float64 else found

@@ -29,7 +29,7 @@ log = logging.getLogger("manyfit")
 
 def _nested(rows: Any) -> Tensor:
     """Rows of different lengths as one tensor."""
-    if any(not hasattr(row, "dtype") for row in rows):
+    if any(not hasattr(row, "dtype") or row.dtype == object for row in rows.reshape(-1)):
         raise RunFailed("the data has text where a model needs numbers; read it as numbers, or leave it out")
     return torch.nested.nested_tensor([torch.from_numpy(row) for row in rows], layout=torch.jagged)
 
@@ -113,7 +113,7 @@ class Objective:
         if isinstance(array, Tensor):
             found = array
         else:
-            found = torch.from_numpy(array) if array.dtype != object else _nested(array)
+            found = torch.from_numpy(array) if array.dtype.kind not in "OUS" else _nested(array)
         return found if self.on_cpu else found.to(self.device, non_blocking=True)
 
     def _own_loss(self, output: Tensor, batch: Batch) -> Tensor:

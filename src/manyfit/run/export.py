@@ -124,7 +124,11 @@ def export_program(built: Built, run: RunFolder) -> Path:
     """Write a `torch.export` program. manyfit never reads one: its loader unpickles."""
     module = copy.deepcopy(built.module.evaluated).eval().cpu()
     args, named = arguments(built.module, sample(built))
-    program = torch.export.export(module, args, named, dynamic_shapes=_dynamic(args, named))
+    try:
+        program = torch.export.export(module, args, named, dynamic_shapes=_dynamic(args, named))
+    except Exception:  # of whatever kind: not every model can be told about several sizes
+        log.info("only the number of rows is free in the exported program", exc_info=True)
+        program = torch.export.export(module, args, named, dynamic_shapes=_dynamic(args, named, rows=True))
     compare(module(*args, **named), program.module()(*args, **named), "the exported program")
     return _kept(run.exported / "model.pt2", lambda file: torch.export.save(program, file))
 
@@ -140,7 +144,7 @@ def export_onnx(built: Built, run: RunFolder) -> Path:
     def write(file: Path) -> None:
         torch.onnx.export(
             module, args, str(file), kwargs=named, dynamo=True, verbose=False, external_data=False,
-            dynamic_shapes=_dynamic(args, named),
+            dynamic_shapes=_dynamic(args, named, rows=True),
         )  # fmt: skip
         session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         names = [given.name for given in session.get_inputs()]
@@ -281,13 +285,12 @@ def export_others(config: Config, run: RunFolder, built: Built, best: checkpoint
     if "top" in asked.exporters:
         ranked = checkpoint.Keep(asked.metric, asked.mode).ranked(found)[: asked.top]
         wanted |= {run.top / f"{i}-step-{each.step}": each for i, each in enumerate(ranked, 1)}
-        for old in run.top.iterdir() if run.top.is_dir() else ():
-            if old not in wanted:
-                durable.discard(old)
+    for old in (run.final, *(run.top.iterdir() if run.top.is_dir() else ())):
+        if old.is_dir() and old not in wanted:
+            durable.discard(old)
     for folder, each in wanted.items():
-        if exported_step(folder) != each.step:
-            built.learner.load([each.load()])
-            export_weights(config, run, built, each.step, folder)
+        built.learner.load([each.load()])
+        export_weights(config, run, built, each.step, folder)
     if wanted:
         built.learner.load([best.load()])
 
@@ -407,10 +410,13 @@ def compare(original: Any, other: Any, what: str, loose: bool = False) -> None:
         )
 
 
-def _dynamic(args: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> Any:
-    """Any number of rows."""
-    first = {0: torch.export.Dim.AUTO}
-    return dict.fromkeys(named, first) if named else tuple(first for _ in args)
+def _dynamic(args: tuple[Tensor, ...], named: Mapping[str, Tensor], rows: bool = False) -> Any:
+    """Any number of rows, and whatever else the model allows."""
+
+    def free(tensor: Tensor) -> dict[int, Any]:
+        return dict.fromkeys(range(1 if rows else tensor.ndim), torch.export.Dim.AUTO)
+
+    return {name: free(tensor) for name, tensor in named.items()} if named else tuple(map(free, args))
 
 
 def _kept(final: Path, write: Callable[[Path], object]) -> Path:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from manyfit.config.cadence import Cadence
+from manyfit.config.cadence import Cadence, several
 from manyfit.config.schema import Every, Train
 
 AUTO, VALIDATION = "auto", "validation"
@@ -50,13 +49,13 @@ class Plan:
     def of(train: Train, steps_per_epoch: int) -> Plan:
         """The plan that a config describes."""
         every: Every = train.every
-        words = re.split(", ?", every.checkpoint)
+        cadences, words = several(every.checkpoint)
         return Plan(
             steps_per_epoch,
             train.epochs,
             Cadence.parse(every.log),
             Cadence.parse(every.validate),
-            tuple(Cadence.parse(word) for word in words if word not in (AUTO, VALIDATION)),
+            tuple(cadences),
             AUTO in words,
             VALIDATION in words,
         )

@@ -24,6 +24,7 @@ class PlainProgress:
         self.stream = stream or sys.stderr
         self._is_gone = False
         self._said = -OFTEN
+        self._latest: dict[str, dict[str, float]] = {}
 
     def on_start(self, cohort: Cohort) -> None:
         """Say what begins."""
@@ -37,11 +38,15 @@ class PlainProgress:
         """Show the values of an epoch."""
         is_news = boundary.ends_epoch or boundary.validate or time.monotonic() - self._said > OFTEN
         if not rows or not is_news:
+            for member, row in zip(cohort.members, rows, strict=False):
+                self._latest.setdefault(member.folder.name, {}).update(row)
             return
         self._said = time.monotonic()
         for member, row in zip(cohort.members, rows, strict=False):
             name = f"{member.folder.name} " if len(cohort.members) > 1 else ""
-            self.line(f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {values(row)}")
+            latest = self._latest.setdefault(member.folder.name, {})
+            latest |= row
+            self.line(f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {values(latest)}")
 
     def on_end(self, cohort: Cohort) -> None:
         """Nothing to close."""

@@ -96,9 +96,9 @@ def located(
     run = RunFolder(place(source, folder, config))
     if is_variant(config.given.tree) and not (folder or config.folder or run.config.exists()):
         log.warning("model.model_dir is not set: the run lies in %s", shown(run.path))
-    if config.folder is not None and not run.path.resolve().is_relative_to(config.project):
+    if config.file is not None and root_of(run.config) != config.project:
         # What counts from the project's root is found later, too, by those who only have the run.
-        config = patch(config, [f"project_path={config.project}"])
+        config = patch(config, {"project_path": str(config.project)})
     check_place(config, run)
     return config, run
 
@@ -119,7 +119,7 @@ def place(
     file = config_file(Path(source))
     if file.name in ("config.yaml", "config.resolved.yaml"):
         return file.parent
-    root = root_of(file)
+    root = config.project if config is not None else root_of(file)
     return root / Path(said).expanduser() if said is not None else root / "runs" / file.stem
 
 

@@ -180,7 +180,9 @@ class RunFolder:
     def trained(self) -> Snapshot:
         """The resolved config of a run that has been trained; an error if it was not, or is not there."""
         if not self.path.is_dir():
-            raise FolderError(f"there is no run folder {self.path}")
+            meant = self.path.parent / "runs" / self.path.name
+            hint = f"; did you mean {meant}?" if meant.is_dir() else ""
+            raise FolderError(f"there is no run folder {self.path}{hint}")
         found = self.snapshot()
         if found is None:
             raise FolderError(f"{self.path} has not been trained: it has no config.resolved.yaml")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +24,9 @@ from manyfit.data.tfrecord.features import Feature, FixedLenFeature, VarLenFeatu
 from manyfit.store import durable
 
 FORMAT: Final = 1
+WHOLE: Final = "whole"
+CHECKED: Final = 1 << 33
+"""Bytes of columns whose checksums are looked at before they are used."""
 
 
 class Columns:
@@ -81,18 +87,68 @@ def kept(
     text = json.dumps([FORMAT, fingerprint, rows, told], sort_keys=True, default=list)
     root = files.cache_root() / "columns" if place is True else Path(str(place))
     final = root / hashlib.sha256(text.encode()).hexdigest()[:32]
-    if not (final / "whole").is_file():
+    if root.is_file():
+        raise UsageError(f"cache: {root} is a file, and not a folder")
+    if not _is_whole(final):
+        durable.discard(final) if final.is_dir() else None
         root.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
+        _remove_left(root)
+        temporary = Path(tempfile.mkdtemp(dir=root, prefix=f".new-{os.getpid()}-"))
         try:
             _write(temporary, rows, features, read, together)
-            durable.write_new(temporary / "whole", text + "\n")
-            with contextlib.suppress(FileExistsError):
-                if not (final / "whole").is_file():  # else another process was quicker
-                    durable.commit_folder(temporary, final)
+            durable.write_new(temporary / WHOLE, json.dumps(_checksums(temporary)) + "\n")
+            durable.sync_folder(temporary)
+            try:
+                temporary.rename(final)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else another process was quicker
+                    raise
+            durable.sync_folder(root)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return Columns(final, features)
+
+
+def _checksums(folder: Path) -> dict[str, list[int]]:
+    """Size and checksum of every column."""
+    found = {}
+    for file in sorted(folder.glob("*.npy")):
+        crc = 0
+        with file.open("rb") as data:
+            while piece := data.read(1 << 24):
+                crc = google_crc32c.extend(crc, piece)
+        found[file.name] = [file.stat().st_size, crc]
+    return found
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether columns are what was written; of those that are very large, only the sizes are looked at."""
+    try:
+        known: dict[str, list[int]] = json.loads((folder / WHOLE).read_bytes())
+        sizes = {name: (folder / name).stat().st_size for name in known}
+        if any(sizes[name] != size for name, (size, _) in known.items()):
+            return False
+        return sum(sizes.values()) > CHECKED or _checksums(folder) == known
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _remove_left(root: Path) -> None:
+    """Remove what processes have left that were killed while they wrote."""
+    for folder in root.glob(".new-*"):
+        number = folder.name.split("-")[1]
+        if number.isdecimal() and not _is_alive(int(number)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _write(
@@ -103,32 +159,57 @@ def _write(
     together: int,
 ) -> None:
     made: dict[str, Any] = {}
-    pieces: dict[str, tuple[list[Any], list[int]]] = {}
-    for i, (key, feature) in enumerate(features.items()):
-        known = feature.row()
-        if known is None:
-            pieces[key] = [], []
-        else:
-            made[key] = np.lib.format.open_memmap(
-                folder / f"{i}.npy", "w+", dtype=known[1], shape=(rows, *known[0])
-            )
-    for begin in range(0, rows, together):
-        end = min(begin + together, rows)
-        found = read(np.arange(begin, end))
-        for key, column in found.items():
-            if key in made:
-                made[key][begin:end] = column
+    with contextlib.ExitStack() as stack:
+        ragged: dict[str, _Ragged] = {}
+        for i, (key, feature) in enumerate(features.items()):
+            known = feature.row()
+            if known is None:
+                ragged[key] = stack.enter_context(_Ragged(folder, i))
             else:
-                flat = column.reshape(-1)
-                pieces[key][1].extend(map(len, flat))
-                texts = len(flat) and isinstance(flat[0], bytes)
-                joined = np.frombuffer(b"".join(flat), np.uint8) if texts else np.concatenate(flat)
-                pieces[key][0].append(joined)
-    for array in made.values():
-        array.flush()
-    for i, key in enumerate(features):
-        if key in pieces:
-            parts, lengths = pieces[key]
-            values = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-            np.save(folder / f"{i}.npy", values)
-            np.save(folder / f"{i}.splits.npy", np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
+                shape = (rows, *known[0])
+                made[key] = np.lib.format.open_memmap(folder / f"{i}.npy", "w+", dtype=known[1], shape=shape)
+        for begin in range(0, rows, together):
+            end = min(begin + together, rows)
+            for key, column in read(np.arange(begin, end)).items():
+                if key in made:
+                    made[key][begin:end] = column
+                else:
+                    ragged[key].add(column.reshape(-1))
+        for array in made.values():
+            array.flush()
+    for file in folder.iterdir():
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+
+
+class _Ragged:
+    """A column whose rows have different lengths, written as it comes: all values, and where rows begin."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._values = folder / f"{number}.npy"
+        self._splits = folder / f"{number}.splits.npy"
+        self._raw = (folder / f"{number}.raw").open("wb+")
+        self._lengths: list[Any] = []
+        self._dtype: Any = np.dtype(np.uint8)
+
+    def __enter__(self) -> _Ragged:
+        return self
+
+    def add(self, rows: Any) -> None:
+        """Add some rows: arrays, or bytes."""
+        self._lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+        if len(rows) and isinstance(rows[0], np.ndarray):
+            self._dtype = rows[0].dtype
+            self._raw.write(np.concatenate(rows).tobytes())
+        else:
+            self._raw.write(b"".join(rows))
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.flush()
+        size = self._raw.tell() // self._dtype.itemsize
+        raw = np.memmap(self._raw, self._dtype, "r", shape=(size,)) if size else np.zeros(0, self._dtype)
+        np.save(self._values, raw)
+        lengths = np.concatenate(self._lengths) if self._lengths else np.zeros(0, np.int64)
+        np.save(self._splits, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))))
+        self._raw.close()
+        Path(self._raw.name).unlink()

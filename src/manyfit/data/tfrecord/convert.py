@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import multiprocessing
 import re
 import tempfile
 from abc import ABC, abstractmethod
@@ -17,9 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import ExtraMissing, UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.names import listing, nearest
+from manyfit.core.processes import die_with_parent
 from manyfit.data.tfrecord import metadata
 from manyfit.data.tfrecord.writer import RecordWriter, encode, shard_names
 from manyfit.store import durable
@@ -29,8 +31,12 @@ IMAGES: Final = (*AS_THEY_ARE, ".bmp", ".gif", ".tif", ".tiff", ".webp")
 SHARD: Final = 1 << 27
 """Bytes of a shard, more or less, if nobody says how many there shall be."""
 UNKNOWN: Final = "<unk>"
+NUMBER: Final = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(nan|NaN|inf|Infinity)")
 WORDS: Final = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 VOCABULARY: Final = "_vocabulary.txt"
+CLASSES: Final = "_classes.txt"
+LABELS: Final = ("label", "target", "class")
+MOST_CLASSES: Final = 10_000
 
 Row = Mapping[str, Any]
 
@@ -40,6 +46,8 @@ class Table(ABC):
 
     size: int = 0
     """Bytes, more or less."""
+    classes: Sequence[str] = ()
+    """The names of the classes, by number, if labels are numbers that stand for names."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -55,21 +63,31 @@ class Table(ABC):
 
     def beside(self) -> dict[str, str]:
         """Further files that belong to the records."""
-        return {}
+        return {CLASSES: "".join(f"{name}\n" for name in self.classes)} if self.classes else {}
 
 
 class ImageFolder(Table):
     """A folder with a folder for each class. Classes are numbered in the order of their names."""
 
-    def __init__(self, folder: Path) -> None:
-        self.names = sorted(
-            entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] not in "._"
-        )
+    def __init__(self, folder: Path, classes: Sequence[str] | None = None) -> None:
+        here = sorted(e.name for e in folder.iterdir() if e.is_dir() and e.name[0] not in "._")
+        self.classes = list(classes) if classes is not None else here
+        for name in here:
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"{folder}: the name of the folder {name!a} is not UTF-8") from None
+        unknown = [name for name in here if name not in self.classes]
+        if unknown:
+            raise UsageError(
+                f"{folder} has classes that {CLASSES}, beside the other records, does not name: "
+                f"{listing(unknown)}"
+            )
         found = {
             name: sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in IMAGES and p.is_file())
-            for name in self.names
+            for name in self.classes
         }
-        self.files = [(file, number) for number, name in enumerate(self.names) for file in found[name]]
+        self.files = [(file, number) for number, name in enumerate(self.classes) for file in found[name]]
         if not self.files:
             raise UsageError(f"{folder} has no folders with images in them ({', '.join(IMAGES)})")
         self.folder = folder
@@ -95,7 +113,7 @@ class ImageFolder(Table):
                     data, kind = out.getvalue(), "png"
                 else:
                     opened.load()
-            except (OSError, ValueError, SyntaxError) as error:
+            except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
                 raise UsageError(f"{file} is not an image that can be read: {error}") from error
             yield {
                 "image/encoded": data,
@@ -103,45 +121,70 @@ class ImageFolder(Table):
                 "image/height": height,
                 "image/width": width,
                 "image/class/label": number,
-                "image/class/text": self.names[number],
+                "image/class/text": self.classes[number],
                 "image/filename": str(file.relative_to(self.folder)),
             }
+
+    def _size(self) -> str:
+        """How images are made to have one size, if they have several."""
+        image: Any = optional("PIL.Image", "images")
+        sizes = set()
+        for file, _ in self.files[:200]:
+            with image.open(file) as opened:
+                sizes.add(opened.size)
+        return "" if len(sizes) == 1 else "resize_height: 224, resize_width: 224, "
 
     def features(self) -> dict[str, str]:
         """An image and a class."""
         return {
-            "image/encoded": "{type: ImageFeature, resize_height: 224, resize_width: 224}",
+            "image/encoded": f"{{type: ImageFeature, {self._size()}channels_first: true}}",
             "image/class/label": "{type: FixedLenFeature, shape: [1], dtype: int64}",
         }
 
-    def beside(self) -> dict[str, str]:
-        """The names of the classes, by number."""
-        return {"_classes.txt": "".join(f"{name}\n" for name in self.names)}
-
 
 class Csv(Table):
-    """A CSV file with a header. A column is whole numbers, numbers or text, as all of its cells say."""
+    """A CSV file with a header. A column is whole numbers, numbers or text, as all of its cells say.
 
-    def __init__(self, file: Path) -> None:
+    A label that is text becomes the number of its class, in the order of their names.
+    """
+
+    def __init__(self, file: Path, classes: Sequence[str] | None = None) -> None:
         self.file = file
         self.size = file.stat().st_size
         self.count = 0
         self.kinds: dict[str, str] = {}
         with file.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream)
-            self.header = next(reader, [])
+            cells = self._read(reader)
+            self.header = next(cells, [])
             if not self.header or len(set(self.header)) != len(self.header):
                 raise UsageError(f"{file} has no header, or one in which a name stands twice")
+            label = next((i for i, name in enumerate(self.header) if name in LABELS), None)
+            seen: set[str] = set()
             ranks = [0] * len(self.header)
-            for number, row in enumerate(self._read(reader), 2):
+            empty = [False] * len(self.header)
+            for row in cells:
                 if len(row) != len(self.header):
-                    raise UsageError(
-                        f"{file}:{number}: {len(row)} cells, but the header has {len(self.header)}"
-                    )
+                    where = f"{file}:{reader.line_num}"
+                    raise UsageError(f"{where}: {len(row)} cells, but the header has {len(self.header)}")
                 ranks = [max(rank, _rank(cell)) for rank, cell in zip(ranks, row, strict=True)]
+                empty = [was or cell == "" for was, cell in zip(empty, row, strict=True)]
                 self.count += 1
+                if label is not None and len(seen) <= MOST_CLASSES:
+                    seen.add(row[label])
+        self.label = self.header[label] if label is not None and ranks[label] == 3 else None
+        if self.label is not None and len(seen) <= MOST_CLASSES:
+            self.classes = list(classes) if classes is not None else sorted(seen - {""})
+            unknown = sorted(seen - {"", *self.classes})
+            if unknown:
+                told = f"classes that {CLASSES}, beside the other records, does not name: {listing(unknown)}"
+                raise UsageError(f"{file} has {told}")
+            ranks[label] = 1  # type: ignore[index]
+        else:
+            self.label = None
         kinds = ("int64", "int64", "float32", "string")
         self.kinds = {name: kinds[rank] for name, rank in zip(self.header, ranks, strict=True)}
+        self.gaps = {name for name, has_gaps in zip(self.header, empty, strict=True) if has_gaps}
 
     def _read(self, reader: Any) -> Iterator[list[str]]:
         try:
@@ -156,28 +199,29 @@ class Csv(Table):
         """A value for each cell; an empty one is left out."""
         read = {"int64": int, "float32": float, "string": str}
         with self.file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream)
-            next(reader)
-            for row in itertools.islice(self._read(reader), begin, end):
-                cells = zip(self.header, row, strict=True)
-                yield {name: read[self.kinds[name]](cell) for name, cell in cells if cell != ""}
+            for row in itertools.islice(self._read(csv.reader(stream)), begin + 1, end + 1):
+                cells = {name: cell for name, cell in zip(self.header, row, strict=True) if cell != ""}
+                if self.label is not None and self.label in cells:
+                    cells[self.label] = str(self.classes.index(cells[self.label]))
+                yield {name: read[self.kinds[name]](cell) for name, cell in cells.items()}
 
     def features(self) -> dict[str, str]:
-        """One value for each column."""
-        return {n: f"{{type: FixedLenFeature, shape: [1], dtype: {kind}}}" for n, kind in self.kinds.items()}
+        """One value for each column, and something where cells are empty."""
+        fill = {"int64": "0", "float32": ".nan", "string": "''"}
+        return {
+            name: f"{{type: FixedLenFeature, shape: [1], dtype: {kind}"
+            + (f", default_value: {fill[kind]}}}" if name in self.gaps else "}")
+            for name, kind in self.kinds.items()
+        }
 
 
 def _rank(cell: str) -> int:
     """0 for nothing, 1 for a whole number, 2 for a number, 3 for text."""
     if cell == "":
         return 0
-    if re.fullmatch(r"[-+]?\d{1,18}", cell):
-        return 1
-    try:
-        float(cell)
-    except ValueError:
-        return 3
-    return 2
+    if re.fullmatch(r"[-+]?[0-9]+", cell):
+        return 1 if len(cell) < 25 and -(1 << 63) <= int(cell) < 1 << 63 else 3
+    return 2 if NUMBER.fullmatch(cell) else 3
 
 
 class Text(Table):
@@ -186,8 +230,16 @@ class Text(Table):
     Number 0 is for padding, 1 for words that the vocabulary has not.
     """
 
-    def __init__(self, file: Path, column: str | None, vocabulary: Path | None, most: int | None) -> None:
-        self.table = Csv(file) if file.suffix == ".csv" else None
+    def __init__(
+        self,
+        file: Path,
+        column: str | None,
+        vocabulary: Path | None,
+        most: int | None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        self.table = Csv(file, classes) if file.suffix.lower() == ".csv" else None
+        self.classes = self.table.classes if self.table is not None else ()
         self.file = file
         self.column = column or "text"
         self.size = file.stat().st_size
@@ -195,6 +247,13 @@ class Text(Table):
             best = nearest(self.column, self.table.header)
             hint = f"; did you mean {best}?" if best else f"; it has {listing(self.table.header)}"
             raise UsageError(f"{file} has no column {self.column!r}{hint}")
+        taken = [
+            name for name in ("tokens", "length") if self.table is not None and name in self.table.header
+        ]
+        if [name for name in taken if name != self.column]:
+            raise UsageError(
+                f"{file} has a column {taken[0]!r}, which is what the words are called; rename it"
+            )
         self.count = 0
         seen: Counter[str] = Counter()
         for row in self._texts(0, None):
@@ -242,7 +301,8 @@ class Text(Table):
 
     def beside(self) -> dict[str, str]:
         """The vocabulary: the number of a word is its line, counted from 0."""
-        return {VOCABULARY: "".join(f"{word}\n" for word in ("<pad>", UNKNOWN, *self.words))}
+        listed = "".join(f"{word}\n" for word in ("<pad>", UNKNOWN, *self.words))
+        return {**super().beside(), VOCABULARY: listed}
 
 
 def words(text: str) -> list[str]:
@@ -259,10 +319,14 @@ class Arrays(Table):
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._is_hdf5 = file.suffix in (".h5", ".hdf5")
+        self._is_hdf5 = file.suffix.lower() in (".h5", ".hdf5")
         self.shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         with self._opened() as arrays:
             for name, array in arrays.items():
+                if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+                    raise UsageError(f"{file}: {name!r} is not an array")
+                if array.dtype == object and not _is_text(array):
+                    raise UsageError(f"{file}: the rows of {name!r} are neither numbers nor text")
                 if not array.shape:
                     raise UsageError(f"{file}: {name!r} is a single value, and no rows")
                 if array.dtype.kind not in "biufSUO":
@@ -288,12 +352,17 @@ class Arrays(Table):
         with self._opened() as arrays:
             for start in range(begin, end, 1024):
                 stop = min(start + 1024, end)
-                parts = {name: array[start:stop] for name, array in arrays.items()}
+                try:
+                    parts = {name: array[start:stop] for name, array in arrays.items()}
+                except (OSError, ValueError) as error:
+                    raise UsageError(f"{self.file} cannot be read from row {start} on: {error}") from error
                 for i in range(stop - start):
                     yield {name: self._value(name, part[i]) for name, part in parts.items()}
 
     def _value(self, name: str, value: Any) -> Any:
         shape, kind = self.shapes[name]
+        if kind.kind in "SUO" and len(shape) > 1:
+            return [item if isinstance(item, bytes) else str(item) for item in np.asarray(value).reshape(-1)]
         if kind.kind in "SUO":
             return value if isinstance(value, bytes) else str(value)
         if len(shape) > 1 and kind.str[1:] not in ("f4", "i8"):
@@ -306,13 +375,19 @@ class Arrays(Table):
         for name, (shape, kind) in self.shapes.items():
             row = list(shape[1:])
             if kind.kind in "SUO":
-                found[name] = "{type: FixedLenFeature, shape: [], dtype: string}"
+                found[name] = f"{{type: FixedLenFeature, shape: {row}, dtype: string}}"
             elif len(shape) > 1 and kind.str[1:] not in ("f4", "i8"):
                 found[name] = f"{{type: RawFeature, shape: {row}, dtype: {kind.name}}}"
             else:
                 dtype = "float32" if kind.kind == "f" else "int64"
                 found[name] = f"{{type: FixedLenFeature, shape: {row or [1]}, dtype: {dtype}}}"
         return found
+
+
+def _is_text(array: Any) -> bool:
+    """Whether an array of objects, as HDF5 has them, holds text."""
+    h5py: Any = optional("h5py", "hdf5")
+    return h5py.check_string_dtype(array.dtype) is not None
 
 
 class _Open:
@@ -340,8 +415,12 @@ class _Open:
                 return {"inputs": loaded}
             self._handle = loaded
             return {name: loaded[name] for name in loaded.files}
-        except (OSError, ValueError, EOFError) as error:
-            raise UsageError(f"{self.file} cannot be read as arrays: {error}") from error
+        except ExtraMissing:
+            raise
+        except Exception as error:  # a damaged file makes its reader fail in whatever way
+            raise UsageError(
+                f"{self.file} cannot be read as arrays: {type(error).__name__}: {error}"
+            ) from error
 
     def __exit__(self, *_: object) -> None:
         if self._handle is not None:
@@ -357,8 +436,12 @@ def table_of(
     column: str | None = None,
     vocabulary: Path | None = None,
     most: int | None = None,
+    beside: Path | None = None,
 ) -> Table:
-    """The rows of a folder or file, by what it is, or as what it was said to be."""
+    """The rows of a folder or file, by what it is, or as what it was said to be.
+
+    `beside` is where other splits may lie already: they share classes and vocabulary.
+    """
     endings = {
         ".csv": "csv",
         ".txt": "text",
@@ -372,12 +455,15 @@ def table_of(
     wants_text = column is not None or vocabulary is not None or most is not None
     found = kind or ("images" if source.is_dir() else endings.get(source.suffix.lower(), ""))
     found = "text" if found == "csv" and kind is None and wants_text else found
+    file = beside / CLASSES if beside is not None else None
+    classes = file.read_text(encoding="utf-8").splitlines() if file and file.is_file() else None
     if found == "images" and source.is_dir():
-        return ImageFolder(source)
+        return ImageFolder(source, classes)
     if found == "text" and source.is_file():
-        return Text(source, column, vocabulary, most)
+        known = beside / VOCABULARY if beside is not None and vocabulary is None else None
+        return Text(source, column, known if known and known.is_file() else vocabulary, most, classes)
     if found == "csv" and source.is_file():
-        return Csv(source)
+        return Csv(source, classes)
     if found in ("arrays", "hdf5") and source.is_file():
         return Arrays(source)
     wanted = "a folder of images, .csv, .txt, .npz, .npy, .h5 or .hdf5"
@@ -408,7 +494,9 @@ def convert(
     if count > len(table):
         raise UsageError(f"{len(table)} rows cannot be cut into {count} shards")
     files = [folder / name for name in shard_names(prefix, count, compression)]
-    here = sorted(folder.glob(f"{prefix}-*-of-*")) if folder.is_dir() else []
+    shard = re.compile(rf"{re.escape(prefix)}-\d{{5}}-of-\d{{5}}(\.gz|\.zz)?")
+    here = sorted(p for p in folder.iterdir() if shard.fullmatch(p.name)) if folder.is_dir() else []
+    known = metadata.load(str(folder))
     if here and not force:
         names = listing([file.name for file in here], 3)
         raise UsageError(f"{folder} has files of this name already: {names}; --force replaces them")
@@ -420,12 +508,12 @@ def convert(
             for file, (begin, end) in zip(files, bounds, strict=True)
         ]
         if workers > 1 and count > 1:
-            with ProcessPoolExecutor(min(workers, count)) as pool:
+            context = multiprocessing.get_context("forkserver")  # threads may be running here
+            with ProcessPoolExecutor(min(workers, count), context, die_with_parent) as pool:
                 yield from pool.map(_shard, jobs)
         else:
             yield from map(_shard, jobs)
         entries = {file.name: metadata.examine(str(Path(place) / file.name)) for file in files}
-        known = metadata.load(str(folder))
         for old in here:  # only now is everything there that takes their place
             old.unlink()
         for file in files:
@@ -445,9 +533,7 @@ def _shard(job: tuple[Table, Path, int, int, str]) -> Written:
     return Written(file.name, writer.count)
 
 
-def as_yaml(
-    features: Mapping[str, str], labels: Sequence[str] = ("label", "image/class/label", "target")
-) -> str:
+def as_yaml(features: Mapping[str, str], labels: Sequence[str] = ("image/class/label", *LABELS)) -> str:
     """How a feeder reads what was written, to be copied into a config."""
     label = next((name for name in features if name in labels), None)
     lines = ["features_map:", *(f"  {name}: {how}" for name, how in features.items() if name != label)]

@@ -6,17 +6,21 @@ from manyfit.core.errors import UsageError
 
 
 class RecordError(UsageError):
-    """A file of records that is not what it should be. Says which file, which record, and what is wrong."""
+    """A file of records that is not what it should be. Says which file, which record, and what is wrong.
 
-    def __init__(self, file: object, reason: str, record: int | None = None) -> None:
+    `what` is that in one word.
+    """
+
+    def __init__(self, file: object, reason: str, record: int | None = None, what: str = "corrupt") -> None:
         where = str(file) if record is None else f"{file}, record {record}"
         super().__init__(f"{where}: {reason}")
         self.file = str(file)
         self.record = record
         self.reason = reason
+        self.what = what
 
-    def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, int | None]]:
-        return type(self), (self.file, self.reason, self.record)
+    def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, int | None, str]]:
+        return type(self), (self.file, self.reason, self.record, self.what)
 
 
 class DataChanged(UsageError):

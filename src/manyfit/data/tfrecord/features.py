@@ -111,7 +111,10 @@ class FixedLenFeature(_Plain):
                 raise UsageError(f"the default_value of a string feature is text, not {given!r}")
             made = as_objects([v.encode() if isinstance(v, str) else v for v in values])
         else:
-            made = np.asarray(given)
+            try:
+                made = np.asarray(given)
+            except ValueError as error:
+                raise UsageError(f"the default_value {given!r} is not an array: {error}") from None
             fits = made.dtype.kind in ("iu" if self.dtype == "int64" else "iuf")
             if not fits:
                 raise UsageError(f"the default_value {given!r} is not of the type {self.dtype}")
@@ -168,7 +171,10 @@ class RawFeature(Feature):
     """The memory of an array, written as bytes."""
 
     shape: Sequence[Annotated[int, Ge(0)]]
-    dtype: Literal["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"] = "uint8"
+    dtype: Literal[
+        "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+        "float16", "float32", "float64",
+    ] = "uint8"  # fmt: skip
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
         """Always of one shape."""
@@ -254,6 +260,8 @@ class ImageFeature(Feature):
                 3: "RGB",
                 4: "RGBA",
             }
+            if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off instead of scaling
+                image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
             if image.format == "JPEG" and self.resize_width is not None and self.channels in (1, 3):
                 image.draft(mode[self.channels], (self.resize_width, self.resize_height))
             image = image if image.mode == mode[self.channels] else image.convert(mode[self.channels])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
-import mmap
 import os
 import posixpath
+import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ Compression: TypeAlias = Literal["", "gzip", "zlib"]
 PIECE: Final = 1 << 18
 """Bytes that are read or unpacked at a time."""
 IN_MEMORY: Final = 1 << 26
-"""What is unpacked stays in memory up to this size; else it is kept in a file."""
+"""What is unpacked of a data set stays in memory up to this size; else it is kept in files."""
 MAGIC: Final = "*?["
 WBITS: Final = {"gzip": 31, "zlib": 15}
 
@@ -57,6 +57,8 @@ def matched(patterns: str | Sequence[str]) -> list[str]:
     chosen: dict[str, None] = {}
     for pattern in given:
         here = found(pattern)
+        if not here and len(given) > 1 and not is_data(pattern):
+            continue  # the shell has expanded a pattern
         if not here:
             raise UsageError(_nothing(pattern))
         chosen |= dict.fromkeys(here)
@@ -66,7 +68,7 @@ def matched(patterns: str | Sequence[str]) -> list[str]:
 def canonical(pattern: str) -> str:
     """A pattern as the files that it matches are called."""
     if not is_remote(pattern):
-        return os.path.expanduser(pattern)  # noqa: PTH111 - a pattern is not a path
+        return os.path.abspath(os.path.expanduser(pattern))  # noqa: PTH100, PTH111 - a pattern is not a path
     fs, path = store_of(pattern)
     return str(fs.unstrip_protocol(path))
 
@@ -80,7 +82,10 @@ def _local(pattern: str) -> list[str]:
     pattern = canonical(pattern)
     if os.path.isdir(pattern):  # noqa: PTH112
         pattern = os.path.join(glob.escape(pattern), "*")  # noqa: PTH118
-    found = glob.glob(pattern, recursive=True) if any(m in pattern for m in MAGIC) else [pattern]  # noqa: PTH207
+    is_pattern = any(mark in pattern for mark in MAGIC) and not Path(pattern).is_file()
+    found = glob.glob(pattern, recursive=True) if is_pattern else [pattern]  # noqa: PTH207
+    if is_pattern and not found and Path(folder_of(pattern)).is_dir():  # a folder with such signs in its name
+        found = glob.glob(f"{glob.escape(folder_of(pattern))}/{name_of(pattern)}")  # noqa: PTH207
     return sorted(path for path in found if Path(path).is_file() and is_data(path))
 
 
@@ -125,7 +130,12 @@ def _nothing(pattern: str) -> str:
 
 def folder_of(file: str) -> str:
     """The folder, here or in a store, that a file lies in."""
-    return posixpath.dirname(file) if is_remote(file) else str(Path(file).parent)
+    return posixpath.dirname(file)
+
+
+def unescaped(pattern: str) -> str:
+    """A pattern in which some signs were taken literally, as a path."""
+    return re.sub(r"\[([*?\[])\]", r"\1", pattern)
 
 
 def name_of(file: str) -> str:
@@ -180,28 +190,64 @@ def _new(final: Path) -> Iterator[Any]:
         raise
 
 
-def mapped(path: Path) -> Any:
-    """The bytes of a file, without reading them yet."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+class Bytes:
+    """The bytes of a file, read where they are asked for.
+
+    Not mapped into memory: a file that somebody cuts short would end the process, and not only the read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+        self._size = os.fstat(self._file).st_size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        begin, end, _ = part.indices(self._size)
+        parts = []
+        while begin < end:
+            piece = os.pread(self._file, min(end - begin, 1 << 30), begin)
+            if not piece:
+                break
+            parts.append(piece)
+            begin += len(piece)
+        return b"".join(parts) if len(parts) != 1 else parts[0]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Bytes]:
+    """The bytes of a file, while it is open."""
+    data = Bytes(path)
+    try:
+        yield data
+    finally:
+        data.close()
 
 
 class Sequential:
-    """Reads bytes that can be sliced from their beginning on."""
+    """Reads bytes from their beginning on, in pieces that are larger than what is asked for."""
 
     def __init__(self, data: Any, seen: Callable[[int], None] | None = None) -> None:
         self._data = data
+        self._piece = b""
+        self._begin = 0
         self._at = 0
         self._seen = seen
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes."""
-        found: bytes = self._data[self._at : self._at + size]
+        inside = self._at - self._begin
+        if inside + size > len(self._piece):
+            self._piece, self._begin, inside = self._data[self._at : self._at + max(size, PIECE)], self._at, 0
+            if self._seen is not None:
+                self._seen(len(self._piece))
+        found = self._piece[inside : inside + size]
         self._at += len(found)
-        if self._seen is not None:
-            self._seen(len(found))
         return found
 
 
@@ -239,7 +285,7 @@ class Inflated:
             if not self._rest:
                 self._rest = self._stream.read(PIECE)
                 if not self._rest:
-                    raise RecordError(self._name, f"{self._what} cut short")
+                    raise RecordError(self._name, f"{self._what} cut short", what="truncated")
             try:
                 piece = self._inflate.decompress(self._rest, most)
             except zlib.error as error:
@@ -270,7 +316,7 @@ def check_compression(head: bytes, wanted: str | None, name: str) -> Compression
     if wanted is not None and found != wanted:
         said = f"compressed with {wanted}" if wanted else "not compressed"
         real = {None: "is not", "": "is not compressed", "gzip": "is gzip", "zlib": "is zlib"}[found]
-        raise RecordError(name, f"it was said to be {said}, but {real}", 0)
+        raise RecordError(name, f"it was said to be {said}, but {real}", 0, "wrongly compressed")
     if found is None:
         raise RecordError(name, "this is not a file of records: the length of its first one is damaged", 0)
     return found
@@ -282,17 +328,16 @@ def stream_of(data: Any, compression: str, name: str, seen: Callable[[int], None
     return Inflated(plain, compression, name) if compression else plain
 
 
-def unpacked(data: Any, compression: str, name: str, size: int, digest: str) -> Any:
-    """The bytes of a compressed file, which can be read anywhere; a large one is kept in a file."""
-    if size > IN_MEMORY:
-        kept = cache_root() / "unpacked" / digest
-        if not kept.is_file() or kept.stat().st_size != size:
-            stream = stream_of(data, compression, name)
-            with _new(kept) as target:
-                for piece in _limited(stream, size, name):
-                    target.write(piece)
-        return mapped(kept)
-    return b"".join(_limited(stream_of(data, compression, name), size, name))
+def unpacked(data: Any, compression: str, name: str, size: int, digest: str, in_memory: bool) -> bytes | Path:
+    """The bytes of a compressed file, which can be read anywhere: here, or in a file that is kept."""
+    if in_memory:
+        return b"".join(_limited(stream_of(data, compression, name), size, name))
+    kept = cache_root() / "unpacked" / digest
+    if not kept.is_file() or kept.stat().st_size != size:
+        with _new(kept) as target:
+            for piece in _limited(stream_of(data, compression, name), size, name):
+                target.write(piece)
+    return kept
 
 
 def _limited(stream: Readable, size: int, name: str) -> Iterator[bytes]:

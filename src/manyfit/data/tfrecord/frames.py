@@ -29,6 +29,12 @@ Checksums = npt.NDArray[np.uint32]
 _crc: Any = google_crc32c.value
 
 
+class Sliceable(Protocol):
+    """Bytes that can be read anywhere; fewer come back where there are fewer."""
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
 class Readable(Protocol):
     """Something that bytes are read from, one piece after the other."""
 
@@ -53,7 +59,7 @@ def framed(data: bytes) -> bytes:
     return b"".join((length, FOOTER.pack(masked(length)), data, FOOTER.pack(masked(data))))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Frames:
     """Where the records of a file lie, and the checksum of each."""
 
@@ -93,33 +99,27 @@ def records(stream: Readable, name: str) -> Iterator[tuple[int, int, bytes]]:
         number += 1
 
 
-def scan(stream: Readable, name: str) -> Frames:
-    """Check every record of a stream, and note where it lies."""
-    offsets, checksums, end = [], [], 0
-    for position, crc, data in records(stream, name):
-        offsets.append(position)
-        checksums.append(crc)
-        end = position + AROUND + len(data)
-    return Frames(np.array([*offsets, end], np.int64), np.array(checksums, np.uint32))
-
-
-def read(buffer: Any, frames: Frames, rows: npt.NDArray[np.int64], name: str) -> list[bytes]:
+def read(data: Sliceable, frames: Frames, rows: npt.NDArray[np.int64], name: str) -> list[bytes]:
     """Read some records of a file, in any order, each as it was when the file was indexed."""
     found = []
     begins, ends = frames.offsets[rows].tolist(), frames.offsets[rows + 1].tolist()
     known = frames.checksums[rows].tolist()
+    if len(rows) > 1 and (np.diff(rows) == 1).all():  # one piece of the file
+        first = begins[0]
+        data = data[first : ends[-1]]
+        begins, ends = [begin - first for begin in begins], [end - first for end in ends]
     unpack, pack, crc_of = FOOTER.unpack, HEADER.unpack, _crc
     for i, (begin, end, wanted) in enumerate(zip(begins, ends, known, strict=True)):
-        frame = buffer[begin:end]
-        data = frame[12:-4]
-        crc = crc_of(data)
+        frame = data[begin:end]
+        record = frame[12:-4]
+        crc = crc_of(record)
         crc = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFF_FFFF
         if crc != wanted or len(frame) != end - begin or unpack(frame[-4:])[0] != crc:
             raise _wrong(frame, end - begin, int(rows[i]), name)
         length, head = pack(frame[:12])
-        if length != len(data) or head != masked(frame[:8]):
+        if length != len(record) or head != masked(frame[:8]):
             raise _wrong(frame, end - begin, int(rows[i]), name)
-        found.append(data)
+        found.append(record)
     return found
 
 
@@ -143,12 +143,12 @@ def _wrong(frame: bytes, size: int, number: int, name: str) -> RecordError:
     except RecordError as error:
         return error
     if length != size - AROUND or masked(frame[12:-4]) == FOOTER.unpack(frame[-4:])[0]:
-        return RecordError(name, "this is another record than the one that was indexed", number)
+        return RecordError(name, "this is another record than the one that was indexed", number, "changed")
     return _damaged(name, number)
 
 
 def _cut(name: str, number: int) -> RecordError:
-    return RecordError(name, "the file ends inside this record: it was cut short", number)
+    return RecordError(name, "the file ends inside this record: it was cut short", number, "truncated")
 
 
 def _damaged(name: str, number: int) -> RecordError:

@@ -7,11 +7,14 @@ and the features. With it a file can be read anywhere, and whatever happened to 
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
+import fcntl
 import fnmatch
+import glob
 import hashlib
 import json
 import posixpath
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +32,15 @@ from manyfit.data.tfrecord.wire import Buffer, Malformed, schema
 from manyfit.store import durable
 
 FILE: Final = "_tfrecord_metadata.json"
+LOCK: Final = "._tfrecord_metadata.lock"
 VERSION: Final = 2
 TOGETHER: Final = 4096
-"""Records whose features are looked at together."""
+"""Records whose features are looked at together, at most."""
+AT_ONCE: Final = 1 << 24
+"""Bytes of them, more or less."""
+DENSE: Final = 1100
+"""More bytes than this are never packed into one."""
+MOST_FEATURES: Final = 1 << 16
 LARGEST: Final = 1 << 30
 """Bytes of a metadata file that are read."""
 
@@ -73,16 +82,21 @@ class Entry:
                 _count(found["total_records"]), _count(found["file_size"]), md5=str(found["md5_hash"])
             )
         count, size = _count(found["records"]), _count(found["size"])
-        compression = found["compression"]
+        compression, digest = found["compression"], str(found["sha256"])
         if compression not in ("", "gzip", "zlib"):
             raise ValueError(f"the compression {compression!r}")
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ValueError("a digest that is none")
+        if count * AROUND > size * (DENSE if compression else 1):
+            raise ValueError("more records than the file has room for")
         lengths = np.frombuffer(_unpacked(found["offsets"], 8 * count), "<i8").astype(np.int64)
         checksums = np.frombuffer(_unpacked(found["checksums"], 4 * count), "<u4").astype(np.uint32)
-        if (lengths < AROUND).any() or (not compression and int(lengths.sum()) != size):
+        most = size * DENSE if compression else size
+        if ((lengths < AROUND) | (lengths > most)).any() or (not compression and int(lengths.sum()) != size):
             raise ValueError("the places of the records do not fit the size of the file")
         frames = Frames(np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), checksums)
         features = {str(name): str(kind) for name, kind in found["features"].items()}
-        return Entry(count, size, str(found["sha256"]), "", compression, frames, features)
+        return Entry(count, size, digest, "", compression, frames, features)
 
 
 def _count(value: Any) -> int:
@@ -118,12 +132,12 @@ def load(folder: str) -> dict[str, Entry]:
         return {str(name): Entry.of(entry) for name, entry in found["files"].items()}
     except (
         ValueError,
-        KeyError,
+        LookupError,
         TypeError,
         AttributeError,
         RecursionError,
+        ArithmeticError,
         zlib.error,
-        binascii.Error,
     ) as error:
         reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else error
         raise DataChanged(
@@ -167,29 +181,35 @@ def save(folder: str, entries: Mapping[str, Entry]) -> None:
 
 def examine(file: str, compression: str | None = None, progress: Progress | None = None) -> Entry:
     """Read all of a file: check every record, and note what there is to know."""
-    data = files.mapped(files.local_copy(file))
-    found = files.check_compression(data[:16], compression, file)
-    offsets, checksums, features = [0], [], dict[str, set[str]]()
-    waiting: list[bytes] = []
-    for position, crc, record in records(files.stream_of(data, found, file, progress), file):
-        offsets.append(position + AROUND + len(record))
-        checksums.append(crc)
-        waiting.append(record)
-        if len(waiting) == TOGETHER:
-            _collect(file, waiting, len(checksums), features)
-    _collect(file, waiting, len(checksums), features)
-    frames = Frames(np.array(offsets, np.int64), np.array(checksums, np.uint32))
-    kinds = {name: "|".join(sorted(kinds)) for name, kinds in sorted(features.items())}
-    return Entry(len(frames), len(data), digest_of(data), "", found, frames, kinds)
+    with files.opened(files.local_copy(file)) as data:
+        found = files.check_compression(data[:16], compression, file)
+        offsets, checksums, features = [0], [], dict[str, set[str]]()
+        waiting: list[bytes] = []
+        size = 0
+        for position, crc, record in records(files.stream_of(data, found, file, progress), file):
+            offsets.append(position + AROUND + len(record))
+            checksums.append(crc)
+            waiting.append(record)
+            size += len(record)
+            if len(waiting) == TOGETHER or size > AT_ONCE:
+                _collect(file, waiting, len(checksums), features)
+                size = 0
+        _collect(file, waiting, len(checksums), features)
+        frames = Frames(np.array(offsets, np.int64), np.array(checksums, np.uint32))
+        kinds = {name: "|".join(sorted(kinds)) for name, kinds in sorted(features.items())}
+        return Entry(len(frames), len(data), digest_of(data), "", found, frames, kinds)
 
 
 def _collect(file: str, waiting: list[bytes], end: int, features: dict[str, set[str]]) -> None:
     try:
         for name, kinds in schema(Buffer.of(waiting)).items():
             known = features.setdefault(name, set())
-            known |= set(kinds.split("|")) - ({"nothing"} if known else set())
+            known |= kinds
             if len(known) > 1:
                 known.discard("nothing")
+        if len(features) > MOST_FEATURES:
+            reason = f"the file has more than {MOST_FEATURES:,} features, which no feeder could list"
+            raise RecordError(file, reason, end - 1)
     except Malformed as error:
         raise RecordError(file, error.reason, end - len(waiting) + error.row) from None
     waiting.clear()
@@ -228,20 +248,21 @@ def verify(
 ) -> Iterator[Finding]:
     """Compare files with what is known of them: their names and sizes, or, `deep`, all that is in them."""
     given = [files.canonical(each) for each in ([patterns] if isinstance(patterns, str) else patterns)]
-    here = present(given)
-    folders = dict.fromkeys([*by_folder(here), *map(_folder, given)])
-    known = {folder: load(folder) for folder in folders if not any(m in folder for m in files.MAGIC)}
+    here = dict.fromkeys(present(given))
+    inside = by_folder(list(here))
+    folders = dict.fromkeys([*inside, *(folder for pattern in given for folder in _folders(pattern))])
+    known = {folder: load(folder) for folder in folders}
     if not here and not any(known.values()):
         files.matched(given)  # which says what is wrong
     for folder, entries in known.items():
-        if not entries and folder in by_folder(here):
+        if not entries and folder in inside:
             yield Finding(_place(folder), "missing", "nobody has indexed this folder")
             continue
         for name in entries:
             path = posixpath.join(folder, name)
             if path not in here and _fits(path, given):
                 yield Finding(path, "deleted", "it was indexed, but is not there any more")
-        for path in by_folder(here).get(folder, ()):
+        for path in inside.get(folder, ()):
             entry = entries.get(files.name_of(path))
             if entry is None:
                 yield Finding(path, "added", "it is there, but was not indexed")
@@ -257,16 +278,28 @@ def present(patterns: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _folder(pattern: str) -> str:
-    """The folder in which a pattern looks."""
-    is_folder = not files.is_remote(pattern) and Path(pattern).is_dir()
-    return pattern.rstrip("/") if is_folder else files.folder_of(pattern)
+def _folders(pattern: str) -> list[str]:
+    """The folders in which a pattern looks."""
+    if files.is_remote(pattern):
+        folder = files.folder_of(pattern)
+        return [] if any(mark in folder for mark in files.MAGIC) else [folder]
+    if Path(pattern).is_dir():
+        return [pattern]
+    folder = files.folder_of(pattern)
+    found = [folder] if Path(folder).is_dir() else glob.glob(folder, recursive=True)  # noqa: PTH207
+    return [str(path) for path in found if Path(path).is_dir()]
 
 
 def _fits(path: str, patterns: Sequence[str]) -> bool:
     """Whether one of some patterns would match a file, if it were there."""
     return any(
-        fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(path, posixpath.join(pattern, "*"))
+        path == pattern
+        or files.folder_of(path) == pattern
+        or fnmatch.fnmatch(path, pattern)
+        or (
+            files.folder_of(path) == files.folder_of(pattern)
+            and fnmatch.fnmatch(files.name_of(path), files.name_of(pattern))
+        )
         for pattern in patterns
     )
 
@@ -276,11 +309,12 @@ def compare(path: str, entry: Entry, deep: bool, progress: Progress | None = Non
     size = files.size_of(path)
     if not deep and size == entry.size:
         return
-    data = files.mapped(files.local_copy(path))
     if size == entry.size:
-        if entry.digest and digest_of(data) == entry.digest:
-            return
-        if entry.md5 and digest_of(data, "md5") == entry.md5:
+        with files.opened(files.local_copy(path)) as data:
+            is_same = entry.digest and digest_of(data) == entry.digest
+            is_same = is_same or (entry.md5 and digest_of(data, "md5") == entry.md5)
+        if is_same:
+            yield from _misread(path, entry, progress)
             return
     what, detail = _happened(path, entry, progress)
     if deep:
@@ -290,14 +324,23 @@ def compare(path: str, entry: Entry, deep: bool, progress: Progress | None = Non
         yield Finding(path, "resized", f"{sizes} ({what}: {detail})")
 
 
+def _misread(path: str, entry: Entry, progress: Progress | None) -> Iterator[Finding]:
+    """A file that is what it was, but of which the index says something else."""
+    found = examine(path, None, progress)
+    wrong = found.records != entry.records
+    if entry.frames is not None and found.frames is not None and not wrong:
+        wrong = _first(entry, found) != found.records or dict(entry.features) != dict(found.features)
+        wrong = wrong or entry.compression != found.compression
+    if wrong:
+        yield Finding(path, "wrongly indexed", "the file is unchanged, but the index does not describe it")
+
+
 def _happened(path: str, entry: Entry, progress: Progress | None) -> tuple[str, str]:
     """In one word and in a sentence, what has become of a file that is not what it was."""
     try:
         found = examine(path, entry.compression if entry.digest else None, progress)
     except RecordError as error:
-        what = "truncated" if "cut short" in error.reason else "corrupt"
-        what = "wrongly compressed" if "was said to be" in error.reason else what
-        return what, error.reason if error.record is None else f"record {error.record}: {error.reason}"
+        return error.what, error.reason if error.record is None else f"record {error.record}: {error.reason}"
     first = _first(entry, found)
     if first is not None and first == found.records < entry.records:
         return "truncated", f"it ends before record {first}, but {entry.records:,} records were indexed"
@@ -354,22 +397,35 @@ def index(
         if gone and not force:
             shown = listing(gone)
             raise DataChanged(f"{folder}: files that were indexed are gone: {shown}; {_how(folder)}")
-        entries = {name: entry for name, entry in known.items() if name not in gone}
+        made: dict[str, Entry] = {}
         for path in inside:
             name = files.name_of(path)
-            before = entries.get(name)
+            before = known.get(name)
             if before is not None and not force:
-                changes = list(compare(path, before, True, progress))
-                if changes:
-                    raise DataChanged(f"{changes[0]}; {_how(folder)}")
+                for change in compare(path, before, True, progress):
+                    raise DataChanged(f"{change}; {_how(folder)}")
             if before is None or force or before.frames is None:
-                entries[name] = examine(path, compression, progress)
-            yield Indexed(path, entries[name], entries[name] is not before)
-        for name, entry in entries.items():
-            if entry.frames is None:  # of another program, and not asked for now
-                entries[name] = examine(posixpath.join(folder, name))
-        if entries != known:
-            save(folder, entries)
+                made[name] = examine(path, compression, progress)
+            yield Indexed(path, made.get(name) or known[name], name in made)
+        for name, entry in known.items():
+            if entry.frames is None and name not in made and name not in gone:
+                made[name] = examine(posixpath.join(folder, name))  # of another program, not asked for now
+        if made or gone:
+            with _alone(folder):  # somebody may have indexed other files of this folder meanwhile
+                others = {} if force and _is_unreadable(folder) else load(folder)
+                kept = {name: entry for name, entry in others.items() if name not in gone}
+                save(folder, {**kept, **made})
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Let no other process on this machine write the metadata of a folder."""
+    if files.is_remote(folder):
+        yield
+        return
+    with (Path(folder) / LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _is_unreadable(folder: str) -> bool:
@@ -403,16 +459,21 @@ def known_files(
     paths = files.matched(given)
     known = {folder: load(folder) for folder in by_folder(paths)}
     missing = [folder for folder, entries in known.items() if not entries]
+    fresh = [
+        folder
+        for folder, inside in by_folder(paths).items()
+        if not any(files.name_of(path) in known[folder] for path in inside)
+    ]
     if missing and not generate:
         raise NotIndexed(
             f"{missing[0]} has no {FILE}, by which changes of the data are found: write it with "
             f"manyfit data index '{posixpath.join(missing[0], '*')}', or set auto_generate_meta: true"
         )
-    if generate:
-        unknown = [p for p in paths if files.name_of(p) not in known[files.folder_of(p)]]
+    if generate and fresh:  # a file beside others that are known is one that was added
+        unknown = [path for path in paths if files.folder_of(path) in fresh]
         for _ in index(unknown, compression=compression):
             pass
-        known |= {folder: load(folder) for folder in by_folder(unknown)}
+        known |= {folder: load(folder) for folder in fresh}
     findings = list(verify(given))
     if findings:
         lines = "\n".join(f"  {finding}" for finding in findings[:10])
@@ -420,4 +481,9 @@ def known_files(
         raise DataChanged(
             f"the data is not what was indexed:\n{lines}{more}\n{_how(files.folder_of(findings[0].file))}"
         )
-    return {path: known[files.folder_of(path)][files.name_of(path)] for path in paths}
+    found = {path: known[files.folder_of(path)][files.name_of(path)] for path in paths}
+    for path, entry in found.items():
+        if compression is not None and entry.digest and entry.compression != compression:
+            with files.opened(files.local_copy(path)) as data:
+                files.check_compression(data[:16], compression, path)
+    return found

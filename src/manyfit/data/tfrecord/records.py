@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,21 @@ from manyfit.data.tfrecord.metadata import Entry
 from manyfit.data.tfrecord.wire import KINDS, Buffer, Malformed, spans
 
 
-@dataclass
 class RecordFile:
-    """One file, opened when it is first read."""
+    """One file. It is opened while something is read, so that a data set may have any number of them."""
 
-    path: str
-    entry: Entry
-    _data: Any = None
+    def __init__(self, path: str, entry: Entry, in_memory: bool) -> None:
+        self.path = path
+        self.entry = entry
+        self._in_memory = in_memory
+        self._place: bytes | Path | None = None
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_data": None}
+        return {**self.__dict__, "_place": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     @property
     def frames(self) -> Frames:
@@ -34,26 +40,36 @@ class RecordFile:
         assert self.entry.frames is not None
         return self.entry.frames
 
-    @property
-    def data(self) -> Any:
-        """Its bytes, unpacked."""
-        if self._data is None:
-            data, entry = files.mapped(files.local_copy(self.path)), self.entry
+    def read(self, rows: npt.NDArray[np.int64]) -> list[bytes]:
+        """Some of its records."""
+        with self._lock:
+            if self._place is None:
+                self._place = self._located()
+        if isinstance(self._place, bytes):
+            return frames.read(self._place, self.frames, rows, self.path)
+        with files.opened(self._place) as data:
+            return frames.read(data, self.frames, rows, self.path)
+
+    def _located(self) -> bytes | Path:
+        """Where its bytes lie, unpacked."""
+        local, entry = files.local_copy(self.path), self.entry
+        with files.opened(local) as data:
             if len(data) != entry.size:
                 raise DataChanged(f"{self.path} has {len(data):,} bytes; when it was indexed, {entry.size:,}")
             files.check_compression(data[:16], entry.compression, self.path)
-            if entry.compression:
-                size = self.frames.size
-                data = files.unpacked(data, entry.compression, self.path, size, entry.digest)
-            self._data = data
-        return self._data
+            if not entry.compression:
+                return local
+            size = self.frames.size
+            return files.unpacked(data, entry.compression, self.path, size, entry.digest, self._in_memory)
 
 
 class Records:
     """Several files as one sequence of records."""
 
     def __init__(self, known: Mapping[str, Entry]) -> None:
-        self.files = [RecordFile(path, complete(path, entry)) for path, entry in known.items()]
+        entries = {path: complete(path, entry) for path, entry in known.items()}
+        packed = sum(e.frames.size for e in entries.values() if e.compression and e.frames is not None)
+        self.files = [RecordFile(p, entry, packed <= files.IN_MEMORY) for p, entry in entries.items()]
         self._ends = np.cumsum([len(file.frames) for file in self.files], dtype=np.int64)
         self._names = _short([file.path for file in self.files])
 
@@ -80,13 +96,11 @@ class Records:
         which, place = self.where(rows)
         first = int(which[0]) if len(which) else 0
         if len(which) and (which == first).all():
-            file = self.files[first]
-            return Buffer.of(frames.read(file.data, file.frames, place, file.path))
+            return Buffer.of(self.files[first].read(place))
         found: list[Any] = [None] * len(rows)
         for number in np.unique(which).tolist():
-            file, here = self.files[number], np.flatnonzero(which == number)
-            data = frames.read(file.data, file.frames, place[here], file.path)
-            for at, record in zip(here.tolist(), data, strict=True):
+            here = np.flatnonzero(which == number)
+            for at, record in zip(here.tolist(), self.files[number].read(place[here]), strict=True):
                 found[at] = record
         return Buffer.of(found)
 
@@ -131,10 +145,9 @@ def complete(path: str, entry: Entry) -> Entry:
     """An entry that another program has written says too little: look at the file itself."""
     if entry.frames is not None:
         return entry
-    found = metadata.examine(path)
-    if found.records != entry.records:
-        raise DataChanged(f"{path} has {found.records:,} records; when it was indexed, {entry.records:,}")
-    return found
+    for finding in metadata.compare(path, entry, deep=True):
+        raise DataChanged(str(finding))
+    return metadata.examine(path)
 
 
 def _short(paths: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ ways give the same for whatever is valid, and an error for whatever is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +24,10 @@ PAD: Final = 16
 """Bytes behind the last record that may be looked at."""
 FEW: Final = 6
 """So few records are walked one by one."""
+LONG: Final = 256
+"""A record with more features, or a feature with more texts, than this is walked alone."""
+MOST: Final = 1 << 20
+"""Features, or texts of a feature, that a record may have."""
 DEEP: Final = 10
 """The most bytes of a varint."""
 TAGS: Final = np.array([0, 0x0A, 0x12, 0x1A], np.uint8)
@@ -83,24 +87,43 @@ class Spans:
         return Spans(np.zeros(rows, np.uint8), np.zeros(rows, np.int64), np.zeros(rows, np.int64))
 
 
-def spans(buffer: Buffer, names: Iterable[str] | None = None) -> dict[str, Spans]:
-    """Find the features of records by name; all of them if no names are given."""
+def spans(buffer: Buffer, names: Iterable[str]) -> dict[str, Spans]:
+    """Find some features of records by name."""
     rows = len(buffer)
-    found = {name.encode(): Spans.none(rows) for name in names or ()}
-    canonical = np.zeros(rows, bool) if rows < FEW else _together(buffer, found, names is None)
-    for row in np.flatnonzero(~canonical).tolist():
-        _alone(buffer, row, found, names is None)
-    try:
-        return {name.decode(): each for name, each in found.items()}
-    except UnicodeDecodeError as error:
-        raise Malformed(0, f"the name of a feature is not UTF-8: {error.object!r:.60}") from None
+    found = {name.encode(): Spans.none(rows) for name in names}
+    walked = np.zeros(rows, bool) if rows < FEW else _together(buffer, found, None)
+    for row in np.flatnonzero(~walked).tolist():
+        features = _features_of(buffer, row)
+        for name, each in found.items():
+            each.kind[row], values = features.get(name, (NONE, None))
+            if each.kind[row] != NONE:
+                each.careful[row] = Careful(int(each.kind[row]), values)
+    return {name.decode(): each for name, each in found.items()}
+
+
+def schema(buffer: Buffer) -> dict[str, set[str]]:
+    """Every feature of some records, with what it holds."""
+    kinds: dict[bytes, set[int]] = {}
+    found: dict[bytes, Spans] = {}
+    rows = len(buffer)
+    walked = np.zeros(rows, bool) if rows < FEW else _together(buffer, found, LONG)
+    for name, each in found.items():
+        kinds[name] = set(np.unique(each.kind[walked]).tolist())
+    for row in np.flatnonzero(~walked).tolist():
+        for name, (kind, _) in _features_of(buffer, row).items():
+            kinds.setdefault(name, set()).add(kind)
+    return {
+        name.decode(errors="backslashreplace"): {KINDS[kind] for kind in held if kind != NONE}
+        or {KINDS[NONE]}
+        for name, held in kinds.items()
+    }
 
 
 # -- all at once ----------------------------------------------------------------------------------
 
 
-def _together(buffer: Buffer, found: dict[bytes, Spans], discover: bool) -> npt.NDArray[np.bool_]:
-    """Walk every record in the usual form; say of which ones that was possible.
+def _together(buffer: Buffer, found: dict[bytes, Spans], discover: int | None) -> npt.NDArray[np.bool_]:
+    """Walk every record in the usual form; say of which ones that was possible. Find names, up to `discover`.
 
     `features` fills the record; each entry is a key and then a value, which hold nothing else; a list of
     numbers is packed in one piece.
@@ -117,6 +140,9 @@ def _together(buffer: Buffer, found: dict[bytes, Spans], discover: bool) -> npt.
     while True:
         live = ok & (at < ends)
         if not live.any():
+            break
+        if step == LONG:
+            ok &= ~live
             break
         at = np.where(live, at, last)  # the others read padding, and are not listened to
         good = data[at] == 0x0A
@@ -141,7 +167,7 @@ def _together(buffer: Buffer, found: dict[bytes, Spans], discover: bool) -> npt.
         start = np.where(packed, inner, np.minimum(body, end))
         ok &= ~live | good
         live &= good
-        _assign(buffer, found, order, step, discover, live, (name, size, kind, start, end))
+        ok &= ~_assign(buffer, found, order, step, discover, live, (name, size, kind, start, end))
         at = np.where(live, end, ends)
         step += 1
     return ok
@@ -152,11 +178,11 @@ def _assign(
     found: dict[bytes, Spans],
     order: list[bytes],
     step: int,
-    discover: bool,
+    discover: int | None,
     live: npt.NDArray[np.bool_],
     entry: tuple[Ints, Ints, npt.NDArray[np.uint8], Ints, Ints],
-) -> None:
-    """Give the entries of one step to the features whose names they have."""
+) -> npt.NDArray[np.bool_]:
+    """Give the entries of one step to the features whose names they have; say whose names are too many."""
     name, size, kind, start, end = entry
     left = live.copy()
     # Most files have the same features in the same order: the one that came at this step before is likely.
@@ -175,9 +201,11 @@ def _assign(
             each.kind[rows], each.starts[rows], each.ends[rows] = kind[rows], start[rows], end[rows]
             left[rows] = False
             if not left.any():
-                return
-        if not discover:
-            return
+                return left
+        if discover is None:
+            return np.zeros_like(left)
+        if len(found) >= discover:
+            return left
         row = int(np.flatnonzero(left)[0])
         wanted = buffer.data[int(name[row]) : int(name[row] + size[row])].tobytes()
         found[wanted] = Spans.none(len(buffer))
@@ -208,25 +236,21 @@ def _length(data: Bytes, at: Ints, last: int) -> tuple[Ints, Ints]:
 # -- one by one -----------------------------------------------------------------------------------
 
 
-def _alone(buffer: Buffer, row: int, found: dict[bytes, Spans], discover: bool) -> None:
-    """Walk one record by the rules of the format alone."""
-    begin, end = int(buffer.starts[row]), int(buffer.ends[row])
-    data = buffer.data[begin:end].tobytes()
+def _features_of(buffer: Buffer, row: int) -> dict[bytes, tuple[int, Any]]:
+    """Walk one record by the rules of the format alone: name, kind and values of each feature."""
+    data = buffer.data[int(buffer.starts[row]) : int(buffer.ends[row])].tobytes()
+    found: dict[bytes, tuple[int, Any]] = {}
     try:
-        features = dict(_features(data))
+        for number, (name, feature) in enumerate(_features(data)):
+            if number == MOST:
+                raise _Broken(f"a record with more than {MOST:,} features")
+            name.decode()
+            found[name] = feature
     except _Broken as error:
         raise Malformed(row, str(error)) from None
-    for each in found.values():
-        each.kind[row] = NONE
-    for name, (kind, values) in features.items():
-        if name not in found:
-            if not discover:
-                continue
-            found[name] = Spans.none(len(buffer))
-        each = found[name]
-        each.kind[row] = kind
-        if kind != NONE:
-            each.careful[row] = Careful(kind, values)
+    except UnicodeDecodeError as error:
+        raise Malformed(row, f"the name of a feature is not UTF-8: {error.object!r:.60}") from None
+    return found
 
 
 class _Broken(ValueError):
@@ -271,7 +295,7 @@ def _feature(data: bytes, key: bytes) -> tuple[int, Any]:
     if kind == NONE:
         return NONE, None
     if kind == BYTES:
-        return kind, [p for n, w, p in _fields(body, "a list of bytes") if n == 1 and _is(w, 2, key)]
+        return kind, _list_of_texts(body, key)
     parts = []
     for number, wire, payload in _fields(body, "a list of numbers"):
         if number != 1:
@@ -286,6 +310,13 @@ def _feature(data: bytes, key: bytes) -> tuple[int, Any]:
     if kind == INT64 and any(part and part[-1] >= 0x80 for part in parts):
         raise _Broken(f"the feature {key.decode(errors='replace')!r} ends inside a number")
     return kind, values
+
+
+def _list_of_texts(body: bytes, key: bytes = b"") -> list[bytes]:
+    found = [p for n, w, p in _fields(body, "a list of bytes") if n == 1 and _is(w, 2, key)]
+    if len(found) > MOST:
+        raise _Broken(f"the feature {key.decode(errors='replace')!r} has more than {MOST:,} texts")
+    return found
 
 
 def _is(wire: int, wanted: int, key: bytes) -> bool:
@@ -395,6 +426,11 @@ def texts(buffer: Buffer, each: Spans) -> Values:
         live = np.flatnonzero(wanted & (at < each.ends))
         if not len(live):
             break
+        if len(found) == LONG:
+            for row in live.tolist():
+                wanted[row] = False
+                each.careful[row] = _reread(buffer, each, row)
+            break
         here = at[live]
         length, start = _length(data, here + 1, last)
         stop = start + length
@@ -428,7 +464,7 @@ def texts(buffer: Buffer, each: Spans) -> Values:
 def _reread(buffer: Buffer, each: Spans, row: int) -> Careful:
     body = buffer.data[int(each.starts[row]) : int(each.ends[row])].tobytes()
     try:
-        values = [p for n, w, p in _fields(body, "a list of bytes") if n == 1 and _is(w, 2, b"")]
+        values = _list_of_texts(body)
     except _Broken as error:
         raise Malformed(row, str(error)) from None
     return Careful(BYTES, values)
@@ -457,12 +493,3 @@ def _pieces(buffer: Buffer, each: Spans, kind: int) -> tuple[Any, Ints]:
 
 def _splits(sizes: Ints) -> Ints:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-
-
-def schema(buffer: Buffer) -> Mapping[str, str]:
-    """Every feature of some records, with what it holds."""
-    found = {}
-    for name, each in spans(buffer).items():
-        kinds = {KINDS[int(kind)] for kind in np.unique(each.kind)} - {KINDS[NONE]}
-        found[name] = "|".join(sorted(kinds)) or KINDS[NONE]
-    return found
