@@ -203,20 +203,33 @@ class Bytes:
     def __len__(self) -> int:
         return self._size
 
+    def part(self, begin: int, end: int, /) -> bytes:
+        """The bytes from one place to another."""
+        found = os.pread(self._file, end - begin, begin)
+        while len(found) < end - begin and (
+            more := os.pread(self._file, end - begin - len(found), begin + len(found))
+        ):
+            found += more  # a large piece may come in several
+        return found
+
     def __getitem__(self, part: slice, /) -> bytes:
         begin, end, _ = part.indices(self._size)
-        parts = []
-        while begin < end:
-            piece = os.pread(self._file, min(end - begin, 1 << 30), begin)
-            if not piece:
-                break
-            parts.append(piece)
-            begin += len(piece)
-        return b"".join(parts) if len(parts) != 1 else parts[0]
+        return self.part(begin, max(begin, end))
 
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._file)
+
+
+class InMemory:
+    """Bytes that are here already."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def part(self, begin: int, end: int, /) -> bytes:
+        """The bytes from one place to another."""
+        return self._data[begin:end]
 
 
 @contextlib.contextmanager

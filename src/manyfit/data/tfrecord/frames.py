@@ -29,10 +29,12 @@ Checksums = npt.NDArray[np.uint32]
 _crc: Any = google_crc32c.value
 
 
-class Sliceable(Protocol):
-    """Bytes that can be read anywhere; fewer come back where there are fewer."""
+class Anywhere(Protocol):
+    """Bytes that can be read anywhere."""
 
-    def __getitem__(self, part: slice, /) -> bytes: ...
+    def part(self, begin: int, end: int, /) -> bytes:
+        """Those from one place to another; fewer where there are fewer."""
+        ...
 
 
 class Readable(Protocol):
@@ -99,18 +101,19 @@ def records(stream: Readable, name: str) -> Iterator[tuple[int, int, bytes]]:
         number += 1
 
 
-def read(data: Sliceable, frames: Frames, rows: npt.NDArray[np.int64], name: str) -> list[bytes]:
+def read(data: Anywhere, frames: Frames, rows: npt.NDArray[np.int64], name: str) -> list[bytes]:
     """Read some records of a file, in any order, each as it was when the file was indexed."""
     found = []
     begins, ends = frames.offsets[rows].tolist(), frames.offsets[rows + 1].tolist()
     known = frames.checksums[rows].tolist()
     if len(rows) > 1 and (np.diff(rows) == 1).all():  # one piece of the file
         first = begins[0]
-        data = data[first : ends[-1]]
-        begins, ends = [begin - first for begin in begins], [end - first for end in ends]
+        piece = data.part(first, ends[-1])
+        pieces = [piece[begin - first : end - first] for begin, end in zip(begins, ends, strict=True)]
+    else:
+        pieces = list(map(data.part, begins, ends))
     unpack, pack, crc_of = FOOTER.unpack, HEADER.unpack, _crc
-    for i, (begin, end, wanted) in enumerate(zip(begins, ends, known, strict=True)):
-        frame = data[begin:end]
+    for i, (frame, begin, end, wanted) in enumerate(zip(pieces, begins, ends, known, strict=True)):
         record = frame[12:-4]
         crc = crc_of(record)
         crc = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFF_FFFF

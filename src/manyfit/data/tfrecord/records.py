@@ -46,7 +46,7 @@ class RecordFile:
             if self._place is None:
                 self._place = self._located()
         if isinstance(self._place, bytes):
-            return frames.read(self._place, self.frames, rows, self.path)
+            return frames.read(files.InMemory(self._place), self.frames, rows, self.path)
         with files.opened(self._place) as data:
             return frames.read(data, self.frames, rows, self.path)
 
