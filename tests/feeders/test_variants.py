@@ -292,7 +292,8 @@ def test_summaries_have_their_own_cadence(project):
         assert [row["step"] for row in csv.DictReader(file)] == ["20", "40", "50", "60", "80", "100"]
 
 
-@pytest.mark.parametrize("kill", [Kill("step", 33), pytest.param(Kill("write", 12), marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kill", [Kill("step", 33), Kill("write", 12)])
 def test_killed_and_resumed(project, kill):
     given = ["train.every.checkpoint=7ba", "train.train_feeder.num_parallel_reads=2"]
     whole, cut = project / "runs" / "whole", project / "runs" / "cut"
@@ -517,12 +518,20 @@ def test_parameters_written_together(project):
 
 
 def test_a_cadence_is_said_once(project):
-    assert (
-        "train.every.checkpoint is set, too"
-        in problems("net", ["train.save_checkpoint_steps=3", "train.every.checkpoint=4ba"])[
-            "train.save_checkpoint_steps"
-        ]
+    file = project / "variants" / "net.yaml"
+    file.write_text(
+        file.read_text().replace(
+            "  epochs: 2\n", "  epochs: 2\n  every: {checkpoint: 4ba}\n  save_checkpoint_steps: 3\n"
+        )
     )
+    assert "train.every.checkpoint is set, too" in problems("net")["train.save_checkpoint_steps"]
+    file.write_text(file.read_text().replace("  every: {checkpoint: 4ba}\n", ""))
+    assert load_config("net", ["train.every.checkpoint=4ba"]).run.train.every.checkpoint == "4ba"
+
+
+def test_check_proves_that_a_variant_resumes(project, capsys):
+    assert run("check", "toy", "--resume") == 0
+    assert "WRONG" not in capsys.readouterr().out
 
 
 def test_a_study_over_a_variant(project):

@@ -181,9 +181,13 @@ def _trained(train: Map, problems: list[Problem]) -> Map:
     for (at, leaf), names in zip(cadences.items(), (CHECKPOINT, VALIDATE, SUMMARY), strict=True):
         if leaf is not None and at not in every.items:
             every = every.with_item(at, leaf, leaf.origin)
-        for key in (key for key in names if key in train.items and at in items_of(items.get("every"))):
-            where, expected = train.key_origin(key), f"one of train.{key} and train.every.{at}"
-            problems.append(Problem(f"train.{key}", where, f"train.every.{at} is set, too", expected))
+        written = items_of(items.get("every")).get(at)
+        for key in (key for key in names if key in train.items):
+            if (
+                written is not None and written.origin.line
+            ):  # an override may say it in either way, and counts
+                where, expected = train.key_origin(key), f"one of train.{key} and train.every.{at}"
+                problems.append(Problem(f"train.{key}", where, f"train.every.{at} is set, too", expected))
     items["every"] = every
     if "validation_secs" in train.items and "time_dependent" not in items:
         items["time_dependent"] = Leaf(True, train.key_origin("validation_secs"))

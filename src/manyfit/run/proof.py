@@ -147,6 +147,7 @@ def train_once(config: str, overrides: Overrides, folder: str, trace: str, kill:
     try:
         train(config, overrides, folder=folder, callbacks=[Probe(Path(trace), kill)])
     except ManyfitError as error:
+        Path(folder).parent.mkdir(parents=True, exist_ok=True)
         Path(f"{folder}.error").write_text(str(error))
         sys.exit(1)
 
