@@ -251,6 +251,19 @@ def test_a_mistake_is_named_by_the_key_of_the_variant(project, override, key, wo
     assert all(word in found[key] for word in words), found[key]
 
 
+def test_the_schema_of_a_variant(project):
+    validator = pytest.importorskip("jsonschema").Draft202012Validator
+    import yaml
+
+    from manyfit.config.jsonschema import json_schema
+
+    schema = validator(json_schema(load_config("net")))
+    given = yaml.safe_load((project / "variants" / "net.yaml").read_text())
+    assert not list(schema.iter_errors(given))
+    for wrong in ({"save_checkpoint_steps": "x"}, {"epochz": 3}, {"train_feeder": {"batchsize": 3}}):
+        assert list(schema.iter_errors({**given, "train": {**given["train"], **wrong}})), wrong
+
+
 def test_a_name_that_no_variant_has(project, capsys):
     assert run("train", "nett") == 2
     assert "did you mean: net" in capsys.readouterr().err
@@ -476,6 +489,20 @@ def test_a_keras_model_in_a_registry(project):
     found = manyfit.train("net", ["model.type=knet:net", "train.epochs=1"])
     assert found.step == 50
     assert "val_accuracy" in found.metrics
+    given = ["--warm-start-checkpoint", "runs/net", "--warm-start-vars", "embedding"]
+    words = [
+        "-p",
+        "model.model_dir",
+        "runs/warm",
+        "model.type=knet:net",
+        "train.epochs=1",
+        "--limit-train-batches",
+        1,
+    ]
+    assert run("train", "net", *words, *given) == 0
+    first, second = (manyfit.load_model(folder).get_weights() for folder in ("runs/net", "runs/warm"))
+    assert np.abs(first[0] - second[0]).max() < 0.01
+    assert np.abs(first[1] - second[1]).max() > 0.01
 
 
 def test_only_the_shipped_variant_reads_shipped_records(project):

@@ -12,6 +12,7 @@ from manyfit.cli.common import (
     OverrideVerb,
     allow_change_option,
     as_json,
+    gpu_option,
     json_option,
     overrides,
     study_argument,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--only", multiple=True, metavar="POINT", help="Train only this point, by number or name.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @allow_change_option
+@gpu_option
 @json_option
 def command(
     study: Path,

@@ -17,9 +17,10 @@ from manyfit.config.config import Config
 from manyfit.config.five_components import CLASSES, REQUIRED, SHARED
 from manyfit.config.kinds import Derived, Kind
 from manyfit.config.resolve import ResolveError, resolve
-from manyfit.config.roles import Role, is_record, supplied_to
+from manyfit.config.roles import FEEDER, Role, is_record, supplied_to
 from manyfit.config.schema import Run
 from manyfit.config.signature import Parameter, signature_of
+from manyfit.config.variants import CHECKPOINT, FEEDERS, SUMMARY, VALIDATE, is_variant
 
 REFERENCE = {"type": "string", "pattern": r"\$\{"}
 _SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
@@ -37,6 +38,8 @@ _LISTS = (
 def json_schema(config: Config | None = None) -> dict[str, Any]:
     """Describe every config, with the parameters of the built-ins and of the classes that `config` names."""
     named = _components(config.run) if config is not None else {}
+    if config is not None and is_variant(config.tree):
+        return variant_schema(config.run)
     if config is not None and config.meaning is not config.tree:
         return flat_schema(config.run)
     schema = record(Run, named)
@@ -59,6 +62,38 @@ def json_schema(config: Config | None = None) -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "manyfit run config",
         **schema,
+    }
+
+
+def variant_schema(run: Run) -> dict[str, Any]:
+    """Describe a variant: a model with its parameters, and feeders and cadences under `train`."""
+    known = record(Run, {})["properties"]
+    train, number = known["train"], {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, REFERENCE]}
+    feeders: dict[str, Any] = {}
+    for key, split in FEEDERS.items():
+        feeder = run.data.params.get(split)
+        found: Any = _variant(feeder.path, FEEDER) if isinstance(feeder, Component) else None
+        feeders[key] = {**found, "required": []} if found is not None else {"type": "object"}
+        feeders[key].setdefault("properties", {})["type"] = {"type": "string"}
+    cadences = dict.fromkeys((*CHECKPOINT, *VALIDATE, *SUMMARY), number)
+    model = {name: parameter(p, {}, name) for name, p in signature_of(run.model.target).parameters.items()}
+    text = {"type": "string"}
+    properties = {
+        **{key: value for key, value in known.items() if key != "data"},
+        "model": {
+            "type": "object",
+            "properties": {"type": text, "class": text, "model_dir": text, **model},
+            "additionalProperties": signature_of(run.model.target).open,
+        },
+        "train": {**train, "required": [], "properties": {**train["properties"], **feeders, **cadences}},
+        "extend": {"anyOf": [text, {"type": "array", "items": text}]},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "manyfit variant",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": True,
     }
 
 

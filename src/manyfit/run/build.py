@@ -42,7 +42,7 @@ from manyfit.learn.torch import TorchLearner, own_optimizers
 from manyfit.run.evaluator import Evaluator
 from manyfit.run.measure import is_whole
 from manyfit.run.models import Compiled, Made, make_model
-from manyfit.run.parts import build_loss, build_update, warm_start
+from manyfit.run.parts import build_loss, build_update, warm_start, warm_start_keras
 from manyfit.run.plan import Plan
 
 log = logging.getLogger("manyfit")
@@ -110,7 +110,7 @@ def build(config: Config, *, warm: bool = False) -> Built:
     seed_everything(derive(run.seed, "loss"))
     learner: AnyLearner
     if made.is_keras or made.is_estimator:
-        check_unused(config, "a compiled model of Keras" if made.is_keras else "an estimator")
+        check_unused(config, "a compiled model of Keras" if made.is_keras else "an estimator", made.is_keras)
     if made.is_estimator:
         learner = EstimatorLearner(made.model, train, order.batch_size, run.seed)
         plan = Plan.of(dataclasses.replace(run.train, epochs=1), 1)
@@ -126,6 +126,8 @@ def build(config: Config, *, warm: bool = False) -> Built:
                 plan.epochs,
                 run.seed,
             )
+            if warm and (count := warm_start_keras(config, learner.model.variables)):
+                log.info("began with %d variables from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
         else:
             learner = torch_learner(config, made, device, train, plan.steps_per_epoch, metrics)
     whole = {name: metric for name, metric in metrics.items() if is_whole(metric)}
@@ -242,9 +244,11 @@ UNUSED: Final = (
 """Keys of `train` that only say how a module of PyTorch is trained."""
 
 
-def check_unused(config: Config, what: str) -> None:
-    """A model that brings its own training cannot be told how to train."""
+def check_unused(config: Config, what: str, takes_weights: bool = False) -> None:
+    """A model that brings its own training cannot be told how to train; but perhaps how to begin."""
     for key in UNUSED:
+        if key == "warm_start" and takes_weights:
+            continue
         given, default = getattr(config.run.train, key), getattr(Train, key, None)
         if given != default and given not in ((), {}, None):
             raise UsageError(f"{config.origin(f'train.{key}')}: train.{key}: {what} decides this itself")

@@ -197,11 +197,20 @@ def export_saved_model(built: Built, run: RunFolder) -> Path:
         learner.model.export(str(temporary), verbose=False)
         batch = sample(built)
         loaded = tensorflow.saved_model.load(str(temporary))  # which has to live while it is called
-        found = loaded.serve(learner.inputs(batch))
+        found = loaded.serve(_cast(tensorflow, learner.inputs(batch), learner.model))
     other = torch.from_numpy(learner.numpy(found))
     compare(said(built, batch), other, "the SavedModel", loose=True)
     durable.commit_folder(temporary, run.exported / "saved_model")
     return run.exported / "saved_model"
+
+
+def _cast(tensorflow: Any, given: Any, model: Any) -> Any:
+    """Inputs in the types that a model has declared: Keras converts them itself, a SavedModel does not."""
+    flat, declared = tensorflow.nest.flatten(given), list(getattr(model, "inputs", None) or ())
+    if len(flat) != len(declared):
+        return given
+    made = [tensorflow.cast(tensor, each.dtype) for tensor, each in zip(flat, declared, strict=True)]
+    return tensorflow.nest.pack_sequence_as(given, made)
 
 
 @contextmanager
