@@ -16,7 +16,7 @@ from hypothesis import settings
 from manyfit.cli import main
 from manyfit.config.read import dump
 
-settings.register_profile("test", deadline=None, max_examples=30, derandomize=True)
+settings.register_profile("test", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("MANYFIT_PROFILE", "test"))
 

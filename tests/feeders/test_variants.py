@@ -305,8 +305,7 @@ def test_summaries_have_their_own_cadence(project):
         assert [row["step"] for row in csv.DictReader(file)] == ["20", "40", "50", "60", "80", "100"]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("kill", [Kill("step", 33), Kill("write", 12)])
+@pytest.mark.parametrize("kill", [Kill("step", 33), pytest.param(Kill("write", 12), marks=pytest.mark.soak)])
 def test_killed_and_resumed(project, kill):
     given = ["train.every.checkpoint=7ba", "train.train_feeder.num_parallel_reads=2"]
     whole, cut = project / "runs" / "whole", project / "runs" / "cut"
@@ -556,6 +555,7 @@ def test_a_cadence_is_said_once(project):
     assert load_config("net", ["train.every.checkpoint=4ba"]).run.train.every.checkpoint == "4ba"
 
 
+@pytest.mark.soak
 def test_check_proves_that_a_variant_resumes(project, capsys):
     assert run("check", "toy", "--resume") == 0
     assert "WRONG" not in capsys.readouterr().out

@@ -30,7 +30,7 @@ HALVING = {
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, pytest.param(RANDOM, marks=pytest.mark.soak), HALVING],
+    [pytest.param({}, marks=pytest.mark.soak), pytest.param(RANDOM, marks=pytest.mark.soak), HALVING],
     ids=["grid", "random", "halving"],
 )
 def test_the_result_does_not_depend_on_the_executor(lab, changes):
