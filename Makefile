@@ -44,7 +44,7 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 3 --dist worksteal -m "not soak"
 
 soak: $(VENV)/.dev
-	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 --timeout 3600 tests/config/test_properties.py tests/data tests/store tests/run/test_properties.py
+	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 --timeout 3600 -m "not soak" tests/config/test_properties.py tests/data tests/store tests/run/test_properties.py
 	$(BIN)/pytest -n 2 --timeout 3600 -m soak
 
 lint: $(VENV)/.dev
