@@ -104,7 +104,7 @@ def test_a_run_in_mlflow(project, server):
 @pytest.mark.parametrize("kills", [1, 3])
 def test_killed_and_resumed_each_row_is_there_once(project, server, kills):
     tree = project.changed(train__epochs=150 * kills, train__every={"checkpoint": "3ep"})
-    tree |= {"project_name": "killed", "track": {"mlflow": server}}
+    tree |= {"project_name": f"killed-{kills}", "track": {"mlflow": server}}
     project.config(tree, run="k")
     for _ in range(kills):
         process = subprocess.Popen(
@@ -117,7 +117,7 @@ def test_killed_and_resumed_each_row_is_there_once(project, server, kills):
         process.kill()
         process.wait()
     manyfit.train("runs/k", callbacks=[])
-    client, runs = found_runs(server, "killed")
+    client, runs = found_runs(server, f"killed-{kills}")
     assert sorted(history(client, runs["k"].info.run_id, "train_loss")) == expected("runs/k", "train_loss")
 
 
