@@ -423,7 +423,8 @@ def _dynamic(args: tuple[Tensor, ...], named: Mapping[str, Tensor], rows: bool =
     """Any number of rows, and whatever else the model allows."""
 
     def free(tensor: Tensor) -> dict[int, Any]:
-        return dict.fromkeys(range(1 if rows else tensor.ndim), torch.export.Dim.AUTO)
+        sizes = enumerate(tensor.shape)  # a size of 1 is taken to be so always
+        return {i: torch.export.Dim.AUTO for i, size in sizes if i == 0 or (size > 1 and not rows)}
 
     return {name: free(tensor) for name, tensor in named.items()} if named else tuple(map(free, args))
 
