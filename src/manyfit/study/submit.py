@@ -140,7 +140,7 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
             "trap 'pass TERM' TERM",
             f"{words} &",
             "child=$!",
-            'if [ -n "$early" ]; then kill "-$early" "$child"; fi   # it came before there was anybody to tell',
+            'if [ -n "$early" ]; then kill "-$early" "$child"; fi   # there was nobody to tell',
             "while true; do",
             '  signalled=0; wait "$child"; now=$?',
             '  if [ "$now" -ne 127 ]; then code=$now; fi',
