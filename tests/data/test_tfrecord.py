@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import subprocess
 import tracemalloc
 from pathlib import Path
 
@@ -670,6 +671,38 @@ def test_every_record_once_an_epoch_however_it_is_read(counts, size, reads, ahea
         assert [b.inputs["x"].tolist() for b in rest] == [b.inputs["x"].tolist() for b in whole[start:]]
         evaluated = np.concatenate([batch.index for batch in once(source, 3)])
         assert evaluated.tolist() == list(range(total))
+
+
+def test_a_shuffle_is_the_permutation_of_the_order_anew_each_epoch(tmp_path):
+    order = Order(7, seed=4, epochs=2)
+    source = feeder(folder(tmp_path))
+    walked = np.concatenate([batch.index for batch in source.batches(order)])
+    first, second = walked[:47].tolist(), walked[47:].tolist()
+    assert (first, second) == (order.epoch(47, 0).tolist(), order.epoch(47, 1).tolist())
+    assert list(range(47)) != first != second
+    other = np.concatenate([batch.index for batch in source.batches(Order(7, seed=5, epochs=1))])
+    assert other.tolist() != first
+
+
+def read_kept(place, cache):
+    return [batch.inputs["x"].tolist() for batch in once(feeder(place, cache=str(cache)), 9)]
+
+
+def test_columns_are_kept_once_by_several_processes_and_after_one_that_was_killed(tmp_path):
+    from concurrent.futures import ProcessPoolExecutor
+
+    made = folder(tmp_path / "data", (300,))
+    list(metadata.index(files.matched(str(made))))
+    cache = tmp_path / "cache"
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (cache / f".new-{dead.pid}-left").mkdir(parents=True)
+    (cache / f".new-{os.getpid()}-mine").mkdir()
+    right = [batch.inputs["x"].tolist() for batch in once(feeder(made), 9)]
+    with ProcessPoolExecutor(3) as pool:
+        assert list(pool.map(read_kept, [made] * 6, [cache] * 6)) == [right] * 6
+    kept = sorted(path.name for path in cache.iterdir())
+    assert len(kept) == 2 and kept[0] == f".new-{os.getpid()}-mine"
 
 
 def test_kept_columns_are_the_same_and_are_made_once(tmp_path, monkeypatch):

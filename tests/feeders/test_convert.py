@@ -217,3 +217,18 @@ def test_numbers_that_do_not_fit_stay_what_they_are(tmp_path):
     assert batch.inputs["flags"].tolist() == given["flags"].tolist()
     assert batch.inputs["deep"].tolist() == given["deep"].tolist()
     assert batch.inputs["names"].tolist() == [[b"a", b"b"], [b"c", b"d"], [b"e", b"f"]]
+
+
+def test_splits_may_be_converted_side_by_side(tmp_path):
+    import subprocess
+    import sys
+
+    np.savez(tmp_path / "a.npz", x=np.zeros((2000, 2), np.float32), label=np.arange(2000))
+    words = [sys.executable, "-m", "manyfit", "data", "convert", "a.npz", "out", "--prefix"]
+    both = [
+        subprocess.Popen([*words, name], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        for name in ("train", "test")
+    ]
+    assert [process.wait() for process in both] == [0, 0]
+    assert sorted(metadata.load(str(tmp_path / "out"))) == ["test-00000-of-00001", "train-00000-of-00001"]
+    assert not list((tmp_path / "out").glob(".new-*"))

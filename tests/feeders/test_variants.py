@@ -239,6 +239,7 @@ def test_log_level_before_and_after_the_verb(project, capsys):
         ("train.validation_secs=often", "train.validation_secs", ["seconds above 0"]),
         ("train.save_checkpoint_steps=0", "train.save_checkpoint_steps", ["above 0"]),
         ("model.hiden=3", "model.hiden", ["hidden"]),
+        ("model.modeldir=x", "model.modeldir", ["did you mean: model_dir"]),
         ("model.type=nett:Net", "model.type", ["nett.py", "net:Net"]),
         ("model.type=net:Nett", "model.type", ["net:Net"]),
         ("model.model_dir=3", "model.model_dir", ["path of a folder"]),
@@ -297,6 +298,28 @@ def test_checkpoints_are_written_when_either_is_due_and_at_every_validation(proj
     with (project / "runs" / "net" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows if row["val_accuracy"]] == ["40", "80"]
+
+
+def test_whichever_is_due_first_by_steps_or_by_the_clock():
+    from manyfit.config.cadence import Cadence
+    from manyfit.run.pace import Pace
+    from manyfit.run.plan import Plan
+
+    def checkpoints_at(seconds_a_step, **how):
+        now = [0.0]
+        plan = Plan(1000, 1, validate=Cadence.parse("7s"), auto=False, **how)
+        pace, found = Pace(plan, lambda: now[0]), []
+        for step in range(1, 31):
+            pace.begin()
+            now[0] += seconds_a_step
+            if pace.pause(plan.at(step), 1).checkpoint:
+                found.append(step)
+        return found
+
+    both = (Cadence.parse("10ba"), Cadence.parse("5s"))
+    assert checkpoints_at(0.01, checkpoint=both) == [10, 20, 30]
+    assert checkpoints_at(1.0, checkpoint=both) == [5, 10, 15, 20, 25, 30]
+    assert checkpoints_at(1.0, with_validation=True) == [7, 14, 21, 28]
 
 
 def test_summaries_have_their_own_cadence(project):
@@ -561,6 +584,17 @@ def test_check_proves_that_a_variant_resumes(project, capsys):
     assert "WRONG" not in capsys.readouterr().out
 
 
+def test_a_variant_from_python(project):
+    import yaml
+
+    given = yaml.safe_load((project / "variants" / "net.yaml").read_text())
+    given["model"]["model_dir"] = str(project / "here")
+    assert manyfit.train(given).folder == project / "here"
+    del given["model"]["model_dir"]
+    with pytest.raises(UsageError, match="say where the run shall lie"):
+        manyfit.train(given)
+
+
 def test_a_study_over_a_variant(project):
     pytest.importorskip("optuna")
     (project / "studies" / "s").mkdir(parents=True)
@@ -570,7 +604,13 @@ def test_a_study_over_a_variant(project):
         "search: {method: grid}\nobjective: {metric: val_loss, mode: min}\nexecute: {on: inline}\n"
     )
     assert run("sweep", "studies/s") == 0
-    assert run("status", "studies/s") == 0
+    found = [load_config(path).run for path in project.glob("studies/s/trials/*/config.resolved.yaml")]
+    tried = {(each.model.params["hidden"], each.data.params["train"].params["batch_size"]) for each in found}
+    assert tried == {(4, 25), (4, 50), (8, 25), (8, 50)}
+    assert {
+        RunFolder(path.parent).checkpoints()[-1].step
+        for path in project.glob("studies/s/trials/*/config.yaml")
+    } == {40, 80}
 
 
 # -- GPUs -----------------------------------------------------------------------------------------

@@ -6,14 +6,17 @@ translation also says what a place in the layout of a run is called there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 from manyfit.config.kinds import Kind
 from manyfit.config.tree import Map, Path
 from manyfit.core.errors import Problem
+from manyfit.core.names import nearest
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Translation:
     """Whether a place in `tree` is of no interest to those who know the file."""
     folder: str | None = None
     """Where the run shall lie, if the file says so."""
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Keys that this layout has in a mapping beside those of the run's."""
 
     def named(self, path: str) -> str:
         """A path of `tree` as the file has it."""
@@ -43,6 +48,12 @@ class Translation:
             if path[:length] in self.places:
                 return (*self.places[path[:length]], *path[length:])
         return path
+
+    def worded(self, problem: Problem) -> Problem:
+        """A problem in the words of the file."""
+        owner, _, key = problem.path.rpartition(".")
+        best = problem.suggestion or nearest(key, self.further.get(owner, ()))
+        return replace(problem, path=self.named(problem.path), suggestion=best)
 
     def facts(self, found: dict[Path, Any]) -> dict[Path, Any]:
         """What was learned of the places of `tree`, by those of the file."""
@@ -60,3 +71,9 @@ class Dialect:
     """Where this layout has the number of epochs."""
     alone: bool = False
     """Whether its file is the only one in the folder of a run."""
+
+
+def choose_backend() -> None:
+    """Let Keras run on torch where nobody says otherwise and TensorFlow is not installed."""
+    if importlib.util.find_spec("tensorflow") is None:
+        os.environ.setdefault("KERAS_BACKEND", "torch")

@@ -6,8 +6,6 @@ the user's file in it, so that everything after it sees one schema and errors st
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 from pathlib import Path as FilePath
 from typing import Any, Final
@@ -64,12 +62,6 @@ KINDS: Final[dict[Path, Kind]] = {
 }
 
 
-def choose_backend() -> None:
-    """Let Keras run on torch where nobody says otherwise and TensorFlow is not installed."""
-    if importlib.util.find_spec("tensorflow") is None:
-        os.environ.setdefault("KERAS_BACKEND", "torch")
-
-
 def is_flat(tree: Map) -> bool:
     """Whether a config has this layout: it names a component by one of its keys."""
     return any(key in tree.items for key in CLASSES)
@@ -105,7 +97,6 @@ def translate(tree: Map, project: FilePath) -> Translation:
     items |= {"data": data, "model": model, "train": train, "evaluate": evaluate, "track": track}
     origins = {**tree.keys, "data": data.origin, "model": model.origin}
     places: dict[Path, Path] = {place: (key,) for key, place in PLACES.items()}
-    choose_backend()
     return Translation(
         Map(items, tree.origin, origins), problems, places, dict(KINDS), assumed, foreign=_is_made
     )

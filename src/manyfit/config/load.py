@@ -14,8 +14,8 @@ from manyfit.config.component import Component
 from manyfit.config.config import Config, Given
 from manyfit.config.consistency import contradictions
 from manyfit.config.defaults import Defaults, source_folder
-from manyfit.config.dialects import Dialect, Translation
-from manyfit.config.five_components import FIVE_COMPONENTS, MADE, choose_backend
+from manyfit.config.dialects import Dialect, Translation, choose_backend
+from manyfit.config.five_components import FIVE_COMPONENTS, MADE
 from manyfit.config.layers import Reader, inherit
 from manyfit.config.override import Overrides, apply, collect
 from manyfit.config.project import is_folder, project_root
@@ -204,7 +204,7 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         for found in contradictions(run):
             checker.problem(checker.located(found.path), *found)
     missing = {problem.path for problem in meaning.problems}
-    named = [dataclasses.replace(p, path=meaning.named(p.path)) for p in checker.problems]
+    named = [meaning.worded(problem) for problem in checker.problems]
     problems += [problem for problem in named if problem.path not in missing]
     if problems:
         raise ConfigError(
@@ -238,7 +238,10 @@ def dialect_of(tree: Map) -> Dialect | None:
 def _translated(tree: Map, project: FilePath) -> Translation:
     """What a config means, if it has the layout of another system; else itself."""
     dialect = dialect_of(tree)
-    return dialect.translate(tree, project) if dialect is not None else Translation(tree)
+    if dialect is None:
+        return Translation(tree)
+    choose_backend()
+    return dialect.translate(tree, project)
 
 
 def _root(tree: Map, root: FilePath) -> FilePath:

@@ -13,7 +13,6 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from manyfit.config.dialects import Dialect, Translation
-from manyfit.config.five_components import choose_backend
 from manyfit.config.kinds import Kind
 from manyfit.config.project import below, project_root
 from manyfit.config.schema import Train
@@ -120,7 +119,6 @@ def translate(tree: Map, project: FilePath) -> Translation:
         items["export"] = export.with_item("formats", Leaf("auto", tree.origin))
         assumed["export", "formats"] = "auto"
     keys = {**tree.keys, "data": where}
-    choose_backend()
     places: dict[Path, Path] = {("data", split): ("train", key) for key, split in FEEDERS.items()}
     for at, names in (("checkpoint", CHECKPOINT), ("validate", VALIDATE), ("log", SUMMARY)):
         given = next((key for key in names if key in train.items), None)
@@ -134,6 +132,7 @@ def translate(tree: Map, project: FilePath) -> Translation:
         assumed,
         foreign=lambda path: not path or path in (("data",), ("data", "batch_size"), ("src_code_path",)),
         folder=_folder(model, problems),
+        further={"model": ("model_dir",)},
     )
 
 
@@ -183,9 +182,7 @@ def _trained(train: Map, problems: list[Problem]) -> Map:
             every = every.with_item(at, leaf, leaf.origin)
         written = items_of(items.get("every")).get(at)
         for key in (key for key in names if key in train.items):
-            if (
-                written is not None and written.origin.line
-            ):  # an override may say it in either way, and counts
+            if written is not None and written.origin.line:  # else an override, which counts
                 where, expected = train.key_origin(key), f"one of train.{key} and train.every.{at}"
                 problems.append(Problem(f"train.{key}", where, f"train.every.{at} is set, too", expected))
     items["every"] = every

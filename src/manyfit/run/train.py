@@ -82,7 +82,8 @@ def located(
     source: str | Path | Mapping[str, Any], overrides: Overrides, folder: str | Path | None
 ) -> tuple[Config, RunFolder]:
     """The config, and the folder in which it is trained."""
-    project = project_root(place(source, folder)) if isinstance(source, Mapping) else None
+    is_tree = isinstance(source, Mapping) and folder is not None
+    project = project_root(Path(str(folder))) if is_tree else None
     try:
         config = load_config(source, overrides, project=project)
     except ConfigError as error:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
+from typing import Final
+
+STAGED: Final = ".new-"
+"""How a folder is called that is not ready yet; the number of its process follows."""
 
 before: Callable[[str, Path], None] | None = None
 """Called before every operation on the disk: `manyfit check --resume` ends the process at one of them."""
@@ -85,6 +90,34 @@ def commit_folder(temporary: Path, final: Path) -> None:
     sync_folder(final.parent)
     if os.path.lexists(old):
         discard(old)
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A new folder inside of another, in which something is made ready; it is gone afterwards.
+
+    What processes have left that were killed meanwhile is removed, too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{STAGED}*"):
+        number = left.name.removeprefix(STAGED).partition("-")[0]
+        if number.isdecimal() and not _is_alive(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(dir=folder, prefix=f"{STAGED}{os.getpid()}-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # of somebody else
+    return True
 
 
 def discard(path: Path) -> None:

@@ -6,9 +6,8 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,8 @@ from manyfit.data.source import gather
 from manyfit.data.tfrecord import files
 from manyfit.data.tfrecord.features import Feature, FixedLenFeature, VarLenFeature, as_objects
 from manyfit.store import durable
+
+log = logging.getLogger("manyfit")
 
 FORMAT: Final = 1
 WHOLE: Final = "whole"
@@ -74,7 +75,7 @@ def check(features: Mapping[str, Feature]) -> None:
 
 
 def kept(
-    place: bool | str,
+    where: bool | str,
     fingerprint: str,
     rows: int,
     features: Mapping[str, Feature],
@@ -85,27 +86,24 @@ def kept(
     check(features)
     told = {key: [type(feature).__name__, vars(feature)] for key, feature in features.items()}
     text = json.dumps([FORMAT, fingerprint, rows, told], sort_keys=True, default=list)
-    root = files.cache_root() / "columns" if place is True else Path(str(place))
+    root = files.cache_root() / "columns" if where is True else Path(str(where))
     final = root / hashlib.sha256(text.encode()).hexdigest()[:32]
     if root.is_file():
         raise UsageError(f"cache: {root} is a file, and not a folder")
     if not _is_whole(final):
-        durable.discard(final) if final.is_dir() else None
-        root.mkdir(parents=True, exist_ok=True)
-        _remove_left(root)
-        temporary = Path(tempfile.mkdtemp(dir=root, prefix=f".new-{os.getpid()}-"))
-        try:
-            _write(temporary, rows, features, read, together)
-            durable.write_new(temporary / WHOLE, json.dumps(_checksums(temporary)) + "\n")
-            durable.sync_folder(temporary)
+        if final.is_dir():
+            durable.discard(final)
+        log.warning("decoding %d rows once, to keep them in %s", rows, root)
+        with durable.staging(root) as place:
+            _write(place, rows, features, read, together)
+            durable.write_new(place / WHOLE, json.dumps(_checksums(place)) + "\n")
+            durable.sync_folder(place)
             try:
-                temporary.rename(final)
+                place.rename(final)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else another process was quicker
                     raise
             durable.sync_folder(root)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     return Columns(final, features)
 
 
@@ -131,24 +129,6 @@ def _is_whole(folder: Path) -> bool:
         return sum(sizes.values()) > CHECKED or _checksums(folder) == known
     except (OSError, ValueError, TypeError):
         return False
-
-
-def _remove_left(root: Path) -> None:
-    """Remove what processes have left that were killed while they wrote."""
-    for folder in root.glob(".new-*"):
-        number = folder.name.split("-")[1]
-        if number.isdecimal() and not _is_alive(int(number)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _write(

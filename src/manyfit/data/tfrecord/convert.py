@@ -7,7 +7,6 @@ import io
 import itertools
 import multiprocessing
 import re
-import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -496,15 +495,14 @@ def convert(
     files = [folder / name for name in shard_names(prefix, count, compression)]
     shard = re.compile(rf"{re.escape(prefix)}-\d{{5}}-of-\d{{5}}(\.gz|\.zz)?")
     here = sorted(p for p in folder.iterdir() if shard.fullmatch(p.name)) if folder.is_dir() else []
-    known = metadata.load(str(folder))
+    metadata.load(str(folder))  # if it cannot be read, that is better known now
     if here and not force:
         names = listing([file.name for file in here], 3)
         raise UsageError(f"{folder} has files of this name already: {names}; --force replaces them")
     bounds = itertools.pairwise(round(i * len(table) / count) for i in range(count + 1))
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as place:
+    with durable.staging(folder) as place:
         jobs = [
-            (table, Path(place) / file.name, begin, end, compression)
+            (table, place / file.name, begin, end, compression)
             for file, (begin, end) in zip(files, bounds, strict=True)
         ]
         if workers > 1 and count > 1:
@@ -513,16 +511,15 @@ def convert(
                 yield from pool.map(_shard, jobs)
         else:
             yield from map(_shard, jobs)
-        entries = {file.name: metadata.examine(str(Path(place) / file.name)) for file in files}
+        entries = {file.name: metadata.examine(str(place / file.name)) for file in files}
         for old in here:  # only now is everything there that takes their place
             old.unlink()
         for file in files:
-            (Path(place) / file.name).replace(file)
+            (place / file.name).replace(file)
     durable.sync_folder(folder)
     for name, text in table.beside().items():
         durable.write(folder / name, text)
-    others = {name: entry for name, entry in known.items() if folder / name not in here and entry.frames}
-    metadata.save(str(folder), {**others, **entries})
+    metadata.merge(str(folder), entries, [file.name for file in here])
 
 
 def _shard(job: tuple[Table, Path, int, int, str]) -> Written:

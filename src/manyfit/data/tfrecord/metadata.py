@@ -13,10 +13,11 @@ import fnmatch
 import glob
 import hashlib
 import json
+import logging
 import posixpath
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,8 @@ from manyfit.data.tfrecord.errors import DataChanged, NotIndexed, RecordError
 from manyfit.data.tfrecord.frames import AROUND, Frames, records
 from manyfit.data.tfrecord.wire import Buffer, Malformed, schema
 from manyfit.store import durable
+
+log = logging.getLogger("manyfit")
 
 FILE: Final = "_tfrecord_metadata.json"
 LOCK: Final = "._tfrecord_metadata.lock"
@@ -244,14 +247,18 @@ def by_folder(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def verify(
-    patterns: str | Sequence[str], deep: bool = False, progress: Progress | None = None
+    patterns: str | Sequence[str],
+    deep: bool = False,
+    progress: Progress | None = None,
+    known: Mapping[str, Mapping[str, Entry]] | None = None,
 ) -> Iterator[Finding]:
     """Compare files with what is known of them: their names and sizes, or, `deep`, all that is in them."""
     given = [files.canonical(each) for each in ([patterns] if isinstance(patterns, str) else patterns)]
     here = dict.fromkeys(present(given))
     inside = by_folder(list(here))
     folders = dict.fromkeys([*inside, *(folder for pattern in given for folder in _folders(pattern))])
-    known = {folder: load(folder) for folder in folders}
+    read = known or {}
+    known = {folder: read[folder] if folder in read else load(folder) for folder in folders}
     if not here and not any(known.values()):
         files.matched(given)  # which says what is wrong
     for folder, entries in known.items():
@@ -411,10 +418,15 @@ def index(
             if entry.frames is None and name not in made and name not in gone:
                 made[name] = examine(posixpath.join(folder, name))  # of another program, not asked for now
         if made or gone:
-            with _alone(folder):  # somebody may have indexed other files of this folder meanwhile
-                others = {} if force and _is_unreadable(folder) else load(folder)
-                kept = {name: entry for name, entry in others.items() if name not in gone}
-                save(folder, {**kept, **made})
+            merge(folder, made, gone, force)
+
+
+def merge(folder: str, made: Mapping[str, Entry], gone: Collection[str] = (), force: bool = False) -> None:
+    """Add files to what is known of a folder: somebody may have indexed others of its files meanwhile."""
+    with _alone(folder):
+        known = {} if force and _is_unreadable(folder) else load(folder)
+        kept = {name: entry for name, entry in known.items() if name not in gone and entry.frames is not None}
+        save(folder, {**kept, **made})
 
 
 @contextlib.contextmanager
@@ -470,11 +482,12 @@ def known_files(
             f"manyfit data index '{posixpath.join(missing[0], '*')}', or set auto_generate_meta: true"
         )
     if generate and fresh:  # a file beside others that are known is one that was added
+        log.warning("indexing files of %s, because nobody has yet", ", ".join(fresh))
         unknown = [path for path in paths if files.folder_of(path) in fresh]
         for _ in index(unknown, compression=compression):
             pass
         known |= {folder: load(folder) for folder in fresh}
-    findings = list(verify(given))
+    findings = list(verify(given, known=known))
     if findings:
         lines = "\n".join(f"  {finding}" for finding in findings[:10])
         more = f"\n  and {len(findings) - 10} more" if len(findings) > 10 else ""
