@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import logging
 import os
+import shutil
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,10 @@ from manyfit.config.read import dump
 settings.register_profile("test", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("MANYFIT_PROFILE", "test"))
+
+STATE = tempfile.mkdtemp(prefix="manyfit-state-")
+os.environ["XDG_STATE_HOME"] = STATE  # the key of the user who runs the tests stays as it is
+atexit.register(shutil.rmtree, STATE, ignore_errors=True)
 
 MODELS = '''
 from __future__ import annotations

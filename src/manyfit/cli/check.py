@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides, run_argument
+from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides, run_argument, trust_option
 
 
 @click.command(cls=OverrideVerb)
 @run_argument
 @click.option("--resume", is_flag=True, help="Kill a few steps of the run at several points, and compare.")
+@trust_option
 @json_option
-def command(run: Path, resume: bool, json_: bool) -> None:
+def command(run: Path, resume: bool, trust: bool, json_: bool) -> None:
     """Try RUN out: its classes, data, model, one batch, evaluation. Nothing is written into its folder.
 
     With --resume, prove that it resumes exactly: a few steps are trained, killed at several points, resumed,
@@ -22,7 +23,7 @@ def command(run: Path, resume: bool, json_: bool) -> None:
     from manyfit.run.check import check, check_resume
 
     found = []
-    for finding in check_resume(run, overrides()) if resume else check(run, overrides()):
+    for finding in check_resume(run, overrides(), trust) if resume else check(run, overrides(), trust):
         found.append(finding)
         if not json_:
             click.echo(f"{'ok   ' if finding.ok else 'WRONG'}  {finding.name}: {finding.detail}")

@@ -311,6 +311,15 @@ def complete_study(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return sorted(name for name in found if name.startswith(incomplete))
 
 
+def trust_option(function: F) -> F:
+    """Add `--trust`."""
+    return click.option(
+        "--trust",
+        is_flag=True,
+        help="Run the code that RUN names, although it was not trained here.",
+    )(function)
+
+
 def allow_change_option(function: F) -> F:
     """Add `--allow-change`."""
     return click.option(

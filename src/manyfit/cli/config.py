@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from manyfit.cli.common import OverrideVerb, Verb, as_json, json_option, overrides, run_argument, shown, table
+from manyfit.cli.common import (
+    OverrideVerb,
+    Verb,
+    as_json,
+    json_option,
+    overrides,
+    run_argument,
+    shown,
+    table,
+    trust_option,
+)
 from manyfit.core.errors import ConfigError, Problem, UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +34,13 @@ def command() -> None:
 @click.option(
     "--origin", is_flag=True, help="Also say where each value was written, and of which kind it is."
 )
+@trust_option
 @json_option
-def show(run: Path, origin: bool, json_: bool) -> None:
+def show(run: Path, origin: bool, trust: bool, json_: bool) -> None:
     """Show what a config means: every value, with defaults, after extend, overrides and references."""
     from manyfit.config import load_config
 
-    config = load_config(run, overrides())
+    config = load_config(run, overrides(), trust=trust)
     note_what_was_trained(run, config)
     if json_:
         as_json(
@@ -52,8 +63,9 @@ def show(run: Path, origin: bool, json_: bool) -> None:
 
 @command.command(cls=OverrideVerb)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@trust_option
 @json_option
-def check(runs: tuple[Path, ...], json_: bool) -> None:
+def check(runs: tuple[Path, ...], trust: bool, json_: bool) -> None:
     """Check configs without reading data or building anything. Exits with 2 if one has a mistake."""
     from manyfit.config import load_config
 
@@ -61,7 +73,7 @@ def check(runs: tuple[Path, ...], json_: bool) -> None:
     checked: dict[str, str] = {}
     for run in runs:
         try:
-            checked[str(run)] = load_config(run, overrides()).fingerprint
+            checked[str(run)] = load_config(run, overrides(), trust=trust).fingerprint
         except ConfigError as error:
             problems += error.problems
     if json_:
@@ -94,12 +106,13 @@ def check(runs: tuple[Path, ...], json_: bool) -> None:
 @command.command(cls=Verb)
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
+@trust_option
 @json_option
-def diff(before: Path, after: Path, json_: bool) -> None:
+def diff(before: Path, after: Path, trust: bool, json_: bool) -> None:
     """Say what differs between two configs, and whether it makes another run, a longer one, or neither."""
     from manyfit.config import load_config
 
-    left, right = load_config(before), load_config(after)
+    left, right = load_config(before, trust=trust), load_config(after, trust=trust)
     note_what_was_trained(before, left)
     note_what_was_trained(after, right)
     found = left.diff(right)
@@ -119,7 +132,8 @@ def diff(before: Path, after: Path, json_: bool) -> None:
 @command.command(cls=Verb)
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
-def schema(run: Path | None, output: Path | None) -> None:
+@trust_option
+def schema(run: Path | None, output: Path | None, trust: bool) -> None:
     """Print a JSON Schema for configs, so that editors complete them.
 
     With RUN, the parameters of the classes that it names are described as well. In an editor that uses the
@@ -130,7 +144,7 @@ def schema(run: Path | None, output: Path | None) -> None:
     from manyfit.config import load_config
     from manyfit.config.jsonschema import json_schema
 
-    text = json.dumps(json_schema(load_config(run) if run else None), indent=2)
+    text = json.dumps(json_schema(load_config(run, trust=trust) if run else None), indent=2)
     if output is None:
         click.echo(text)
     elif not output.parent.is_dir():

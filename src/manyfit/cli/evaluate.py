@@ -14,6 +14,7 @@ from manyfit.cli.common import (
     overrides,
     run_argument,
     table,
+    trust_option,
 )
 
 
@@ -22,15 +23,18 @@ from manyfit.cli.common import (
 @click.option("--split", default="test", show_default=True, help="train, validation or test.")
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
+@trust_option
 @json_option
-def command(run: Path, split: str, which: str, allow_change: tuple[str, ...], json_: bool) -> None:
+def command(
+    run: Path, split: str, which: str, allow_change: tuple[str, ...], trust: bool, json_: bool
+) -> None:
     """Evaluate RUN again, row by row, and write reports/<split>.csv.
 
     With another checkpoint, or with overrides (such as data.root=/new), the report gets a name of its own.
     """
     from manyfit.run.again import evaluate
 
-    report = evaluate(run, split, which, overrides(), allow_change)
+    report = evaluate(run, split, which, overrides(), allow_change, trust)
     if json_:
         as_json({"rows": len(report), "values": report.values, "summary": report.summary(10)})
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, allow_change_option, as_json, json_option, run_argument
+from manyfit.cli.common import Verb, allow_change_option, as_json, json_option, run_argument, trust_option
 
 
 @click.command(cls=Verb)
@@ -22,14 +22,15 @@ from manyfit.cli.common import Verb, allow_change_option, as_json, json_option, 
 )
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
+@trust_option
 @json_option
 def command(
-    run: Path, formats: tuple[str, ...], which: str, allow_change: tuple[str, ...], json_: bool
+    run: Path, formats: tuple[str, ...], which: str, allow_change: tuple[str, ...], trust: bool, json_: bool
 ) -> None:
     """Write the model of RUN into its folder exported/. Each form is checked against the original first."""
     from manyfit.run.again import export
 
-    written = export(run, formats, which, allow_change)
+    written = export(run, formats, which, allow_change, trust)
     if json_:
         as_json([str(path) for path in written])
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import OverrideVerb, allow_change_option, overrides, run_argument
+from manyfit.cli.common import OverrideVerb, allow_change_option, overrides, run_argument, trust_option
 from manyfit.core.errors import UsageError
 
 
@@ -18,9 +18,16 @@ from manyfit.core.errors import UsageError
 )
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
+@trust_option
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
 def command(
-    run: Path, split: str, data: Path | None, which: str, allow_change: tuple[str, ...], output: Path | None
+    run: Path,
+    split: str,
+    data: Path | None,
+    which: str,
+    allow_change: tuple[str, ...],
+    trust: bool,
+    output: Path | None,
 ) -> None:
     """Predict with RUN: CSV with the id, the prediction and, for classes, the confidence of every row.
 
@@ -34,7 +41,7 @@ def command(
 
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent}")
-    columns = predict(run, split, data, which, overrides(), allow_change)
+    columns = predict(run, split, data, which, overrides(), allow_change, trust)
     text = as_csv(columns)
     if output is not None:
         durable.write(output, text)

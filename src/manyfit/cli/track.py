@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option, table
+from manyfit.cli.common import Verb, as_json, json_option, table, trust_option
 
 
 @click.group()
@@ -17,12 +17,15 @@ def command() -> None:
 @command.command(cls=Verb)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--mlflow", "uri", help="The address of MLflow, if it is not the one in the config.")
+@trust_option
 @json_option
-def sync(runs: tuple[Path, ...], uri: str | None, json_: bool) -> None:
+def sync(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bool) -> None:
     """Send what TensorBoard and MLflow have missed of each RUN or study. Nothing is sent twice."""
     from manyfit.run.tracking import sync as bring_up_to_date
 
-    found = {str(run): _study(run, uri) if is_study(run) else bring_up_to_date(run, uri) for run in runs}
+    found = {
+        str(run): _study(run, uri) if is_study(run) else bring_up_to_date(run, uri, trust) for run in runs
+    }
     if json_:
         as_json(found)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,8 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from manyfit.config import torch_facts
+from manyfit.config.allowed import LOCAL, NO_MAPPINGS, REFUSED
+from manyfit.config.artifact import HINT, Artifact
 from manyfit.config.component import Component, is_plain, with_fields
 from manyfit.config.kinds import Derived, Kind
 from manyfit.config.resolve import ResolveError, canonical, resolve
@@ -26,7 +29,7 @@ from manyfit.config.roles import (
     supplied_to,
 )
 from manyfit.config.signature import INHERITED, REQUIRED, Parameter, Signature, optional, signature_of
-from manyfit.config.tree import Leaf, Map, Node, Path, Unresolved, class_word, dotted
+from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, class_word, dotted
 from manyfit.config.values import INVALID, WRONG_TYPE, Values
 from manyfit.config.wording import expectation, short_names
 from manyfit.core.names import indefinite, listing, nearest
@@ -50,8 +53,11 @@ class Checker(Values):
         source: FilePath | None,
         frozen: Mapping[str, Any],
         memo: dict[Any, Any] | None = None,
+        artifact: Artifact | None = None,
     ) -> None:
+        """`artifact` says what may be built, where the tree may come from elsewhere."""
         super().__init__(root, project, source)
+        self.artifact = artifact
         self.frozen = frozen
         self.memo = memo if memo is not None else {}
         self.named_classes: list[Any] = []
@@ -160,17 +166,27 @@ class Checker(Values):
         return self.finish(component, params, path) if is_record(target) and not keep else component
 
     def target(self, text: str, role: Role, node: Leaf, path: Path) -> Any:
-        """Import what a class path names."""
+        """Import what a class path names, if it may be imported."""
+        name, source, artifact = canonical(text, role), self.source, self.artifact
+        if artifact is not None:
+            reason, source = artifact.refuses(name), artifact.source_of(name)
+            if reason:
+                return self.fail(node, path, reason, HINT, repr(text))
         try:
-            return resolve(text, role, self.source)
+            found = resolve(text, role, source)
         except ResolveError as error:
             return self.fail(node, path, str(error), error.expected, repr(text), error.suggestion)
+        if artifact is not None and (reason := artifact.disowns(name, found)):
+            return self.fail(node, path, reason, HINT, repr(text))
+        return found
 
     def trust(self, path: Path) -> Trust:
         """Whose code may stand at `path`: the user's, torch's, and that of the component around it."""
         around = [self.classes[path[:n]] for n in range(len(path)) if path[:n] in self.classes]
-        owners = {name.partition(".")[0] for name in around} - set(sys.stdlib_module_names) - {"torch"}
-        return Trust(self.source, frozenset(owners))
+        owners = {name.partition(".")[0] for name in around} - set(sys.stdlib_module_names)
+        own = (self.source,) if self.source is not None else ()
+        sources = self.artifact.sources if self.artifact is not None else own
+        return Trust(sources, frozenset(owners - {"torch", "manyfit"}))
 
     def parameters(
         self, node: Map, signature: Signature, supplied: Sequence[str], path: Path, name: str
@@ -185,7 +201,8 @@ class Checker(Values):
             elif key in supplied and key in signature.parameters:
                 self.problem(node.key_origin(key), (*path, key), f"{key!r} is supplied by manyfit; remove it")
             elif signature.open:
-                given[key] = self.anything(item, (*path, key))
+                open_ = Parameter(key)
+                given[key] = self.parameter(item, open_, (*path, key), name)
             else:
                 settable = [key for key, p in known.items() if derived_mark(p) is None]
                 self.unknown(node, key, settable, path, name)
@@ -227,6 +244,8 @@ class Checker(Values):
         if isinstance(node, Leaf) and node.value is None and parameter.default is None:
             self.mark(parameter, path)
             return None
+        if self.artifact is not None and (reason := _refused(node, parameter.name, owner)):
+            return self.fail(node, path, f"{self.artifact.place} was not made here: {reason}", HINT)
         if torch_facts.takes_dtype(owner, parameter.name):
             return self.dtype(node, path)
         return self.value(node, parameter.annotation, path)
@@ -306,6 +325,21 @@ class Checker(Values):
         for mark in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(mark, Kind):
                 self.kinds[path] = mark
+
+
+def _refused(node: Node, name: str, owner: str) -> str:
+    """Why a parameter of a listed class may not be given by an artifact; empty if it may."""
+    if name in REFUSED.get(owner, ()) and not (isinstance(node, Leaf) and not node.value):
+        return f"{name} of {owner} would write a file"
+    found = [node]
+    while found:
+        each = found.pop()
+        if isinstance(each, Map) and owner.startswith(NO_MAPPINGS) and not class_word(each, free=True):
+            return f"{owner} would import what a mapping describes"
+        if isinstance(each, Leaf) and owner.startswith(LOCAL) and re.search("::|://", str(each.value)):
+            return f"{owner} would read from {each.value}"
+        found += each.items if isinstance(each, Seq) else ()
+    return ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

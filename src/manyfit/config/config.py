@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any
 
+from manyfit.config.artifact import Artifact
 from manyfit.config.component import Component
 from manyfit.config.identity import Difference, Snapshot, diff, digest, flat, identity, normal
 from manyfit.config.kinds import Kind
@@ -30,6 +31,8 @@ class Given:
     project: FilePath
     file: FilePath | None
     frozen: Mapping[str, Any]
+    artifact: Artifact | None = None
+    """How far to believe it, if it may come from elsewhere."""
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What was checked before, for patches of this config that leave it as it is."""
 
@@ -69,6 +72,13 @@ class Config(Mapping[str, Any]):
     def file(self) -> FilePath | None:
         """The file that was read; None for a config from Python."""
         return self.given.file
+
+    @property
+    def sources(self) -> tuple[FilePath, ...]:
+        """Where the user's code lies."""
+        if self.given.artifact is not None:
+            return self.given.artifact.sources
+        return (self.project / self.run.src_code_path,)
 
     @cached_property
     def explicit(self) -> dict[str, Any]:

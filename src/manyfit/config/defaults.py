@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+from manyfit.config.artifact import Artifact
 from manyfit.config.check import Checker, derived_mark
 from manyfit.config.component import Component
 from manyfit.config.project import is_folder
-from manyfit.config.resolve import ResolveError, resolve
+from manyfit.config.resolve import ResolveError, canonical, resolve
 from manyfit.config.roles import ANY, Role, is_record
 from manyfit.config.schema import Run
 from manyfit.config.signature import INHERITED, REQUIRED, signature_of
@@ -26,6 +27,7 @@ class Defaults:
     root: Map
     project: FilePath
     frozen: Mapping[str, Any]
+    artifact: Artifact | None
     resolved: Callable[[Path], Node | None]
 
     def at(self, path: Path) -> Node | None:
@@ -56,8 +58,14 @@ class Defaults:
         if not isinstance(name, str) or "${" in name:
             return None, ANY
         role = role_at(path)
+        source = source_folder(self.root, self.project)
+        if self.artifact is not None:
+            full = canonical(name, role)
+            if self.artifact.refuses(full):
+                return None, ANY
+            source = self.artifact.source_of(full)
         try:
-            return resolve(name, role, source_folder(self.root, self.project)), role
+            return resolve(name, role, source), role
         except ResolveError:
             return None, ANY
 
@@ -66,7 +74,8 @@ class Defaults:
         section = self.resolved(path[:-1])
         if not isinstance(section, Map):
             return REQUIRED
-        checker = Checker(section, self.project, source_folder(self.root, self.project), self.frozen)
+        source = source_folder(self.root, self.project)
+        checker = Checker(section, self.project, source, self.frozen, artifact=self.artifact)
         checker.component(section, ANY, path[:-1])
         return checker.derived.get(path, REQUIRED)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, Final
 
+from manyfit.config.artifact import Artifact, artifact_at
 from manyfit.config.attributes import attributes_of, check_attributes
 from manyfit.config.check import Checker
 from manyfit.config.component import Component
@@ -37,10 +38,13 @@ def load_config(
     *,
     project: FilePath | None = None,
     frozen: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Config:
     """Load and check a config: a YAML file, a run folder, or the same tree as a dict.
 
     Raises `ConfigError` with every problem at once. `frozen` are derived values that were fixed before.
+    The config of a run that was not trained here is data: it may name listed classes and the code of the
+    project that you are in, unless you `trust` it.
     """
     problems: list[Problem] = []
     if not isinstance(source, Mapping):
@@ -57,9 +61,12 @@ def load_config(
     _check_only(file, reader, tree, problems)
     tree = _overridden(tree, overrides, problems)
     root = _root(tree, root)
+    artifact = artifact_at(file) if file is not None and not trust else None
+    if artifact is not None:
+        tree = _without_trackers(tree)
     if file is not None and is_shipped(file):
         tree = with_shipped(tree, root)
-    return _checked(Given(tree, root, file, {**stored, **(frozen or {})}), problems)
+    return _checked(Given(tree, root, file, {**stored, **(frozen or {})}, artifact), problems)
 
 
 def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any] | None = None) -> Config:
@@ -72,15 +79,28 @@ def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any
     return _checked(given, problems)
 
 
-def load_component(file: FilePath, section: str, role: Role) -> Component:
+def _without_trackers(tree: Map) -> Map:
+    """A config that was not made here says nothing about where results are sent."""
+    return tree.without("track") if "track" in tree.items else tree
+
+
+def _closed(artifact: Artifact | None) -> str:
+    return f"{artifact.place} was not made here" if artifact is not None else ""
+
+
+def load_component(file: FilePath, section: str, role: Role, trust: bool = False) -> Component:
     """Load one component of a resolved config alone: other sections may need secrets that are not here."""
+    artifact = artifact_at(file) if not trust else None
     tree, _ = _unwrap(_mapping(read_file(file)))
     project = _root(tree, project_root(file))
     tree = _translated(tree, project).tree
-    resolver = Resolver(Map({section: tree.items[section]}), os.environ)
+    if section not in tree.items:
+        raise ConfigError([Problem(section, tree.origin, f"there is no {section} in this config")])
+    resolver = Resolver(Map({section: tree.items[section]}), os.environ, closed=_closed(artifact))
     part = resolver.resolve()
-    checker = Checker(part, project, source_folder(tree, project), {})
+    checker = Checker(part, project, source_folder(tree, project), {}, artifact=artifact)
     component = checker.component(part.items[section], role, (section,), keep=True)
+    _check_settings(checker, part.items[section])
     if resolver.problems or checker.problems:
         raise ConfigError([*resolver.problems, *checker.problems])
     assert isinstance(component, Component)
@@ -88,18 +108,32 @@ def load_component(file: FilePath, section: str, role: Role) -> Component:
 
 
 def make_component(
-    given: Mapping[str, Any], name: str, role: Role, project: FilePath, source: FilePath
+    given: Mapping[str, Any],
+    name: str,
+    role: Role,
+    project: FilePath,
+    source: FilePath,
+    artifact: Artifact | None = None,
 ) -> Component:
     """A component from plain data: `{"class": path, **params}`."""
     if given.get("class") in MADE.values():
         choose_backend()
     part = Map({name: from_plain(dict(given))})
-    checker = Checker(part, project, source if is_folder(source) else None, {})
+    checker = Checker(part, project, source if is_folder(source) else None, {}, artifact=artifact)
     component = checker.component(part.items[name], role, (name,), keep=True)
+    _check_settings(checker, part.items[name])
     if checker.problems:
         raise ConfigError(checker.problems)
     assert isinstance(component, Component)
     return component
+
+
+def _check_settings(checker: Checker, node: Node) -> None:
+    """What classes of components read from the settings that they are given, checked before they read it."""
+    settings = node.items.get("settings") if isinstance(node, Map) else None
+    if checker.artifact is not None and isinstance(settings, Map):
+        for cls in filter(attributes_of, checker.named_classes):
+            check_attributes(checker, cls, settings, cls.section)
 
 
 def _mapping(node: Node) -> Map:
@@ -172,17 +206,18 @@ def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map
 
 def _checked(given: Given, problems: list[Problem]) -> Config:
     laid = inherit(given.tree, problems)
-    resolver = Resolver(laid, os.environ)
-    resolver.default = Defaults(laid, given.project, given.frozen, resolver.find).at
+    artifact = given.artifact
+    resolver = Resolver(laid, os.environ, closed=_closed(artifact))
+    resolver.default = Defaults(laid, given.project, given.frozen, artifact, resolver.find).at
     written = resolver.resolve()
     problems += resolver.problems
     meaning = _translated(written, given.project)
     problems += meaning.problems
     tree = meaning.tree
-    problems += _source_problems(tree, given.project)
+    problems += _source_problems(tree, given.project) if artifact is None else []
     source = source_folder(tree, given.project)
     memo = given.memo.setdefault(source, {})
-    checker = Checker(tree, given.project, source, given.frozen, memo)
+    checker = Checker(tree, given.project, source, given.frozen, memo, artifact)
     known = signature_of(Run).parameters
     checker.sections = [
         ("train", signature_of(Train).parameters),

@@ -76,9 +76,17 @@ def _parse(text: str, at: int, inside: bool, depth: int) -> tuple[Text, int]:
 class Resolver:
     """Resolves one tree. Problems and the environment variables that were read are collected."""
 
-    def __init__(self, root: Map, environ: Mapping[str, str], default: Default = lambda path: None) -> None:
+    def __init__(
+        self,
+        root: Map,
+        environ: Mapping[str, str],
+        default: Default = lambda path: None,
+        closed: str = "",
+    ) -> None:
+        """`closed` says why this tree may not read the environment; empty if it may."""
         self.root = root
         self.environ = environ
+        self.closed = closed
         self.default = default
         self.problems: list[Problem] = []
         self.environment: dict[str, str] = {}
@@ -167,6 +175,8 @@ class Resolver:
         """Answer `${resolver:argument}`."""
         key, comma, default = (part.strip() for part in argument.partition(","))
         fallback = Leaf(default.strip("'\""), origin) if comma else None
+        if self.closed and name in ("oc.env", "secret"):
+            return self.missing(path, origin, f"{self.closed}, and reads the environment variable {key!r}")
         if name == "oc.env":
             if key in self.environ:
                 self.environment[key] = _unicode(key, self.environ[key])

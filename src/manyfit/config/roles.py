@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from manyfit.config.allowed import BUILDING_BLOCKS
 from manyfit.core.names import indefinite
 
 
@@ -171,7 +172,6 @@ LIBRARIES: Final = (
     "torch.utils.data",
     "torch.distributions",
     "torchmetrics",
-    "manyfit",
 )
 FUNCTIONS: Final = ("torch.nn.functional", "torch._C._nn", "manyfit.learn.metrics")
 
@@ -180,20 +180,23 @@ FUNCTIONS: Final = ("torch.nn.functional", "torch._C._nn", "manyfit.learn.metric
 class Trust:
     """Where the code of a component may come from when no annotation says what it must be."""
 
-    source: Path | None = None
+    sources: tuple[Path, ...] = ()
     packages: frozenset[str] = frozenset()
 
     def is_own(self, target: object) -> bool:
         """Whether `target` was defined in the user's own code."""
         module = inspect.getmodule(target)
         file = getattr(module, "__file__", None)
-        return bool(file and self.source and Path(file).resolve().is_relative_to(self.source.resolve()))
+        here = Path(file).resolve() if file else None
+        return here is not None and any(here.is_relative_to(source.resolve()) for source in self.sources)
 
     def covers(self, target: object) -> bool:
         """Whether `target` is the user's own, or a class of a library for building models."""
         if self.is_own(target):
             return True
-        return inspect.isclass(target) and within(target.__module__, (*LIBRARIES, *self.packages))
+        if not inspect.isclass(target):
+            return False
+        return qualified(target) in BUILDING_BLOCKS or within(target.__module__, (*LIBRARIES, *self.packages))
 
 
 def within(module: str | None, packages: tuple[str, ...]) -> bool:

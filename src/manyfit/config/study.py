@@ -313,7 +313,7 @@ def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Conf
     project = project_root(folder).resolve()
     try:
         if isinstance(node, Map):
-            return _one_thread(load_config(plain(node), changes, project=project))
+            return _one_thread(load_config(plain(node), changes, project=project, trust=True))
         file = place / str(node.value)
         file = file if file.exists() else find_variant(str(node.value), here=project) or file
         is_own = file.exists() and not is_shipped(file)
@@ -323,7 +323,7 @@ def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Conf
                         str(file))
             )  # fmt: skip
             return None
-        return _one_thread(load_config(file, changes, project=project))
+        return _one_thread(load_config(file, changes, project=project, trust=True))
     except ConfigError as error:
         problems += [_as_written(problem) for problem in error.problems]
         return None

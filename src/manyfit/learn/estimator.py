@@ -5,6 +5,7 @@ All of its training is one step. It is kept by skops, which says what has to be 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ log = logging.getLogger("manyfit")
 
 TINY: Final = 1e-12
 KEPT: Final = "estimator"
+LIBRARIES: Final = ("sklearn", "numpy", "scipy", "joblib")
 
 
 @dataclass
@@ -143,10 +145,14 @@ class EstimatorLearner:
         data = states[0].tensors[KEPT].numpy().tobytes()
         known = self._packages()
         odd = skops.get_untrusted_types(data=data)
-        refused = [name for name in odd if name.partition(".")[0] not in known]
+        refused = [name for name in odd if name.partition(".")[0] not in known or not _is_class(name)]
         if refused:
             raise RunFailed(f"the estimator holds a {refused[0]}, which is not loaded: it could be anything")
-        self.model = skops.loads(data, trusted=odd)
+        loaded = skops.loads(data, trusted=odd)
+        if type(loaded) is not type(self.model):
+            names = f"a {type(loaded).__name__}, not the {type(self.model).__name__} of the config"
+            raise RunFailed(f"the state of the estimator holds {names}")
+        self.model = loaded
         self.step, self._loss = states[0].values["step"], states[0].values["loss"]
 
     def _packages(self) -> set[str]:
@@ -177,6 +183,20 @@ class EstimatorLearner:
         else:
             losses = ((output - target) ** 2).reshape(len(output), -1).mean(axis=1)
         return losses.astype(np.float64)
+
+
+def _is_class(name: str) -> bool:
+    """Whether a name is that of a class in the module that defines it, and not of what it has imported.
+
+    Of code that is no library, a function will do as well.
+    """
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return False
+    is_own = inspect.isfunction(found) and name.partition(".")[0] not in LIBRARIES
+    return (inspect.isclass(found) or is_own) and getattr(found, "__module__", "") == module
 
 
 def _rows(batch: Batch) -> npt.NDArray[Any]:

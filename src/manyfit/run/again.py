@@ -37,17 +37,21 @@ log = logging.getLogger("manyfit")
 
 @contextmanager
 def reopened(
-    place: Path, which: str = "best", overrides: Overrides = (), allowed: Collection[str] = ()
+    place: Path,
+    which: str = "best",
+    overrides: Overrides = (),
+    allowed: Collection[str] = (),
+    trust: bool = False,
 ) -> Iterator[tuple[Config, RunFolder, Built, Checkpoint]]:
     """A run as it was trained, with the weights of one of its checkpoints. Overrides may change its data."""
     run = RunFolder(place)
     run.trained()
-    config = load_config(run.resolved, overrides)
+    config = load_config(run.resolved, overrides, trust=trust)
     found = run.checkpoint(which)
     with failures(run, "this"), own_randomness(), threads(config.run.train.threads):
         built = build(config)
-        source = config.project / config.run.src_code_path
-        check_code(imported(source), run, source, allowed)
+        for source in config.sources:
+            check_code(imported(source), run, source, allowed)
         check_backend(getattr(built.learner, "backend", "torch"), run, allowed)
         built.learner.load([found.load()])
         yield config, run, built, found
@@ -59,13 +63,17 @@ def evaluate(
     which: str = "best",
     overrides: Overrides = (),
     allow_change: Collection[str] = (),
+    trust: bool = False,
 ) -> Report:
-    """Evaluate a run again, row by row, and write the report of the split anew."""
+    """Evaluate a run again, row by row, and write the report of the split anew.
+
+    A run that was not trained here is data, unless you `trust` it; the same holds for `predict` and `export`.
+    """
     check_split(split)
     RunFolder(Path(place)).trained()
     with (
         owned(Path(place)),
-        reopened(Path(place), which, overrides, allow_change) as (
+        reopened(Path(place), which, overrides, allow_change, trust) as (
             config,
             run,
             built,
@@ -73,7 +81,11 @@ def evaluate(
         ),
     ):
         run.check_links()
-        changed = {each.path for each in load_config(run.resolved).diff(config)} if overrides else set()
+        changed = (
+            {each.path for each in load_config(run.resolved, trust=trust).diff(config)}
+            if overrides
+            else set()
+        )
         is_same = changed <= {"data_dir"}  # the data may lie elsewhere now
         if is_same and which == "best":
             source = built.split(split)
@@ -112,13 +124,14 @@ def predict(
     which: str = "best",
     overrides: Overrides = (),
     allow_change: Collection[str] = (),
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Predict every row of a split, or of a file with new data: columns by name, the first is the id.
 
     >>> manyfit.predict("runs/digits-mlp", data="new.npz")["prediction"]    # doctest: +SKIP
     """
     check_split(split)
-    with reopened(Path(place), which, overrides, allow_change) as (_, run, built, _found):
+    with reopened(Path(place), which, overrides, allow_change, trust) as (_, run, built, _found):
         source = read_rows(Path(data)) if data is not None else built.split(split)
         if source is None or not len(source):
             raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
@@ -211,6 +224,7 @@ def export(
     formats: Sequence[str] = ("safetensors",),
     which: str = "best",
     allow_change: Collection[str] = (),
+    trust: bool = False,
 ) -> list[Path]:
     """Write the model of a run into its folder `exported/`, each form checked before it is kept."""
     unknown = [name for name in formats if name not in ("safetensors", *FORMATS)]
@@ -218,7 +232,10 @@ def export(
         raise UsageError(f"there is no format {unknown[0]!r}; there are safetensors, {', '.join(FORMATS)}")
     written = []
     RunFolder(Path(place)).trained()
-    with owned(Path(place)), reopened(Path(place), which, (), allow_change) as (config, run, built, found):
+    with (
+        owned(Path(place)),
+        reopened(Path(place), which, (), allow_change, trust) as (config, run, built, found),
+    ):
         run.check_links()
         for name in formats:
             if name == "safetensors":

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from manyfit.config import Config, load_config
+from manyfit.config.artifact import HINT
 from manyfit.config.override import Overrides
-from manyfit.core.errors import ManyfitError, RunFailed
+from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.trace import user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
@@ -38,9 +39,9 @@ class Finding:
     detail: str
 
 
-def check(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
+def check(source: Path, overrides: Overrides = (), trust: bool = False) -> Iterator[Finding]:
     """Try a run out without writing anything, and say what was found as it is found."""
-    config = load_config(source, overrides)
+    config = load_config(source, overrides, trust=trust)
     yield Finding("classes", True, ", ".join(dict.fromkeys(_classes(config))))
     with own_randomness():
         found = list(
@@ -144,9 +145,11 @@ def _evaluated(built: Built, config: Config) -> str:
     return ", ".join(["loss", *own, *names])
 
 
-def check_resume(source: Path, overrides: Overrides = ()) -> Iterator[Finding]:
+def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -> Iterator[Finding]:
     """Train a few steps, kill the run at several points, resume it, and compare everything bit for bit."""
-    load_config(source, overrides)
+    config = load_config(source, overrides, trust=trust)
+    if config.given.artifact is not None:
+        raise UsageError(f"{source} was not trained here, and this would train it; {HINT}")
     changes = [*overrides, *SMALL]
     with tempfile.TemporaryDirectory(prefix="manyfit-check-") as folder:
         place = Path(folder) / "runs"

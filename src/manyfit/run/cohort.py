@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manyfit.config import Config
+from manyfit.config.artifact import sealed_model
 from manyfit.config.identity import normal
 from manyfit.core.state import State
 from manyfit.data import Batch, Source
@@ -109,10 +110,11 @@ def describe_model(config: Config) -> dict[str, Any]:
     given = normal(config.meaning.items["model"], config.classes, ("model",))
     source = config.project / config.run.src_code_path
     relative = source.is_relative_to(config.project)
-    return {
+    described = {
         "component": given,
         "src_code_path": str(source.relative_to(config.project) if relative else source),
     }
+    return sealed_model(described, config.project)
 
 
 @dataclass

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from manyfit.config import Config
+from manyfit.config.artifact import Artifact, is_own_model
 from manyfit.config.load import make_component
 from manyfit.config.project import project_root
 from manyfit.config.roles import MODEL
-from manyfit.core.errors import FolderError, RunFailed, UsageError
+from manyfit.core.errors import FolderError, ManyfitError, RunFailed, UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.state import State
 from manyfit.core.version import __version__
@@ -78,7 +79,7 @@ def export_weights(
         "digest": hashlib.sha256(data).hexdigest(),
     }
     durable.write_new(temporary / "model.json", json.dumps(card, indent=1) + "\n")
-    again = rebuild(temporary, project=config.project)
+    again = rebuild(temporary, project=config.project, trust=True)
     compare(said(built, batch), said(built, batch, again), "the exported model")
     if final.is_dir() and exported_step(final) == step:
         for other in final.iterdir():
@@ -310,8 +311,11 @@ def exported_step(folder: Path) -> int:
     return int(card.get("step", -1)) if card else -1
 
 
-def rebuild(folder: Path, project: Path | None = None) -> Any:
-    """A model from an export or a checkpoint alone. The code that it names is not looked for inside of it."""
+def rebuild(folder: Path, project: Path | None = None, trust: bool = False) -> Any:
+    """A model from an export or a checkpoint alone. The code that it names is not looked for inside of it.
+
+    One that was not made here is data, unless it is trusted.
+    """
     if (folder / "model.json").is_file():
         card = read_json(folder / "model.json", CARD)
         weights = folder / "model.safetensors"
@@ -327,18 +331,29 @@ def rebuild(folder: Path, project: Path | None = None) -> Any:
     if not isinstance(model.get("component"), dict):
         raise FolderError(f"{folder} does not say which model it holds")
     root = (project or project_root(folder)).resolve()
+    artifact = None if trust or is_own_model(model, root) else Artifact.at(folder)
     source = root / str(model.get("src_code_path", "src"))
     outside = project is None and (".." in source.parts or not source.is_relative_to(root))
     if outside or source.resolve().is_relative_to(folder.resolve()):
         source = root / "src"
         if source.resolve().is_relative_to(folder.resolve()):
             source = folder / "there is no code in an artifact"
-    made = make_model(make_component(model["component"], "model", MODEL, root, source))
-    return restored(made, state, card.get("inputs"))
+    made = make_model(make_component(model["component"], "model", MODEL, root, source, artifact))
+    return restored(made, state, card.get("inputs"), folder)
 
 
-def restored(made: Made, state: Mapping[str, Any], inputs: Any = None) -> Any:
+def restored(made: Made, state: Mapping[str, Any], inputs: Any = None, place: object = "") -> Any:
     """A model with weights from elsewhere, ready to predict."""
+    try:
+        return _filled(made, state, inputs)
+    except ManyfitError:
+        raise
+    except Exception as error:  # of torch, Keras or skops, about weights that are not those of the model
+        name, reason = type(made.model).__name__, " ".join(str(error).split())[:400]
+        raise FolderError(f"{place}: the weights do not fit the model {name}: {reason}") from error
+
+
+def _filled(made: Made, state: Mapping[str, Any], inputs: Any) -> Any:
     if made.is_keras:
         if not made.model.built:
             if inputs is None:

@@ -37,15 +37,16 @@ class RunResult:
 
     def load_model(self) -> Any:
         """The model with the weights of the best checkpoint, ready to predict."""
-        return load_model(self.folder)
+        return load_model(self.folder, trust=True)  # it was trained a moment ago
 
 
-def load_model(place: str | Path, allow: Collection[str] = ()) -> Any:
+def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = False) -> Any:
     """Rebuild a model from a run (its best checkpoint), a checkpoint or an export, ready to predict.
 
     It takes the code that the model is made of, and no script: exports and checkpoints know the import path
-    and the arguments. No pickle is read. A `.keras` file may carry code (Lambda layers), or name some: it is
-    refused, unless `allow` names that code.
+    and the arguments. No pickle is read. What was not made here is data: listed classes are built, and code
+    of the project that you are in; anything else is refused, unless you `trust` it. A `.keras` file may carry
+    code (Lambda layers), or name some: it is refused, unless `allow` names that code.
     """
     from manyfit.run.export import evaluated_state, load_keras, rebuild, restored
     from manyfit.run.models import make_model
@@ -54,8 +55,8 @@ def load_model(place: str | Path, allow: Collection[str] = ()) -> Any:
     if path.suffix == ".keras":
         return load_keras(path, allow)
     if (path / "model.json").is_file() or (path / "manifest.json").is_file():
-        return rebuild(path)
+        return rebuild(path, trust=trust)
     folder = RunFolder(path)
     folder.trained()
-    made = make_model(load_component(folder.resolved, "model", MODEL))
-    return restored(made, evaluated_state(folder.checkpoint("best")))
+    made = make_model(load_component(folder.resolved, "model", MODEL, trust))
+    return restored(made, evaluated_state(folder.checkpoint("best")), place=path)

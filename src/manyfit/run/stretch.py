@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from manyfit.config import Config, patch
+from manyfit.config.artifact import sealed
 from manyfit.config.consistency import chosen
 from manyfit.config.five_components import RESERVED
 from manyfit.core.errors import UsageError
@@ -138,7 +139,7 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
         given = f"{COPIED}, with every reference filled in.\n{config.dump()}"
     if given and given != before:
         files[run.config] = given
-    files[run.resolved] = RESOLVED + config.resolved()
+    files[run.resolved] = resolved_text(config)
     files[run.provenance] = provenance.added(run, session)
     durable.write_all(files)
 
@@ -240,4 +241,9 @@ def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: 
 
 def write_resolved(config: Config, run: RunFolder) -> None:
     """Keep what the config means."""
-    durable.write(run.resolved, RESOLVED + config.resolved())
+    durable.write(run.resolved, resolved_text(config))
+
+
+def resolved_text(config: Config) -> str:
+    """The text of `config.resolved.yaml`, sealed: this is how the run is recognised later."""
+    return sealed(RESOLVED + config.resolved(), config.project)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import Config
+from manyfit.config.artifact import HINT, is_own_run
 from manyfit.config.project import project_root
 from manyfit.core.errors import UsageError
 from manyfit.core.secrets import Secret, redact
@@ -156,11 +157,17 @@ def committed_events(run: RunFolder) -> list[Event]:
     return read_events(run.metrics, found[-1].log_length) if found else []
 
 
-def sync(place: Path, uri: str | None = None) -> dict[str, int]:
-    """Bring the trackers of a run up to date: how many rows each was missing."""
+def sync(place: Path, uri: str | None = None, trust: bool = False) -> dict[str, int]:
+    """Bring the trackers of a run up to date: how many rows each was missing.
+
+    A run that was not trained here may not say where they are sent, unless it is trusted.
+    """
     run = RunFolder(place)
     values = run.trained().values
     address = uri or values.get("track.mlflow")
+    if address and not (uri or trust or address == AUTO or is_own_run(run.resolved)):
+        shown = f"{place} was not trained here, and would be sent to {address}"
+        raise UsageError(f"{shown}; say where with --mlflow ADDRESS, or, {HINT}")
     sent: dict[str, int] = {}
     with owned(run.path):
         run.check_links()

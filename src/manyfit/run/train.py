@@ -85,7 +85,7 @@ def located(
     is_tree = isinstance(source, Mapping) and folder is not None
     project = project_root(Path(str(folder))) if is_tree else None
     try:
-        config = load_config(source, overrides, project=project)
+        config = load_config(source, overrides, project=project, trust=True)
     except ConfigError as error:
         if all(problem.path != "data_dir" for problem in error.problems):
             raise
@@ -93,7 +93,7 @@ def located(
         if before is None or not isinstance(before.values.get("data_dir"), str):
             raise
         known = pair("data_dir", before.values["data_dir"])  # as it was said when the run was started
-        config = load_config(source, [*overrides, known], project=project)
+        config = load_config(source, [*overrides, known], project=project, trust=True)
     run = RunFolder(place(source, folder, config))
     if is_variant(config.given.tree) and not (folder or config.folder or run.config.exists()):
         log.warning("model.model_dir is not set: the run lies in %s", shown(run.path))

@@ -84,7 +84,7 @@ class Study:
         """The best model, ready to predict."""
         from manyfit.run.result import load_model
 
-        return load_model(StudyFolder(self.folder).best)
+        return load_model(StudyFolder(self.folder).best, trust=True)
 
 
 def read_study(place: str | os.PathLike[str]) -> Study:

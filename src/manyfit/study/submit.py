@@ -80,7 +80,9 @@ def send(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
 
 def resources_of(place: Path, overrides: Sequence[str]) -> Submit:
     """What the config says about jobs."""
-    config = load_study(place, overrides).base if is_study(place) else load_config(place, overrides)
+    config = (
+        load_study(place, overrides).base if is_study(place) else load_config(place, overrides, trust=True)
+    )
     return config.run.submit
 
 

@@ -1,0 +1,76 @@
+"""Seals: how manyfit recognises later what this user made on this machine.
+
+A seal is a keyed hash. The key is made once for a user and never leaves the machine, so a file that came
+from elsewhere cannot carry a seal that holds here. It says who wrote a text and for which project, nothing
+about its content.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger("manyfit")
+
+SIZE: Final = 32
+
+
+def seal(text: str, project: Path) -> str:
+    """Return the seal of a text that belongs to a project; empty if this user has no place for a key."""
+    key = _key(key_file())
+    return _digest(key, text, project) if key else ""
+
+
+def holds(found: object, text: str, project: Path) -> bool:
+    """Whether a seal was made here, by this user, for this text and this project."""
+    if not isinstance(found, str) or not found:
+        return False
+    key = _key(key_file())
+    return bool(key) and hmac.compare_digest(_digest(key, text, project).encode(), found.encode())
+
+
+def key_file() -> Path:
+    """Where the key lies: among the user's state, which is not shared with a project."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "manyfit" / "key"
+
+
+def _digest(key: bytes, text: str, project: Path) -> str:
+    message = os.fsencode(project.resolve()) + b"\0" + text.encode("utf-8", "surrogateescape")
+    return hmac.new(key, message, hashlib.sha256).hexdigest()
+
+
+@functools.lru_cache(maxsize=8)
+def _key(file: Path) -> bytes:
+    """Read the key, or make one. Of several processes that begin at once, one makes it."""
+    try:
+        if not file.exists():
+            _make(file)
+        found = file.read_bytes()
+    except (OSError, RuntimeError) as error:
+        log.info("no key can be kept in %s (%s): runs of this user are not recognised later", file, error)
+        return b""
+    return found if len(found) == SIZE else b""
+
+
+def _make(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = file.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, secrets.token_bytes(SIZE))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        os.link(temporary, file)  # fails if another process was first, whose key then counts
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()

@@ -1,0 +1,563 @@
+"""What came from elsewhere is data: nothing in it is imported or called that is not on the list, or your own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+import manyfit
+from manyfit.config import check as checking
+from manyfit.config.allowed import ALLOWED
+from manyfit.config.component import Component
+from manyfit.core.errors import FolderError
+from manyfit.store import checkpoint as checkpoints
+
+GRAPH = "torch.fx.graph_module.reduce_graph_module"
+
+
+@pytest.fixture
+def stranger(monkeypatch, tmp_path_factory):
+    """From now on, what was trained before was trained by somebody else."""
+
+    def become():
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+    return become
+
+
+@pytest.fixture
+def received(project, stranger):
+    """A run that somebody else has trained, in the project of a user who stands in it."""
+    manyfit.train("runs/a", callbacks=[])
+    stranger()
+    return project
+
+
+def graph(mark: Path) -> dict:
+    """A model that is text, which torch executes."""
+    body = f"import os\nos.system('touch {mark}')\ndef forward(self, x):\n    return x\n"
+    return {"class": GRAPH, "body": {"_graphmodule_cls_name": "M", "_code": body}, "import_block": body}
+
+
+def writers(mark: Path) -> list[dict]:
+    """Classes of manyfit that write when they are made."""
+    return [
+        {"class": "manyfit.store.events.EventLog", "path": str(mark)},
+        {"class": "manyfit.study.ledger.Ledger", "path": str(mark)},
+        {"class": "manyfit.feeders.RecordWriter", "path": str(mark)},
+        {"class": "manyfit.store.tensorboard.TensorBoardMirror", "folder": str(mark), "events": []},
+        {"class": "manyfit.study.inbox.Inbox", "folder": str(mark)},
+    ]
+
+
+def rewrite_card(folder: Path, component: dict) -> None:
+    card = json.loads((folder / "model.json").read_text())
+    card["model"]["component"] = component
+    (folder / "model.json").write_text(json.dumps(card))
+
+
+def rewrite_manifests(run: Path, component: dict) -> None:
+    for file in run.glob("checkpoints/*/manifest.json"):
+        found = json.loads(file.read_text())
+        found.pop("digest")
+        found["model"]["component"] = component
+        text = json.dumps(found, sort_keys=True, separators=(",", ":"))
+        import hashlib
+
+        found["digest"] = hashlib.sha256(text.encode()).hexdigest()
+        file.write_text(json.dumps(found))
+        checkpoints.read(file.parent)  # it is whole
+
+
+def rewrite_config(run: Path, change) -> None:
+    """Change the config that a run says it was trained with, and keep whatever seal it had."""
+    import yaml
+
+    for file in (run / "config.resolved.yaml", run / "config.yaml"):
+        tree = yaml.safe_load(file.read_text())
+        change(tree.get("config", tree))
+        file.write_text(yaml.safe_dump(tree, sort_keys=False))
+
+
+READERS = (
+    lambda run: manyfit.load_model(run),
+    lambda run: manyfit.load_model(run / "exported"),
+    lambda run: manyfit.load_model(next((run / "checkpoints").iterdir())),
+    lambda run: manyfit.predict(run),
+    lambda run: manyfit.evaluate(run),
+    lambda run: manyfit.export(run),
+)
+VERBS = (
+    ["predict"], ["evaluate"], ["export"], ["check"], ["check", "--resume"], ["config", "show"],
+    ["config", "check"], ["config", "schema"],
+)  # fmt: skip
+
+
+def spoiled(run: Path, component: dict) -> None:
+    rewrite_card(run / "exported", component)
+    rewrite_manifests(run, component)
+    rewrite_config(run, lambda tree: tree.update(model=component))
+
+
+@pytest.mark.parametrize("place", ["received", "own"])
+def test_text_that_torch_would_execute_is_not(project, stranger, cli, tmp_path, place):
+    """Also in a run folder of one's own whose files somebody has changed."""
+    manyfit.train("runs/a", callbacks=[])
+    if place == "received":
+        stranger()
+    mark = tmp_path / "mark"
+    spoiled(project.run, graph(mark))
+    for reader in READERS:
+        with pytest.raises(manyfit.ConfigError, match="was not made here"):
+            reader(project.run)
+    for words in VERBS:
+        answer = cli(*words, "runs/a")
+        assert answer.code == 2, words
+        assert "was not made here" in answer.err
+        assert "--trust" in answer.err
+    assert not mark.exists()
+
+
+def test_a_config_of_ones_own_may_name_what_it_likes_but_not_writers(project, cli, tmp_path):
+    mark = tmp_path / "kept"
+    for writer in writers(mark):
+        mark.write_text("kept\n")
+        project.config(project.changed(model={"class": "torch.nn.Identity", "args": [writer]}))
+        answer = cli("check", "runs/a")
+        assert answer.code == 2, writer
+        assert "neither your own code nor a class for building models" in answer.err
+        assert mark.read_text() == "kept\n"
+
+
+@pytest.mark.parametrize("around", ["torch.nn.Identity", "manyfit.feeders.Feeders", "torch.nn.Sequential"])
+def test_writers_inside_an_artifact(received, tmp_path, around):
+    mark = tmp_path / "kept"
+    for writer in writers(mark):
+        mark.write_text("kept\n")
+        spoiled(received.run, {"class": around, "args": [writer]})
+        for reader in READERS:
+            with pytest.raises(manyfit.ManyfitError):
+                reader(received.run)
+        assert mark.read_text() == "kept\n"
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        {"class": "keras.Sequential", "layers": [{"class": "keras.layers.TFSMLayer", "filepath": "x"}]},
+        {"class": "keras.Sequential", "layers": [{"class": "keras.layers.Lambda", "function": "x"}]},
+        {"class": "keras.saving.deserialize_keras_object", "config": {}},
+        {
+            "class": "keras.Sequential",
+            "layers": [
+                {
+                    "class": "keras.layers.Dense",
+                    "units": 3,
+                    "activation": {"class_name": "function", "config": "system", "module": "os"},
+                }
+            ],
+        },
+        {
+            "class": "keras.Sequential",
+            "layers": [{"class_name": "TFSMLayer", "module": "keras.layers", "config": {"filepath": "x"}}],
+        },
+    ],
+)
+def test_layers_of_keras_that_carry_code(received, component):
+    spoiled(received.run, component)
+    for reader in READERS:
+        with pytest.raises(manyfit.ConfigError, match="was not made here"):
+            reader(received.run)
+
+
+EVIL = """
+from pathlib import Path
+from torch import nn
+Path({mark!r}).touch()
+class MLP(nn.Module):
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(0), nn.Linear(hidden, 10))
+    def forward(self, images): return self.layers(images)
+"""
+
+
+def test_code_inside_a_received_run_folder(received, cli, tmp_path):
+    mark = tmp_path / "mark"
+    received.write("runs/a/code/stranger.py", EVIL.format(mark=str(mark)))
+    rewrite_config(
+        received.run,
+        lambda tree: tree.update(src_code_path="runs/a/code", model={"class": "stranger.MLP", "hidden": 8}),
+    )
+    for reader in (READERS[0], *READERS[3:]):
+        with pytest.raises(manyfit.ConfigError, match=r"stranger\.MLP"):
+            reader(received.run)
+    for words in VERBS:
+        assert cli(*words, "runs/a").code == 2, words
+    assert not mark.exists()
+
+
+def test_a_received_folder_with_code_beside_it(received, cli, tmp_path, monkeypatch):
+    """Its own `src` does not make it a project of the user's, who stands elsewhere."""
+    mark = tmp_path / "mark"
+    (received.src / "models.py").write_text(EVIL.format(mark=str(mark)))
+    here = tmp_path / "elsewhere"
+    here.mkdir()
+    shutil.copytree(received.src, here / "received/src")
+    shutil.copytree(received.run, here / "received/runs/exp")
+    (here / "runs").mkdir()
+    monkeypatch.chdir(here)
+    run = Path("received/runs/exp")
+    for reader in READERS:
+        with pytest.raises(manyfit.ConfigError, match="was not made here"):
+            reader(run)
+    for words in VERBS:
+        assert cli(*words, run).code == 2, words
+    assert not mark.exists()
+    assert cli("predict", run, "--trust", "--allow-change", "code").code == 0
+    assert mark.exists()
+
+
+def test_a_path_through_ones_own_module_leads_nowhere_else(received):
+    for path in (
+        "models.nn.Linear",
+        "models.np.load",
+        "models.Path.touch",
+        "points.np.save",
+        "models.nn.Module",
+    ):
+        spoiled(received.run, {"class": path})
+        for reader in READERS:
+            with pytest.raises(manyfit.ManyfitError, match="was not made here"):
+                reader(received.run)
+
+
+def test_a_received_run_works_in_the_project_that_has_its_code(received, cli):
+    for reader in READERS:
+        reader(received.run)
+    for words in (["predict"], ["evaluate"], ["export"], ["check"], ["config", "show"], ["config", "check"]):
+        assert cli(*words, "runs/a").code == 0, words
+
+
+def test_one_of_listed_classes_works_anywhere(project, stranger, tmp_path, monkeypatch):
+    layers = [
+        {"class": "torch.nn.Flatten"},
+        {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},
+    ]
+    project.config(
+        project.changed(data={"class": "digits"}, model={"class": "torch.nn.Sequential", "args": layers})
+    )
+    manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
+    stranger()
+    shutil.copytree(project.run, tmp_path / "far/away")
+    monkeypatch.chdir(tmp_path / "far")
+    for reader in READERS:
+        reader(Path("away"))
+
+
+LIBRARY = """
+from torch import nn
+def net(hidden: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+"""
+
+
+def test_what_one_has_trained_here_stays_free(project, stranger, cli, monkeypatch):
+    """A function of an installed package is no problem in a run of one's own."""
+    project.write("installed/some_library.py", LIBRARY)
+    monkeypatch.syspath_prepend(str(project.root / "installed"))
+    project.config(project.changed(model={"class": "some_library.net", "hidden": 8}))
+    manyfit.train("runs/a", callbacks=[])
+    monkeypatch.chdir("/")
+    for reader in READERS:
+        reader(project.run)
+    stranger()
+    for reader in READERS:
+        with pytest.raises(manyfit.ConfigError, match=r"some_library\.net"):
+            reader(project.run)
+    assert cli("predict", project.run, "--trust").code == 0
+    manyfit.load_model(project.run / "exported", trust=True)
+
+
+def test_a_run_of_ones_own_that_was_moved_is_like_any_other(project, monkeypatch):
+    manyfit.train("runs/a", callbacks=[])
+    shutil.copytree(project.root, project.root.with_name("moved"), ignore=shutil.ignore_patterns("installed"))
+    monkeypatch.chdir("/")
+    with pytest.raises(manyfit.ConfigError, match="was not made here"):
+        manyfit.predict(project.root.with_name("moved") / "runs/a")
+    monkeypatch.chdir(project.root.with_name("moved"))
+    manyfit.predict("runs/a")
+
+
+def test_without_a_place_for_a_key_one_can_still_train(project, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
+    result = manyfit.train("runs/a", callbacks=[])
+    assert "seal:" not in (project.run / "config.resolved.yaml").read_text()
+    assert result.load_model() is not None
+    manyfit.predict("runs/a")  # where one stands
+
+
+def test_the_environment_is_closed_to_artifacts(received, monkeypatch, cli):
+    monkeypatch.setenv("TOKEN", "hunter2-hunter2")
+    for reference in ("${oc.env:TOKEN}", "${secret:TOKEN}"):
+        rewrite_config(received.run, lambda tree, r=reference: tree.update(project_name=r))
+        answer = cli("predict", "runs/a")
+        assert answer.code == 2
+        assert "was not made here, and reads the environment variable 'TOKEN'" in answer.err
+
+
+def test_results_are_not_sent_where_a_stranger_says(received, cli):
+    rewrite_config(
+        received.run, lambda tree: tree.update(track={"mlflow": "http://127.0.0.1:9/${secret:HOME}"})
+    )
+    import yaml
+
+    file = received.run / "config.resolved.yaml"
+    tree = yaml.safe_load(file.read_text())
+    tree["defaults"].pop("track.mlflow", None)
+    file.write_text(yaml.safe_dump(tree, sort_keys=False))
+    answer = cli("track", "sync", "runs/a")
+    assert answer.code == 2
+    assert "was not trained here, and would be sent to" in answer.err
+    assert cli("predict", "runs/a").code == 0  # which sends nothing
+
+
+def test_files_are_neither_written_nor_fetched_by_feeders(received):
+    feeder = {
+        "class": "TFRecordExamplesFeeder",
+        "batch_size": 4,
+        "features_map": {"x": {"class": "FixedLenFeature"}},
+    }
+    for change in ({"file_patterns": "data/*", "auto_generate_meta": True}, {"file_patterns": "http://127.0.0.1:9/*"},
+                   {"file_patterns": ["simplecache::http://127.0.0.1:9/x"]}):  # fmt: skip
+        data = {"class": "manyfit.feeders.Feeders", "train": {**feeder, **change}}
+        rewrite_config(received.run, lambda tree, data=data: tree.update(data=data))
+        with pytest.raises(manyfit.ConfigError, match=r"would write a file|would read from"):
+            manyfit.predict("runs/a")
+
+
+def test_weights_that_do_not_fit_are_said(project):
+    manyfit.train("runs/a", callbacks=[])
+    rewrite_card(project.run / "exported", {"class": "models.MLP", "hidden": 9})
+    with pytest.raises(FolderError, match=r"exported: the weights do not fit the model MLP.*size mismatch"):
+        manyfit.load_model("runs/a/exported")
+
+
+# -- every public name, at every place ------------------------------------------------------------
+
+PACKAGES = ("torch", "keras", "numpy", "safetensors", "manyfit")
+PLACES = ("model", "data", "train.loss", "train.optimizer", "train.scheduler", "train.metrics", "evaluate.functions",
+          "evaluate.evaluator", "nested", "keyword", "deep", "section")  # fmt: skip
+
+
+def public_names() -> list[str]:
+    """Public functions and classes of the packages, by every path under which they can be reached."""
+    found: set[str] = set()
+    for package in PACKAGES:
+        top = importlib.import_module(package)
+        modules = [top] + [
+            module
+            for info in pkgutil.iter_modules(top.__path__, f"{package}.")
+            if not info.name.rpartition(".")[2].startswith("_")
+            and (module := _imported(info.name)) is not None
+        ]
+        for module in modules:
+            for name, value in list(vars(module).items()):
+                if not name.startswith("_") and callable(value):
+                    found.add(f"{module.__name__}.{name}")
+                elif inspect.ismodule(value) and value.__name__.startswith(package):
+                    found |= {
+                        f"{module.__name__}.{name}.{inner}"
+                        for inner, each in list(vars(value).items())
+                        if not inner.startswith("_") and callable(each)
+                    }
+    return sorted(found)
+
+
+def _imported(name: str):
+    if name.endswith(("__main__", ".testing", ".conftest")) or ".tests" in name:
+        return None
+    try:
+        return importlib.import_module(name)
+    except Exception:  # an optional part that is not installed here
+        return None
+
+
+def placed(place: str, path: str) -> dict:
+    """A config that names `path` at one place."""
+    tree: dict = {
+        "project_name": "x",
+        "data": {"class": "digits"},
+        "model": {"class": "torch.nn.Identity"},
+        "train": {"epochs": 1, "loss": "cross_entropy", "optimizer": "sgd", "metrics": ["accuracy"]},
+        "evaluate": {},
+    }
+    component = {"class": path}
+    if place == "nested":
+        tree["model"] = {"class": "torch.nn.Sequential", "args": [component]}
+    elif place == "keyword":
+        tree["model"] = {"class": "torch.nn.Identity", "anything": component}
+    elif place == "deep":
+        tree["model"] = {"class": "torch.nn.Identity", "args": [{"a": [{"b": {"_target_": path}}]}]}
+    elif place == "section":
+        tree["mine"] = component
+    elif place in ("train.metrics",):
+        tree["train"]["metrics"] = [component]
+    elif place == "evaluate.functions":
+        tree["evaluate"]["functions"] = {"f": component}
+    elif "." in place:
+        section, key = place.split(".")
+        tree[section][key] = component
+    else:
+        tree[place] = component
+    return tree
+
+
+class Recorder:
+    """Everything that class paths were resolved to, and everything that was built."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.resolved: list[str] = []
+        self.built: list[str] = []
+        resolve, build = checking.resolve, Component.build
+
+        def resolving(text, role, source):
+            self.resolved.append(role.short.get(text, text).replace(":", "."))
+            return resolve(text, role, source)
+
+        def building(component, **supplied):
+            self.built.append(component.path)
+            return build(component, **supplied)
+
+        monkeypatch.setattr(checking, "resolve", resolving)
+        monkeypatch.setattr(Component, "build", building)
+
+
+def attack(tmp_path, monkeypatch, names, places):
+    """Put names at places in a run folder, a checkpoint's description and an export; return what was reached."""
+    import yaml
+
+    from manyfit.config.artifact import Artifact
+    from manyfit.config.load import load_config, make_component
+    from manyfit.config.roles import MODEL
+
+    run = tmp_path / "attacked"
+    run.mkdir(exist_ok=True)
+    recorder = Recorder(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    refused = 0
+    for name in names:
+        for place in places:
+            tree = placed(place, name)
+            text = {
+                "config": tree,
+                "defaults": {},
+                "derived": {},
+                "classes": {},
+                "kinds": {},
+                "fingerprint": "0",
+            }
+            (run / "config.resolved.yaml").write_text(yaml.safe_dump(text))
+            try:
+                load_config(run / "config.resolved.yaml")
+            except manyfit.ConfigError as error:
+                refused += any("was not made here" in problem.message for problem in error.problems)
+        for component in ({"class": name}, {"class": "torch.nn.Sequential", "args": [{"class": name}]}):
+            try:
+                make_component(component, "model", MODEL, tmp_path, tmp_path / "src", Artifact.at(run))
+            except manyfit.ConfigError as error:
+                refused += any("was not made here" in problem.message for problem in error.problems)
+    return recorder, refused
+
+
+def test_names_at_places_representative(tmp_path, monkeypatch):
+    rng = random.Random(0)
+    names = [name for name in public_names() if name not in ALLOWED]
+    chosen = [*rng.sample(names, 40), GRAPH, "torch.load", "torch.hub.load", "numpy.load", "torch.jit.load",
+              "manyfit.store.events.EventLog", "torch.nn.Module", "torch.nn.DataParallel"]  # fmt: skip
+    recorder, refused = attack(tmp_path, monkeypatch, chosen, PLACES)
+    assert set(recorder.resolved) <= ALLOWED
+    assert set(recorder.built) <= ALLOWED
+    assert refused == len(chosen) * (len(PLACES) + 2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_names_at_places_all(tmp_path, monkeypatch):
+    names = [name for name in public_names() if name not in ALLOWED]
+    assert len(names) > 5000
+    recorder, refused = attack(tmp_path, monkeypatch, names, ("model", "nested"))
+    assert set(recorder.resolved) <= ALLOWED
+    assert set(recorder.built) <= ALLOWED
+    assert refused == len(names) * 4
+    print(f"{len(names)} names, {refused} refusals")
+
+
+def test_what_is_listed_is_there_and_is_a_class_or_a_function_of_tensors():
+    known = 0
+    for path in sorted(ALLOWED):
+        module, _, name = path.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            continue  # an extra that is not installed
+        if found is None:
+            continue  # of a newer version
+        known += 1
+        functions = ("torch.nn.functional", "manyfit.learn.metrics", "manyfit.pipeline.parts")
+        assert inspect.isclass(found) or module in functions, path
+    assert known > len(ALLOWED) * 0.9
+
+
+def test_making_what_is_listed_touches_no_file(tmp_path, monkeypatch):
+    """Every listed class is made with what its signature needs, in a folder that stays empty."""
+    import sys
+
+    from manyfit.config.signature import signature_of
+
+    monkeypatch.chdir(tmp_path)
+    opened: list[str] = []
+    events = ("open", "os.system", "subprocess.Popen", "socket.connect", "exec", "os.remove", "os.mkdir")
+    active = [False]
+
+    def watch(event, args):
+        if active[0] and event in events:
+            writes = event != "open" or (isinstance(args[1], str) and any(c in args[1] for c in "wax+"))
+            if writes and event != "exec":
+                opened.append(f"{event} {args!r:.80}")
+
+    sys.addaudithook(watch)
+    samples = {int: 4, float: 0.5, str: "x", bool: False, list: [1], tuple: (1, 1)}
+    made = 0
+    for path in sorted(p for p in ALLOWED if p.startswith(("torch.nn.", "torchmetrics.", "sklearn."))):
+        module, _, name = path.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            continue
+        if not inspect.isclass(found):
+            continue
+        wanted = {k: p for k, p in signature_of(found).parameters.items() if p.required}
+        active[0] = True
+        try:
+            found(**{k: samples.get(p.annotation, 4) for k, p in wanted.items()})
+            made += 1
+        except Exception:  # it wants other arguments
+            pass
+        finally:
+            active[0] = False
+    assert made > 150
+    assert not opened
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_says_what_trust_does(cli):
+    for words in (["predict"], ["evaluate"], ["export"], ["check"]):
+        assert "--trust" in cli(*words, "--help").out
