@@ -14,6 +14,7 @@ from manyfit.study.commands import leave
 from manyfit.study.driver import StudyStopped
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.simulated import Simulated
+from manyfit.study.ledger import Ledger
 from manyfit.study.status import status
 from manyfit.study.survey import survey
 from manyfit.study.units import Failure, Outcome
@@ -157,10 +158,10 @@ def test_an_early_stop_is_remembered(lab):
     points(lab, 1, search__seeds=1)
     lab.sweep()
     assert "has reached" in lab.rows("select reason from trials")[0][0]
-    db = sqlite3.connect(lab.folder / "ledger.db")
-    db.execute("update trials set state='running', is_over=0, reason=''")
-    db.commit()
-    db.close()
+    with Ledger(lab.folder / "ledger.db") as ledger:
+        (trial,) = ledger.trials.values()
+        trial.state, trial.over, trial.reason = "running", False, ""
+        ledger.save_trial(trial)
     lab.sweep()
     assert "has reached" in lab.rows("select reason from trials")[0][0]
     units = len(lab.rows("select number from assignments"))

@@ -22,12 +22,14 @@ from manyfit.cli.common import Verb, as_json, json_option, study_argument, table
 def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -> None:
     """Show how STUDY stands: also while it runs, and after it has crashed."""
     from manyfit.report.leaderboard import FORMATS, cells, leaderboard
-    from manyfit.study.result import rows
+    from manyfit.study.folder import StudyFolder
+    from manyfit.study.ledger import read_only
+    from manyfit.study.result import read_study, rows
     from manyfit.study.status import status
 
-    place = study
-    facts = status(place)
-    board = leaderboard(place, None if every or form != "text" or json_ else 10)
+    place, read = study, read_only(StudyFolder(study).ledger)
+    facts = status(place, read)
+    board = leaderboard(read_study(place, read), None if every or form != "text" or json_ else 10)
     if json_:
         ranking = [
             {"rank": r.rank, "point": r.point, "mean": r.mean.mean, "interval": r.mean.half,
@@ -59,7 +61,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
         header, body = cells(board)
         click.echo("")
         table(body, header)
-        if not every and len(leaderboard(place).rows) > len(body):
+        if board.count > len(body):
             click.echo("… and more: --all")
     if board.verdict:
         click.echo(f"\n{board.verdict}")

@@ -18,8 +18,9 @@ from manyfit.config.allowed import ALLOWED
 from manyfit.config.project import project_root
 from manyfit.config.read import read_file
 from manyfit.config.tree import Map, plain
-from manyfit.core import seal
-from manyfit.core.errors import ConfigError
+from manyfit.core.errors import ConfigError, FolderError
+from manyfit.core.files import read_bytes
+from manyfit.core.seal import Sealer
 
 SOURCES: Final = (Path("src"), Path("models") / "registry")
 """Where the code of a project lies, if no config of the user's says otherwise."""
@@ -73,28 +74,28 @@ class Artifact:
 
 def sealed(text: str, project: Path) -> str:
     """The text of a resolved config with the seal of whoever writes it, if there is one."""
-    made = seal.seal(text, project)
+    made = Sealer(project).seal(text)
     return f"{text}{SEAL}'{made}'\n" if made else text
 
 
 def sealed_model(model: Mapping[str, Any], project: Path) -> dict[str, Any]:
     """The description of a model with the seal of whoever writes it, if there is one."""
-    made = seal.seal(_canonical(model), project)
+    made = Sealer(project).seal(_canonical(model))
     return {**model, "seal": made} if made else dict(model)
 
 
 def is_own_model(model: Mapping[str, Any], project: Path) -> bool:
     """Whether the description of a model was written here, for a project at this place."""
     bare = {key: value for key, value in model.items() if key != "seal"}
-    return seal.holds(model.get("seal"), _canonical(bare), project)
+    return Sealer(project).holds(model.get("seal"), _canonical(bare))
 
 
 def is_own_run(file: Path) -> bool:
     """Whether a resolved config was written here, for the project that it belongs to."""
     try:
-        text = file.read_bytes().decode("utf-8", "surrogateescape")
+        text = read_bytes(file).decode("utf-8", "surrogateescape")
         tree = read_file(file)
-    except (OSError, ConfigError):
+    except (OSError, ConfigError, FolderError):
         return False
     body, _, last = text.rpartition(SEAL)
     if not isinstance(tree, Map):
@@ -103,7 +104,7 @@ def is_own_run(file: Path) -> bool:
     root = project_root(file)
     if isinstance(said, dict) and isinstance(said.get("project_path"), str) and said["project_path"]:
         root = root / said["project_path"]
-    return seal.holds(last.strip().strip("'"), body, root)
+    return Sealer(root).holds(last.strip().strip("'"), body)
 
 
 def artifact_at(file: Path) -> Artifact | None:

@@ -29,6 +29,7 @@ from manyfit.config.tree import Leaf, Map, Node, Path, class_word, from_plain, p
 from manyfit.config.values import INVALID
 from manyfit.config.variants import VARIANTS, find_variant, is_shipped, root_of, variant_names, with_shipped
 from manyfit.core.errors import ConfigError, Origin, Problem
+from manyfit.core.files import read_bytes
 from manyfit.core.names import nearest, show
 
 
@@ -166,8 +167,7 @@ def given_files(folder: FilePath) -> list[FilePath]:
 
 
 def _is_ours(file: FilePath) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(32).startswith((b"# Written by manyfit", b"# Copied by manyfit"))
+    return read_bytes(file).startswith((b"# Written by manyfit", b"# Copied by manyfit"))
 
 
 def _check_only(file: FilePath | None, reader: Reader, tree: Map, problems: list[Problem]) -> None:

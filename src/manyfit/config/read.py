@@ -15,7 +15,8 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from manyfit.config.tree import Leaf, Map, Node, Seq, merge
-from manyfit.core.errors import ConfigError, Origin, Problem
+from manyfit.core.errors import ConfigError, FolderError, Origin, Problem
+from manyfit.core.files import read_bytes
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
@@ -43,9 +44,11 @@ def read_file(path: Path, name: str | None = None) -> Node:
                 f"at most {MAX_BYTES:,} bytes",
                 f"{size:,} bytes",
             )
-        data = path.read_bytes()
+        data = read_bytes(path)
     except IsADirectoryError:
         _fail(Origin(shown), "this is a folder", "a YAML file")
+    except FolderError as error:
+        _fail(Origin(shown), "this is a folder" if path.is_dir() else str(error), "a YAML file")
     except OSError as error:
         _fail(Origin(shown), f"cannot be read: {error.strerror or error}", "a YAML file")
     try:

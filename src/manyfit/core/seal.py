@@ -21,29 +21,31 @@ log = logging.getLogger("manyfit")
 SIZE: Final = 32
 
 
-def seal(text: str, project: Path) -> str:
-    """Return the seal of a text that belongs to a project; empty if this user has no place for a key."""
-    key = _key(key_file())
-    return _digest(key, text, project) if key else ""
+class Sealer:
+    """Makes and compares the seals of one project."""
 
+    def __init__(self, project: Path) -> None:
+        self._key = _key(key_file())
+        self._project = os.fsencode(project.resolve()) + b"\0"
 
-def holds(found: object, text: str, project: Path) -> bool:
-    """Whether a seal was made here, by this user, for this text and this project."""
-    if not isinstance(found, str) or not found:
-        return False
-    key = _key(key_file())
-    return bool(key) and hmac.compare_digest(_digest(key, text, project).encode(), found.encode())
+    def seal(self, text: str) -> str:
+        """Return the seal of a text; empty if this user has no place for a key."""
+        if not self._key:
+            return ""
+        message = self._project + text.encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(message, key=self._key, digest_size=SIZE).hexdigest()
+
+    def holds(self, found: object, text: str) -> bool:
+        """Whether a seal was made here, by this user, for this text and this project."""
+        if not isinstance(found, str) or not found:
+            return False
+        return hmac.compare_digest(self.seal(text).encode(), found.encode("utf-8", "replace"))
 
 
 def key_file() -> Path:
     """Where the key lies: among the user's state, which is not shared with a project."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "manyfit" / "key"
-
-
-def _digest(key: bytes, text: str, project: Path) -> str:
-    message = os.fsencode(project.resolve()) + b"\0" + text.encode("utf-8", "surrogateescape")
-    return hmac.new(key, message, hashlib.sha256).hexdigest()
 
 
 @functools.lru_cache(maxsize=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,8 @@ from typing import Any, TypeVar
 from manyfit.core.processes import die_with_parent
 
 T = TypeVar("T")
+
+ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 END_FIRST = 100
 """A priority at exit: before anything that waits for the workers."""
@@ -31,13 +34,30 @@ def follow_parent(parent: int, worker: int = 0) -> None:
     The parent says who it is: a worker that first runs after its parent has died cannot find out.
     Linux sees to the rest; elsewhere torch's own workers notice it after some seconds.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+    for number in ASKING:
         # A scheduler signals the whole group. The parent decides what follows; its workers end with it.
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
     die_with_parent()
     if sys.platform == "linux" and os.getppid() != parent:  # it has ended already, before the request
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Hold signals back while workers are forked: one that has not yet learned to ignore them would die.
+
+    A worker inherits what is held back, and lets go of it in `follow_parent`; here they are delivered after.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def iterate(loader: Iterable[T]) -> Iterator[T]:
@@ -47,7 +67,8 @@ def iterate(loader: Iterable[T]) -> Iterator[T]:
     """
     global _registered
     before = set(multiprocessing.active_children())
-    batches = iter(loader)
+    with held_back():
+        batches = iter(loader)
     _live.add(batches)
     _workers.update(set(multiprocessing.active_children()) - before)
     if _registered != os.getpid():

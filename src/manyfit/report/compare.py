@@ -162,7 +162,7 @@ def read_report(run: Path, split: str) -> ReportFile:
         )
     try:
         csv.field_size_limit(sys.maxsize)
-        with file.open(newline="") as stream:
+        with file.open(newline="", encoding="utf-8") as stream:
             header, *rows = list(csv.reader(stream))
     except (OSError, ValueError, csv.Error) as error:
         raise FolderError(f"{file} is damaged: {error}") from error

@@ -35,17 +35,21 @@ class Leaderboard:
     keys: Sequence[str]
     rows: Sequence[Row]
     verdict: str
+    count: int = 0
+    """How many points there are, shown or not."""
 
 
 def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderboard:
     """Rank the points of a study by their means."""
     found = study if isinstance(study, Study) else read_study(study)
     ranked = found.ranked
-    failed = [p for p in found.points if p not in ranked and p.state == "failed" and _values(p)]
+    known = {point.number for point in ranked}
+    failed = [p for p in found.points if p.number not in known and p.state == "failed" and _values(p)]
     shown = [*ranked, *failed]
     keys = list(dict.fromkeys(key for point in shown for key in point.values))
     rows = [_row(i, point, found.base) for i, point in enumerate(shown[:count], 1)]
-    return Leaderboard(found.metric, keys, rows, _verdict(ranked, 1 if found.mode == "min" else -1))
+    verdict = _verdict(ranked, 1 if found.mode == "min" else -1)
+    return Leaderboard(found.metric, keys, rows, verdict, len(shown))
 
 
 def _row(rank: int, point: Point, base: Mapping[str, Any]) -> Row:

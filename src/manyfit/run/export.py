@@ -26,6 +26,7 @@ from manyfit.config.load import make_component
 from manyfit.config.project import project_root
 from manyfit.config.roles import MODEL
 from manyfit.core.errors import FolderError, ManyfitError, RunFailed, UsageError
+from manyfit.core.files import read_bytes
 from manyfit.core.lazy import optional
 from manyfit.core.state import State
 from manyfit.core.version import __version__
@@ -321,7 +322,7 @@ def rebuild(folder: Path, project: Path | None = None, trust: bool = False) -> A
         weights = folder / "model.safetensors"
         if not weights.is_file():
             raise FolderError(f"{folder} is damaged: it has no model.safetensors")
-        if hashlib.sha256(weights.read_bytes()).hexdigest() != card["digest"]:
+        if hashlib.sha256(read_bytes(weights)).hexdigest() != card["digest"]:
             raise FolderError(f"{weights} is damaged: it is not what was written")
         state = {**read_tensors(weights), **unpack(State({}, card.get("extra", {})))}
     else:

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, kind_of
+from manyfit.core.files import check_file
 from manyfit.core.secrets import redact
 from manyfit.core.trace import user_frame
+from manyfit.store import durable
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
 
@@ -63,6 +65,7 @@ def kept(run: RunFolder, passing: bool = False) -> Iterator[None]:
     """Hold a run folder in which no link leads out, and keep manyfit's own log in it."""
     with owned(run.path):
         run.check_links()
+        durable.tidy(run.path)
         with logged(run.path / "run.log", passing):
             yield
 
@@ -70,7 +73,8 @@ def kept(run: RunFolder, passing: bool = False) -> Iterator[None]:
 @contextmanager
 def logged(path: Path, passing: bool = False) -> Iterator[None]:
     """Keep manyfit's own log beside the run, without secrets. A passing one is removed with its folder."""
-    handler = _FileHandler(path, delay=True)
+    check_file(path)
+    handler = _FileHandler(path, encoding="utf-8", delay=True)
     handler.passing = passing
     handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)

@@ -17,6 +17,7 @@ from manyfit.config.artifact import sealed
 from manyfit.config.consistency import chosen
 from manyfit.config.five_components import RESERVED
 from manyfit.core.errors import UsageError
+from manyfit.core.files import read_text
 from manyfit.core.names import listing, nearest
 from manyfit.core.state import State
 from manyfit.data import Source, once
@@ -134,7 +135,7 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
     """Keep what was given, what it means, and where it comes from; `given` is the text of config.yaml."""
     config, run = opened.config, opened.run
     files: dict[Path, bytes | str] = {}
-    before = run.config.read_text(errors="replace") if run.config.exists() else ""
+    before = read_text(run.config) if run.config.exists() else ""
     if not given and (not before or before.startswith(COPIED)):
         given = f"{COPIED}, with every reference filled in.\n{config.dump()}"
     if given and given != before:

@@ -17,6 +17,7 @@ from manyfit.config.override import Overrides, pair
 from manyfit.config.project import is_folder, project_root
 from manyfit.config.variants import is_variant, root_of
 from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
+from manyfit.core.files import read_text
 from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.result import RunResult
 from manyfit.run.signals import Asked, watched
@@ -146,5 +147,5 @@ def check_place(config: Config, run: RunFolder) -> None:
     """A config from elsewhere is copied into the run folder, but never over one that a person wrote there."""
     if config.file is not None and config.file.resolve() in (run.config.resolve(), run.resolved.resolve()):
         return
-    if run.config.exists() and not run.config.read_text(errors="replace").startswith(COPIED):
+    if run.config.exists() and not read_text(run.config).startswith(COPIED):
         raise RunConflict(f"{run.config} is a config of its own; train it, or choose another folder")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from manyfit.core.errors import FolderError
+from manyfit.core.files import read_bytes
 from manyfit.core.numbers import as_json, from_json
 from manyfit.core.state import State
 from manyfit.store import durable
@@ -90,7 +91,7 @@ class Checkpoint:
         from safetensors.torch import load
 
         try:
-            data = {name: (self.path / name).read_bytes() for name in self.files}
+            data = {name: read_bytes(self.path / name) for name in self.files}
         except OSError as error:
             raise FolderError(f"the checkpoint {self.path} cannot be read: {error}") from error
         for name, digest in self.files.items():
@@ -157,7 +158,8 @@ def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | No
     try:
         temporary.mkdir()
     except FileNotFoundError:
-        temporary.mkdir(parents=True)
+        temporary.parent.mkdir(exist_ok=True)
+        temporary.mkdir()
     except FileExistsError:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()

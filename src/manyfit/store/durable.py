@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,9 @@ from typing import Final
 
 STAGED: Final = ".new-"
 """How a folder is called that is not ready yet; the number of its process follows."""
+
+BUILT: Final = (".exported.tmp", ".saved_model.tmp", ".best.tmp")
+"""Folders in which something is made ready that always has the same name."""
 
 before: Callable[[str, Path], None] | None = None
 """Called before every operation on the disk: `manyfit check --resume` ends the process at one of them."""
@@ -33,7 +37,8 @@ def write_all(files: Mapping[Path, bytes | str]) -> None:
     folders = {path.parent for path in files}
     for folder in folders:
         if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
+            # Not the folders above it: who moves a run away while it trains does not want another one here.
+            folder.mkdir(exist_ok=True)
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
     try:
         write_new_all({temporary[path]: data for path, data in files.items()})
@@ -47,6 +52,27 @@ def write_all(files: Mapping[Path, bytes | str]) -> None:
         raise
     for folder in folders:
         sync_folder(folder)
+
+
+def tidy(folder: Path) -> None:
+    """Clear away what processes have left that were killed; whoever calls this owns the folder.
+
+    What was hidden to be replaced, and never was, comes back. Checkpoints have a way of their own.
+    """
+    inner = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    for place in (folder, *(entry for entry in inner if entry.name not in ("checkpoints", "trials"))):
+        if place.name.startswith("."):
+            continue
+        for left in place.glob(".*"):
+            written = re.fullmatch(r"\..+\.(\d+)\.tmp", left.name)
+            hidden = re.fullmatch(r"\.(.+)\.old", left.name)
+            if written is not None:
+                if not _is_alive(int(written[1])):
+                    left.unlink(missing_ok=True)
+            elif hidden is not None and not os.path.lexists(place / hidden[1]):
+                left.rename(place / hidden[1])
+            elif hidden is not None or left.name in BUILT or left.name.startswith(".tmp-"):
+                discard(left)
 
 
 def write_new(path: Path, data: bytes | str) -> None:
@@ -122,7 +148,7 @@ def _is_alive(pid: int) -> bool:
 
 def discard(path: Path) -> None:
     """Remove a folder in such a way that a part of it is never seen under its name."""
-    if path.is_symlink() or path.is_file():
+    if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
     if not path.name.startswith("."):

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from manyfit.core.errors import FolderError
+from manyfit.core.files import check_file, read_bytes
 from manyfit.core.numbers import as_json, from_json
 from manyfit.store import durable
 
@@ -44,8 +45,8 @@ class EventLog:
     def __init__(self, path: Path, length: int = 0) -> None:
         """Open the log and drop what lies beyond `length`: no checkpoint has committed it."""
         self.path = path
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
+        check_file(path)
         self._file = path.open("ab")
         if self._file.tell() < length:
             self._file.close()
@@ -94,7 +95,7 @@ def read_events(path: Path, length: int | None = None) -> list[Event]:
     """Read a log, up to `length` bytes; a last line that was cut off in a crash is left out."""
     if length == 0 or not path.exists():
         return []
-    data = path.read_bytes()[:length]
+    data = read_bytes(path)[:length]
     if length and not data.endswith(b"\n"):
         raise FolderError(f"{path} is damaged: it is not what a checkpoint has committed")
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.core.errors import FolderError
+from manyfit.core.files import read_bytes
 
 
 def read_json(path: Path, fields: Mapping[str, type]) -> dict[str, Any]:
@@ -15,7 +16,7 @@ def read_json(path: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:
         raise FolderError(f"{path} is damaged: {error}") from error
     return check_fields(found, fields, path)

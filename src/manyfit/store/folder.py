@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.config.config import snapshot
 from manyfit.config.identity import Snapshot, epochs_in
+from manyfit.config.project import logical
 from manyfit.config.read import read_file
 from manyfit.config.tree import Map, plain
 from manyfit.core.errors import FolderError, ManyfitError
@@ -64,7 +65,7 @@ class RunFolder:
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.path.resolve().name
+        return logical(self.path).name
 
     @cached_property
     def config(self) -> Path:

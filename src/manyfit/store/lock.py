@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from manyfit.core.errors import FolderError, RunConflict
+from manyfit.core.files import check_file
 
 _held: list[TextIO] = []
 
@@ -47,6 +48,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 def _opened(path: Path) -> TextIO:
     """Open the lock file; a link there would lead out of the folder."""
+    check_file(path)
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
     except OSError as error:
@@ -70,7 +72,7 @@ def _acquired(file: TextIO) -> bool:
 def is_owned(folder: Path) -> bool:
     """Whether somebody holds the folder now."""
     try:
-        with (folder / ".lock").open("r") as file:
+        with os.fdopen(os.open(folder / ".lock", os.O_RDONLY | os.O_NONBLOCK), "r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

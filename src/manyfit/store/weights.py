@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.core.errors import FolderError
+from manyfit.core.files import read_bytes
 from manyfit.store import checkpoint
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.folder import RunFolder
@@ -39,7 +40,7 @@ def read_tensors(file: Path) -> dict[str, Any]:
     from safetensors.torch import load
 
     try:
-        return dict(load(file.read_bytes()))
+        return dict(load(read_bytes(file)))
     except OSError as error:
         raise FolderError(f"{file} cannot be read: {error.strerror}") from error
     except (SafetensorError, ValueError, RuntimeError, KeyError) as error:

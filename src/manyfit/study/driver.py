@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from manyfit.config.space import located
 from manyfit.config.study import StudyConfig, seconds
@@ -31,6 +32,9 @@ from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
 log = logging.getLogger("manyfit")
 
+LOOK: Final = 5.0
+"""Seconds after which the driver looks at its folder and its inbox, though nothing has happened."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -42,6 +46,12 @@ class Options:
 
 class StudyStopped(RunFailed):
     """A mistake in the first trial, which all others would repeat; or a failure, if that was asked for."""
+
+
+class StudyMoved(RunFailed):
+    """The folder of a study is not where it was."""
+
+    kind = "folder"
 
 
 @dataclass
@@ -72,19 +82,31 @@ class Driver:
         self._before = float(self.ledger.get("seconds") or 0.0)
         self._steps = 0
         self._absolute = StudyFolder(self.folder.path.resolve())
+        found = self._absolute.path.stat()
+        self._place = found.st_dev, found.st_ino
 
     def run(self) -> None:
         """Train until nothing is left, or the budget is used up, or somebody asks to stop."""
         self.executor.tell = self._told
         self._steps = sum(trial.step for trial in self.ledger.trials.values())
         self._queue = deque(ready(self.ledger.points, self.options.only))
+        settled = False
         while not self.watch.number:
+            self._check_place()
             self._obey()
             self._decide()
             self._hand_out()
-            if not self._busy and not self._settle():
-                break
-            hopeless = [self._take(outcome) for outcome in self.executor.wait(self._patience(), self._wake)]
+            if not self._busy:
+                if not self._settle():
+                    break
+                if settled:  # waiting for an executor that has nothing to do would never end
+                    raise RuntimeError("a study has points left, but no trial of them can be handed out")
+                settled = True
+                continue
+            settled = False
+            outcomes = self.executor.wait(self._patience(), self._wake)
+            self._check_place()  # first: what came from another place is not recorded
+            hopeless = [self._take(outcome) for outcome in outcomes]
             for reason in filter(None, hopeless):
                 self._drain()
                 raise StudyStopped(reason)
@@ -314,7 +336,7 @@ class Driver:
         left = [point for point in board.points if point.state == "waiting"]
         if left and not any(point.state == "finished" for point in board.points):
             self.go(board.ranked(left)[0].record, None, "the best of those that are left")
-            return True
+            return bool(self._queue)
         for point in left:
             done = counted(point.record.granted or 0, "epoch")
             self.stop(point.record, f"not chosen to go on after {done}")
@@ -388,8 +410,26 @@ class Driver:
             values = command.values if command.weights else {**point.values, **command.values}
             self.add_point(values, parent, "cloned", f"a clone of {point.number}")
 
+    def _check_place(self) -> None:
+        """A study that was moved away is left alone: going on would make another one at the old place."""
+        if self._is_moved():
+            raise StudyMoved(
+                f"{self.folder.path} was moved or removed while it ran; what was committed is whole: "
+                "the same command goes on where the study lies now"
+            )
+
+    def _is_moved(self) -> bool:
+        try:
+            found = self._absolute.path.stat()
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != self._place
+
     def _told(self, progress: Progress) -> None:
         self.shown.progress(progress)
+        if self._is_moved():
+            self.executor.interrupt()
+            return
         self._obey()
 
     # -- evaluating and leaving -------------------------------------------------------------------
@@ -423,9 +463,12 @@ class Driver:
         return [descriptor for descriptor in (self.signals, bell) if descriptor is not None]
 
     def _patience(self) -> float | None:
-        """How long to wait at most: until the budget of time is used up."""
+        """How long to wait at most: until the budget of time is used up, or it is time to look around."""
         limit = seconds(self.study.search.time)
-        return max(0.1, limit - self.elapsed) if limit is not None and self.elapsed < limit else None
+        left = max(0.1, limit - self.elapsed) if limit is not None and self.elapsed < limit else math.inf
+        if self.inbox is not None:
+            left = min(left, LOOK)
+        return left if math.isfinite(left) else None
 
     def _drain(self) -> None:
         """Have everything that is being trained committed, and record it."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
+import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,13 +46,20 @@ def send(inbox: Path, command: Command) -> Path:
         "weights": command.weights,
     }
     durable.write(inbox / name, json.dumps(text, indent=1) + "\n")
-    with contextlib.suppress(OSError):  # nobody listens: it is read when the study is started again
-        bell = os.open(inbox / BELL, os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(bell, b"!")
-        finally:
-            os.close(bell)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, contextlib.suppress(OSError):
+        bell.setblocking(False)  # nobody listens: the command is read when the study is started again
+        bell.sendto(b"!", address_of(inbox))
     return inbox / name
+
+
+def address_of(inbox: Path) -> bytes:
+    """The address of the driver's bell: a name that is no file, which a study folder could not hold.
+
+    A pipe or a socket in the folder would outlive the driver, and could not be copied with it.
+    """
+    found = inbox.stat()
+    text = f"{found.st_dev}:{found.st_ino}:{inbox.resolve()}"
+    return b"\0manyfit-" + hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32].encode()
 
 
 class Inbox:
@@ -59,20 +69,28 @@ class Inbox:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.absolute()  # it is read while a trial runs, whose code may be anywhere
         self._looked = -math.inf
-        self.bell: int | None = None
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkfifo(folder / BELL)
-            self.bell = os.open(folder / BELL, os.O_RDWR | os.O_NONBLOCK)
-        except OSError:  # a file system without pipes: commands are read when something else happens
-            self.bell = None
+        self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError):  # an older version has left a pipe here
+            if (folder / BELL).is_fifo():
+                (folder / BELL).unlink()
+        if sys.platform == "linux":  # elsewhere commands are read when something else happens
+            with contextlib.suppress(OSError):
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+                self._socket.bind(address_of(self._folder))
+
+    @property
+    def bell(self) -> int | None:
+        """A file descriptor that can be read once somebody has left a command."""
+        return self._socket.fileno() if self._socket is not None else None
 
     def commands(self) -> Iterator[Command]:
         """Every command that has come, the oldest first. One that cannot be read is set aside."""
         now, rung = time.monotonic(), False
-        if self.bell is not None:
+        if self._socket is not None:
             with contextlib.suppress(BlockingIOError):
-                rung = bool(os.read(self.bell, 4096))
+                while self._socket.recv(16):
+                    rung = True
         if not rung and now < self._looked + BETWEEN:
             return
         self._looked = now
@@ -95,13 +113,13 @@ class Inbox:
         refused = self._folder / "refused"
         refused.mkdir(exist_ok=True)
         (self._folder / name).replace(refused / name)
-        (refused / f"{name}.txt").write_text(f"{reason}\n")
+        (refused / f"{name}.txt").write_text(f"{reason}\n", encoding="utf-8")
 
     def close(self) -> None:
         """Stop listening."""
-        if self.bell is not None:
-            os.close(self.bell)
-            self.bell = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 def parse(file: Path) -> Command:

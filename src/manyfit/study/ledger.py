@@ -11,16 +11,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeAlias
 
 from manyfit.core.errors import FolderError, RunFailed
+from manyfit.core.files import check_file
+from manyfit.core.secrets import redacted
+from manyfit.study.integrity import MENDED, Seals, check_facts, check_point, check_progress, check_trial
 from manyfit.study.points import Candidate, trial_name
-from manyfit.study.records import PointRecord, PointState, TrialRecord, TrialState
+from manyfit.study.records import PointRecord, TrialRecord
 from manyfit.study.units import KINDS, Failure
 
 FORMAT: Final = 1
 REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs")
 """File systems on which a write-ahead log must not lie: it needs memory that all readers share."""
+
+UNREADABLE: Final = (
+    sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError,
+)  # fmt: skip
+"""What reading a file raises that is no ledger, or not one that manyfit wrote."""
 
 SCHEMA: Final = """
 create table meta (key text primary key, value text not null);
@@ -45,6 +53,13 @@ create table decisions (
 """
 
 
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file as a database; anything that is no file, a pipe for one, is refused."""
+    for each in (path, *(path.with_name(f"{path.name}-{ending}") for ending in ("wal", "shm", "journal"))):
+        check_file(each)
+    return sqlite3.connect(path, isolation_level=None, timeout=30)
+
+
 class Ledger:
     """Points and trials, held in memory and written through to SQLite."""
 
@@ -59,22 +74,23 @@ class Ledger:
         try:
             self._connect(journal or ("delete" if is_remote(path) else "wal"))
             self._load()
+            with self.transaction():
+                self._seals.begin()
         except sqlite3.OperationalError as error:
             raise RunFailed(f"the ledger {path} cannot be opened or written: {error}") from error
-        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
-            raise FolderError(
-                f"the ledger {path} cannot be read: {error}; move it away, and the same command makes a "
-                "new one from the run folders"
-            ) from error
+        except UNREADABLE as error:
+            raise FolderError(f"the ledger {path} cannot be read: {error}; {MENDED}") from error
 
     def _connect(self, journal: str) -> None:
-        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+        self._db = connect(self.path)
+        self._seals = Seals(self._db, self.path)
         self._db.execute(f"pragma journal_mode={journal}")
         self._db.execute(f"pragma synchronous={'normal' if journal == 'wal' else 'full'}")
         if not self._db.execute("select 1 from sqlite_master where name='meta'").fetchone():
             with self.transaction():
                 for statement in SCHEMA.split(";"):
                     self._db.execute(statement)
+                self._seals.begin()
                 self.set("format", FORMAT)
         if self.get("format") != FORMAT:
             raise ValueError(f"it has format {self.get('format')}, and this version reads {FORMAT}")
@@ -113,7 +129,7 @@ class Ledger:
     # -- reading ----------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        for point in read_points(self._db):
+        for point in read_points(self._db, self._seals.check()):
             self.points.append(point)
             self._by_id[point.id] = point
             self.trials |= {trial.id: trial for trial in point.trials}
@@ -131,7 +147,7 @@ class Ledger:
 
     def set(self, key: str, value: Any) -> None:
         """Keep a fact about the study."""
-        self._db.execute("insert or replace into meta values (?, ?)", (key, json.dumps(value)))
+        self._write("meta", (key, json.dumps(redacted(value))))
 
     def add(self, found: Candidate, granted: int | None) -> PointRecord:
         """Add a point; one that is there already is the same point."""
@@ -165,7 +181,7 @@ class Ledger:
             point.number, point.id, json.dumps(point.values), point.origin, point.parent,
             json.dumps(point.attrs), int(point.current), point.state, point.reason, point.granted,
         )  # fmt: skip
-        self._db.execute("insert or replace into points values (?,?,?,?,?,?,?,?,?,?)", row)
+        self._write("points", row)
 
     def save_trial(self, trial: TrialRecord) -> None:
         """Write a trial as it is now."""
@@ -175,7 +191,12 @@ class Ledger:
             trial.seconds, trial.value, json.dumps(trial.curve), int(trial.over), trial.reason, trial.deaths,
             trial.split, failure,
         )  # fmt: skip
-        self._db.execute("insert or replace into trials values (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", row)
+        self._write("trials", row)
+
+    def _write(self, table: str, row: tuple[Any, ...]) -> None:
+        places = ",".join("?" * len(row))
+        self._db.execute(f"insert or replace into {table} values ({places})", row)
+        self._seals.put(table, row)
 
     def assign(self, trial: TrialRecord, until: int | None, purpose: str) -> None:
         """Note that a unit begins."""
@@ -201,19 +222,19 @@ class Ledger:
         )
 
 
-def read_points(db: sqlite3.Connection) -> list[PointRecord]:
-    """Every point with its trials, as it was written last."""
+def read_points(db: sqlite3.Connection, is_ours: bool) -> list[PointRecord]:
+    """Every point with its trials, as it was written last; what others wrote is looked at more closely."""
     points: dict[int, PointRecord] = {}
     for row in db.execute("select * from points order by number"):
-        if row[7] not in get_args(PointState):
-            raise ValueError(f"a point has the state {row[7]!r}")
+        if not is_ours:
+            check_point(row)
         points[row[0]] = PointRecord(
             row[0], row[1], json.loads(row[2]), row[3], row[4], json.loads(row[5]), bool(row[6]), row[7],
             row[8], row[9],
         )  # fmt: skip
     for row in db.execute("select * from trials order by point, seed"):
-        if row[3] not in get_args(TrialState):
-            raise ValueError(f"a trial has the state {row[3]!r}")
+        if not is_ours:
+            check_trial(row)
         curve = tuple((float(epoch), float(value)) for epoch, value in json.loads(row[9]))
         points[row[1]].trials.append(
             TrialRecord(
@@ -226,8 +247,12 @@ def read_points(db: sqlite3.Connection) -> list[PointRecord]:
     return list(points.values())
 
 
-def read_only(path: Path) -> tuple[list[PointRecord], dict[str, Any], list[tuple[float, Any, str, str]]]:
-    """Points, facts and decisions of a ledger that somebody else may be writing."""
+Read: TypeAlias = tuple[list[PointRecord], dict[str, Any], list[tuple[float, Any, str, str]]]
+"""Points, facts and decisions."""
+
+
+def read_only(path: Path) -> Read:
+    """Read a ledger that somebody else may be writing."""
     if not path.is_file():
         if (path.parent / "trials").is_dir():
             raise FolderError(
@@ -236,18 +261,23 @@ def read_only(path: Path) -> tuple[list[PointRecord], dict[str, Any], list[tuple
             )
         raise FolderError(f"{path.parent} has no ledger: the study was never started")
     try:
-        db = sqlite3.connect(path, isolation_level=None, timeout=30)
+        db = connect(path)
         try:
             db.execute("begin")
+            is_ours = Seals(db, path).check()
             facts = {key: json.loads(value) for key, value in db.execute("select key, value from meta")}
             if facts.get("format") != FORMAT:
                 raise ValueError(f"it has format {facts.get('format')}, and this version reads {FORMAT}")
             decisions = list(db.execute("select time, point, action, reason from decisions order by number"))
-            return read_points(db), facts, decisions
+            check_facts(facts)
+            points = read_points(db, is_ours)
+            if not is_ours:
+                check_progress(path.parent, points)
+            return points, facts, decisions
         finally:
             db.close()
-    except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
-        raise FolderError(f"the ledger {path} cannot be read: {error}") from error
+    except UNREADABLE as error:
+        raise FolderError(f"the ledger {path} cannot be read: {error}; {MENDED}") from error
 
 
 def _plain(failure: Failure) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from manyfit.core.errors import FolderError
 from manyfit.core.lazy import optional
 from manyfit.store.lock import is_owned
 from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import read_only
+from manyfit.study.ledger import Read, read_only
 from manyfit.study.records import PointRecord, fair_epoch
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ class Study:
         return load_model(StudyFolder(self.folder).best, trust=True)
 
 
-def read_study(place: str | os.PathLike[str]) -> Study:
-    """Read a study from its folder, also while it is running."""
+def read_study(place: str | os.PathLike[str], read: Read | None = None) -> Study:
+    """Read a study from its folder, also while it is running. `read` is its ledger, if it was read."""
     folder = StudyFolder(Path(place))
-    points, facts, _ = read_only(folder.ledger)
+    points, facts, _ = read or read_only(folder.ledger)
     current = seeded(points, facts)
     objective = facts.get("objective", {"metric": "val_loss", "mode": "min"})
     sign = 1 if objective["mode"] == "min" else -1

@@ -45,6 +45,7 @@ def train_share(place: Path, task: int, of: int) -> list[Outcome]:
     if not 0 <= task < of:
         raise UsageError(f"the share must be between 0 and {of - 1}, not {task}")
     folder = StudyFolder(study.folder)
+    folder.trials.mkdir(exist_ok=True)
     with watched() as watch, own_randomness():
         base = str(write_base(study, folder))
         work, found = Training(base, study.objective.metric), list[Outcome]()

@@ -9,15 +9,15 @@ from typing import Any
 from manyfit.core.errors import ManyfitError
 from manyfit.store.lock import is_owned
 from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import read_only
+from manyfit.study.ledger import Read, read_only
 from manyfit.study.records import PointRecord, TrialRecord
 from manyfit.study.result import seeded
 
 
-def status(place: Path) -> dict[str, Any]:
-    """State, counts, what is being trained, and failures in groups."""
+def status(place: Path, read: Read | None = None) -> dict[str, Any]:
+    """State, counts, what is being trained, and failures in groups. `read` is its ledger, if it was read."""
     folder = StudyFolder(place)
-    points, facts, decisions = read_only(folder.ledger)
+    points, facts, decisions = read or read_only(folder.ledger)
     current, running = seeded(points, facts), is_owned(folder.path)
     trials = [trial for point in current for trial in point.trials]
     asked = sum(point.origin == "asked" for point in current)
@@ -28,7 +28,7 @@ def status(place: Path) -> dict[str, Any]:
     return {
         "study": folder.name,
         "folder": str(folder.path),
-        "state": "running" if running else "unfinished" if left else "finished",
+        "state": "running" if running else "unfinished" if left or not trials else "finished",
         "objective": facts.get("objective"),
         "points": len(current),
         "trials": {state: count for state, count in counts.items() if count},

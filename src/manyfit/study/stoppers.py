@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
-import statistics
 from collections.abc import Iterator, Sequence
 
 from manyfit.core.errors import UsageError
@@ -87,12 +87,15 @@ class Asha:
         """Let points go on, those at the highest rung first."""
         pauses = [*self.pauses(board.epochs), None]
         found: list[Decision] = []
+        every = [p for p in board.points if p.state != "failed"]
         for rung, after in reversed(list(itertools.pairwise(pauses))):
             assert rung is not None
-            there = [p for p in board.points if p.state != "failed" and p.epoch >= rung]
-            for point in board.ranked(there, rung)[: len(there) // self.factor]:
-                if point.state in ("waiting", "stopped") and point.record.granted == rung:
-                    best = len(there) // self.factor
+            there = [p for p in every if p.epoch >= rung]
+            best = len(there) // self.factor
+            if not any(p.record.granted == rung for p in there):
+                continue  # nobody waits here
+            for point in board.ranked(there, rung)[:best]:
+                if point.record.granted == rung and point.state in ("waiting", "stopped"):
                     rank = f"among the best {best} of {len(there)} after {counted(rung, 'epoch')}"
                     found.append(Go(point.number, after, rank))
         return found
@@ -115,20 +118,34 @@ class Median:
     def decide(self, board: Board) -> Sequence[Decision]:
         """Compare each point that waits with those that have been there."""
         found: list[Decision] = []
-        every = list(board.points)
+        every = [p for p in board.points if p.state != "failed"]
+        scores: dict[int, list[float]] = {}
         for point in every:
             at = point.record.granted
-            if point.state != "waiting" or at is None:
+            if at is None or point.state != "waiting":
                 continue
-            others = [p.score(at) for p in every if p is not point and p.state != "failed" and p.epoch >= at]
-            if len(others) >= self.least and point.score(at) > (middle := statistics.median(others)):
-                value, after = board.sign * point.score(at), counted(at, "epoch")
-                than = f"the median of {len(others)} others, {board.sign * middle:.6g}"
+            if at not in scores:  # once for all that wait there
+                scores[at] = sorted(p.score(at) for p in every if p.epoch >= at)
+            own, count = point.score(at), len(scores[at]) - 1
+            if count >= self.least and own > (middle := median_without(scores[at], own)):
+                value, after = board.sign * own, counted(at, "epoch")
+                than = f"the median of {count} others, {board.sign * middle:.6g}"
                 found.append(Stop(point.number, f"{value:.6g} after {after} is worse than {than}"))
             else:
                 following = at + self.every
                 found.append(Go(point.number, following if following < board.epochs else None))
         return found
+
+
+def median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of numbers in order, one of them left out.
+
+    >>> median_without([1.0, 2.0, 3.0, 9.0], 9.0)
+    2.0
+    """
+    place, count = bisect.bisect_left(ordered, value), len(ordered) - 1
+    low, high = (i if i < place else i + 1 for i in ((count - 1) // 2, count // 2))
+    return (ordered[low] + ordered[high]) / 2
 
 
 class Patience:

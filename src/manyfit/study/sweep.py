@@ -20,6 +20,7 @@ from manyfit.config.read import dump, read_file
 from manyfit.config.study import StudyConfig, load_study
 from manyfit.config.tree import Leaf, find, plain
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
+from manyfit.core.files import read_text
 from manyfit.core.secrets import redact
 from manyfit.data.randomness import own_randomness
 from manyfit.run.journal import logged
@@ -99,6 +100,7 @@ def execute(
         first = survey(study)
     with owned(here.path), logged(here.path / "study.log"), contextlib.ExitStack() as stack:
         here.check_links()
+        durable.tidy(here.path)
         ledger = stack.enter_context(Ledger(here.ledger))
         stack.enter_context(written(here.ledger))
         watch = stack.enter_context(watched())
@@ -144,6 +146,8 @@ def run(
     stack.callback(inbox.close)
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
     begin(driver, found, wish)
+    if engine.keeps_folders:
+        folder.trials.mkdir(exist_ok=True)
     shown: Shown = Silent() if wish.quiet else shown_for(sys.stderr, study, ledger.points)
     stack.callback(shown.close)
     driver.shown = shown
@@ -230,7 +234,7 @@ def write_base(study: StudyConfig, folder: StudyFolder) -> Path:
     """Keep the base as it is now; workers read it, and trials can be understood later."""
     text = f"# Written by manyfit: the base of this study.\n{dump(plain(study.base.given.tree))}"
     file = folder.base(hashlib.sha256(text.encode()).hexdigest())
-    if not file.exists():
+    if not file.exists() or read_text(file) != text:
         durable.write(file, text)
     return file.resolve()
 
@@ -238,7 +242,7 @@ def write_base(study: StudyConfig, folder: StudyFolder) -> Path:
 def write_study(study: StudyConfig, folder: StudyFolder) -> None:
     """Keep a study that was given from Python, so that the command line can go on with it."""
     file = folder.path / "study.yaml"
-    if file.exists() and not file.read_text(errors="replace").startswith(COPIED):
+    if file.exists() and not read_text(file).startswith(COPIED):
         raise RunConflict(f"{file} is a study of its own; sweep it, or choose another folder")
     text = plain(study.text)
     if isinstance(text["base"], str):  # in a file, paths are counted from its folder

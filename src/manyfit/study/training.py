@@ -79,6 +79,8 @@ class Training:
                 from manyfit.run.check import rehearsed
 
                 return Outcome(trial.id, facts=rehearsed(config))
+            if not run.path.parent.is_dir():
+                raise FolderError(f"{run.path.parent} is gone: the study was moved while it ran")
             allowed = (*self.allowed, *OURS)
             if unit.purpose == "evaluate":
                 conclude(config, run, watch, allowed)

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import sys
 import threading
@@ -36,6 +37,9 @@ CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, 
 MOST_STARTS: Final = 5
 LOST: Final = 255
 """What multiprocessing says of a process when its server cannot tell how it ended."""
+FILES: Final = 30
+FILES_OF_WORKER: Final = 6
+"""Open files that the driver needs for itself, and for each worker."""
 GRACE: Final = 60.0
 """Seconds in which a worker that was asked to end must have committed what it has."""
 
@@ -64,6 +68,7 @@ class Processes(Executor):
     ) -> None:
         """`timeout` is how long a unit may show no sign of life; `threads` is what a unit uses."""
         check_picklable(work)
+        check_open_files(len(places))
         self.slots = len(places)
         self._work = work
         self._timeout = timeout
@@ -246,8 +251,23 @@ def check_picklable(work: Work) -> None:
         raise UsageError(f"{work!r} cannot be sent to other processes: {error}") from error
 
 
+def check_open_files(workers: int = 1) -> None:
+    """Raise the limit on open files as far as it goes; refuse one that workers cannot be started under."""
+    needed = FILES + FILES_OF_WORKER * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+        if allowed < needed:
+            raise UsageError(
+                f"too few open files are allowed here (ulimit -n {hard}): {workers} workers need {needed}; "
+                "raise the limit, or train one trial after another: execute.on=inline"
+            )
+
+
 def prepare(threads: int = 1) -> None:
     """Let the server that workers are forked from begin its imports now, beside what happens here."""
+    check_open_files()
     forkserver.set_forkserver_preload(list(PRELOADED))
     with _starting, without_main(), few_threads(threads):
         forkserver.ensure_running()

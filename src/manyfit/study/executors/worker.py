@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from manyfit.core.files import check_file
 from manyfit.core.processes import die_with_parent
 from manyfit.study.executors import server
 from manyfit.study.executors.base import Work, attempt
@@ -88,10 +89,11 @@ def captured(unit: Unit) -> Iterator[None]:
             yield
         return
     folder = Path(unit.trials[0].folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not those above it: a study may have been moved away
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
+    check_file(folder / OUTPUT)
     file = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     try:
         os.dup2(file, 1)

@@ -1,0 +1,155 @@
+"""Is a ledger what manyfit wrote? Rows are sealed when they are written and compared when they are read.
+
+A ledger that was written elsewhere carries seals that do not hold here. Its rows are checked for what they
+can be, and its progress against the run folders.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from manyfit.config.project import project_root
+from manyfit.core.errors import FolderError
+from manyfit.core.seal import Sealer
+from manyfit.study.folder import StudyFolder
+from manyfit.study.records import PointRecord, PointState, TrialState
+from manyfit.study.training import committed_step
+
+SCHEMA: Final = "create table if not exists seals (row text primary key, seal text not null)"
+OWNER: Final = "owner"
+"""The row whose seal says that all others were made with the same key, for the same place."""
+NAME: Final = re.compile(r"[0-9a-f]{12}")
+MENDED: Final = "move it away, and the same command makes a new one from the run folders"
+
+
+class Seals:
+    """Seals of the rows of one ledger."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db = db
+        self._sealer = Sealer(project_root(path))
+
+    def put(self, table: str, row: Sequence[Any]) -> None:
+        """Seal a row as it is written; its first column is its name."""
+        made = self._sealer.seal(_text(table, row))
+        if made:
+            self._db.execute("insert or replace into seals values (?, ?)", (f"{table} {row[0]}", made))
+
+    def begin(self) -> None:
+        """Make the ledger this user's own: from now on every row is sealed."""
+        self._db.execute(SCHEMA)
+        if self.are_ours():
+            return
+        self._db.execute("delete from seals")
+        for table, row in _rows(self._db):
+            self.put(table, row)
+        self.put(OWNER, (OWNER,))
+
+    def are_ours(self) -> bool:
+        """Whether this user has sealed the ledger, where it lies now."""
+        if not self._db.execute("select 1 from sqlite_master where name='seals'").fetchone():
+            return False
+        found = self._db.execute("select seal from seals where row=?", (f"{OWNER} {OWNER}",)).fetchone()
+        return found is not None and self._sealer.holds(found[0], _text(OWNER, (OWNER,)))
+
+    def check(self) -> bool:
+        """Refuse a ledger of which a row is not as it was written; return whether this user wrote it."""
+        if not self.are_ours():
+            return False
+        known = dict(self._db.execute("select row, seal from seals"))
+        for table, row in _rows(self._db):
+            if not self._sealer.holds(known.get(f"{table} {row[0]}"), _text(table, row)):
+                what = {"meta": "the fact", "points": "point", "trials": "trial"}[table]
+                raise ValueError(f"{what} {row[0]} is not as manyfit wrote it")
+        return True
+
+
+def _rows(db: sqlite3.Connection) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for table in ("meta", "points", "trials"):
+        for row in db.execute(f"select * from {table}"):
+            yield table, row
+
+
+def _text(table: str, row: Sequence[Any]) -> str:
+    """A row as text; SQLite gives whole numbers back as floats where a column holds those."""
+    plain = [float(cell) if isinstance(cell, int | float) else cell for cell in row]
+    return json.dumps([table, *plain])
+
+
+def check_point(row: Sequence[Any]) -> None:
+    """Refuse a row that cannot be a point."""
+    number, id, values, _, _, attrs, current, state, _, granted = row
+    _check(isinstance(number, int) and number >= 0, "a point has no number")
+    _check(_is_name(id), f"a point has the name {id!r:.40}")
+    _check(isinstance(json.loads(values), dict), f"point {number} has no values")
+    _check(isinstance(json.loads(attrs), dict), f"point {number} has no attributes")
+    _check(current in (0, 1), f"point {number} is neither there nor gone")
+    _check(state in get_args(PointState), f"a point has the state {state!r:.40}")
+    _check(granted is None or isinstance(granted, int), f"point {number} is granted {granted!r:.40}")
+    _check(all(isinstance(cell, str) for cell in (row[3], row[4], row[8])), f"point {number} has no text")
+
+
+def check_trial(row: Sequence[Any]) -> None:
+    """Refuse a row that cannot be a trial."""
+    id, point, seed, state, step, epoch, steps, seconds, value = row[:9]
+    _check(_is_name(id), f"a trial has the name {id!r:.40}")
+    _check(isinstance(point, int) and isinstance(seed, int), f"trial {id} has no point or no seed")
+    _check(state in get_args(TrialState), f"a trial has the state {state!r:.40}")
+    _check(all(_is_count(cell) for cell in (step, steps, row[12], row[13])), f"trial {id} has no steps")
+    _check(all(_is_amount(cell) for cell in (epoch, seconds)), f"trial {id} has no epoch")
+    _check(value is None or isinstance(value, int | float), f"trial {id} has the value {value!r:.40}")
+    _check(isinstance(row[11], str), f"trial {id} has no reason")
+
+
+def check_facts(facts: Mapping[str, Any]) -> None:
+    """Refuse facts that are not those of a study."""
+    objective, seeds = facts.get("objective"), facts.get("seeds")
+    if objective is not None:
+        fits = isinstance(objective, dict) and isinstance(objective.get("metric"), str)
+        _check(fits and objective.get("mode") in ("min", "max"), "its objective is none")
+    whole = isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds)
+    _check(seeds is None or whole, "its seeds are none")
+    for key in ("epochs", "trials", "seconds"):
+        _check(facts.get(key) is None or _is_amount(facts[key]), f"{key!r} is no number")
+    for key in ("base_values", "base", "modules"):
+        _check(facts.get(key) is None or isinstance(facts[key], dict), f"{key!r} is no mapping")
+
+
+def check_progress(folder: Path, points: Sequence[PointRecord]) -> None:
+    """Refuse a ledger that claims more than lies in the run folders, which know how far their trials are."""
+    here = StudyFolder(folder)
+    if not here.trials.is_dir():
+        return
+    for trial in (trial for point in points for trial in point.trials if trial.step):
+        run = here.trial(trial.id)
+        if not run.path.is_dir() or not run.checkpoint_folder.is_dir():
+            continue  # which is mended, or was given up to save disk
+        found = committed_step(run)
+        if found < trial.step:
+            raise FolderError(
+                f"the ledger {here.ledger} does not agree with its run folders: trial {trial.id} is said to "
+                f"be at step {trial.step}, but its folder is at {found}; {MENDED}"
+            )
+
+
+def _is_name(text: object) -> bool:
+    return isinstance(text, str) and NAME.fullmatch(text) is not None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+
+
+def _check(fits: bool, message: str) -> None:
+    if not fits:
+        raise ValueError(message)

@@ -1,0 +1,130 @@
+"""What schedulers, links and strange places do to a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import manyfit
+
+SLOW_TO_START = '''
+import os, time
+from pathlib import Path
+import numpy as np
+import torch
+
+
+class Rows:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, row):
+        return np.full(64, row % 10, dtype=np.float32), row % 10
+
+
+PARENT, set_num_threads = os.getpid(), torch.set_num_threads
+
+
+def slow(count):
+    """What torch calls in a worker that has its handlers already, but not been told to ignore signals."""
+    if os.getpid() != PARENT:
+        Path(os.environ["MARK"]).touch()
+        time.sleep(1.0)
+    set_num_threads(count)
+
+
+torch.set_num_threads = slow
+
+
+class Data:
+    batch_size = 16
+    workers = 2
+
+    def source(self, split):
+        return Rows()
+'''
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals to groups are sent by Linux schedulers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_group_while_loader_workers_start(project, tmp_path, number):
+    project.write("src/slow_start.py", SLOW_TO_START)
+    project.config(project.changed(data={"class": "slow_start.Data"}))
+    mark = tmp_path / "forked"
+    words, environment = (
+        [sys.executable, "-m", "manyfit", "train", "runs/a"],
+        {**os.environ, "MARK": str(mark)},
+    )
+    running = subprocess.Popen(
+        words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)  # the second one is being forked, or has been
+    os.killpg(running.pid, number)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 128 + number, err
+    assert "Traceback" not in err
+    assert "unexpectedly" not in err
+
+
+@pytest.mark.parametrize("where", ["above", "inside", "absolute"])
+def test_a_run_folder_that_is_a_link_to_elsewhere(project, tmp_path_factory, monkeypatch, where):
+    far = tmp_path_factory.mktemp("far") / "run"
+    far.mkdir()
+    project.run.rename(far / "a")
+    project.run.symlink_to(far / "a")
+    place = {"above": Path("runs/a"), "inside": Path(), "absolute": project.run}[where]
+    if where == "inside":
+        monkeypatch.chdir(project.run)
+        monkeypatch.setenv("PWD", str(project.run))
+    result = manyfit.train(place, callbacks=[])
+    assert (far / "a" / "reports" / "summary.json").is_file()
+    assert result.load_model() is not None
+    assert len(manyfit.predict(place)["id"]) == 64
+    manyfit.evaluate(place)
+    manyfit.export(place)
+    assert manyfit.train(place, ["train.epochs=3"], callbacks=[]).step > result.step
+
+
+def test_a_project_that_is_reached_through_a_link(project, tmp_path_factory, monkeypatch):
+    link = tmp_path_factory.mktemp("far") / "project"
+    link.symlink_to(project.root)
+    monkeypatch.chdir("/")
+    manyfit.train(link / "runs/a", callbacks=[])
+    manyfit.predict(link / "runs/a")
+    manyfit.predict(project.run)
+
+
+KILLED = """
+import os, sys
+from manyfit.store import durable
+count = [0]
+def before(operation, path):
+    count[0] += 1
+    if count[0] == int(sys.argv[1]):
+        os.kill(os.getpid(), 9)
+durable.before = before
+import manyfit
+manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
+"""
+
+
+@pytest.mark.parametrize("point", [2, 5, 9, pytest.param(0, marks=pytest.mark.soak)])
+def test_nothing_is_left_behind_by_a_process_that_was_killed(project, point):
+    points = [point] if point else range(1, 60)
+    for each in points:
+        subprocess.run(
+            [sys.executable, "-c", KILLED, str(each)], cwd=project.root, check=False, capture_output=True
+        )
+        manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
+        manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
+        left = [p for p in project.run.rglob(".*") if p.name != ".lock"]
+        assert not left, (each, left)

@@ -1,0 +1,538 @@
+"""What fault injection broke once: no study hangs, believes a changed ledger, or is made anew elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from manyfit.config.study import load_study
+from manyfit.study.board import Board
+from manyfit.study.driver import Driver, StudyMoved
+from manyfit.study.executors.inline import Inline
+from manyfit.study.executors.processes import Processes
+from manyfit.study.executors.simulated import Simulated
+from manyfit.study.executors.worker import Place
+from manyfit.study.inbox import Command, Inbox, send
+from manyfit.study.ledger import Ledger, read_only
+from manyfit.study.points import Candidate
+from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.stoppers import Asha, Halving, Median, Patience
+from manyfit.study.sweep import Wish, execute
+
+STOPS = {
+    "none": None,
+    "halving": "halving",
+    "asha": "asha",
+    "median": {"class": "median", "least": 1},
+    "patience": {"class": "patience", "epochs": 1},
+}
+
+
+WORK = '''
+from manyfit.study.units import Outcome
+
+
+def work(unit, watch, tell):
+    """Trials without training: a curve by its rate."""
+    until = 9 if unit.until is None else unit.until
+    found = []
+    for trial in unit.trials:
+        if unit.purpose == "rehearse":
+            found.append(Outcome(trial.id, facts={"epoch_seconds": 0.0, "bytes": 0}))
+            continue
+        rate = trial.values.get("train.optimizer.lr", 0.0)
+        curve = tuple((float(e), rate + 1 / e) for e in range(1, until + 1))
+        found.append(Outcome(trial.id, until * 4, until, 4, until == 9, curve=curve))
+    return found
+'''
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    (tmp_path / "importable").mkdir()
+    (tmp_path / "importable" / "made_up_work.py").write_text(WORK)
+    monkeypatch.syspath_prepend(str(tmp_path / "importable"))
+    sys.modules.pop("made_up_work", None)
+    return importlib.import_module("made_up_work").work
+
+
+class Folderless(Processes):
+    keeps_folders = False
+
+
+class FolderlessInline(Inline):
+    keeps_folders = False
+
+
+def engine(work, name, slots):
+    if name == "inline":
+        return lambda study, _, watch, trials: FolderlessInline(work, watch)
+    if name == "processes":
+        return lambda *_: Folderless(work, [Place()] * slots)
+    return lambda *_: Simulated(slots, epochs=9)
+
+
+def studied(lab, work, stop, method, trials, seeds, executor, slots):
+    search = {"method": method, "seeds": seeds, **({"stop": stop} if stop else {})}
+    space = {
+        "train.optimizer.lr": {"linear": [0.001, 1.0], **({"points": trials} if method == "grid" else {})}
+    }
+    lab.write(
+        space=space,
+        search=search if method == "grid" else {**search, "trials": trials},
+        set={"train.epochs": 9},
+    )
+    (lab.folder / "trials").mkdir()  # for what workers print
+    return execute(load_study(lab.folder), Wish(quiet=True), engine(work, executor, slots))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("executor", ["inline", "processes", "simulated"])
+@pytest.mark.parametrize(
+    ("method", "trials", "seeds"), [("random", 1, 1), ("random", 4, 1), ("random", 2, 3), ("grid", 5, 2)]
+)
+def test_no_stopper_hangs_on_any_executor(lab, work, stop, executor, method, trials, seeds):
+    found = studied(lab, work, STOPS[stop], method, trials, seeds, executor, 2)
+    assert len(found.points) == trials
+    assert not found.unfinished
+    assert any(point.state == "finished" for point in found.points)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("executor", ["inline", "processes", "simulated"])
+@pytest.mark.parametrize("method", ["random", "grid"])
+@pytest.mark.parametrize("trials", [1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_no_stopper_hangs_on_any_executor_all(lab, work, stop, executor, method, trials, seeds, slots):
+    found = studied(lab, work, STOPS[stop], method, trials, seeds, executor, slots)
+    assert not found.unfinished
+
+
+@pytest.mark.timeout(120)
+def test_asha_on_processes_ends_with_real_trials(lab):
+    """The study that hung: no point reaches its end by itself."""
+    lab.write(space={"train.optimizer.lr": {"log": [1e-3, 1e-1]}}, set={"train.epochs": 9}, execute={"workers": 2},
+              search={"method": "random", "trials": 4, "stop": "asha"})  # fmt: skip
+    found = lab.sweep("execute.on=processes")
+    assert sorted(point.state for point in found.points).count("finished") == 1
+    assert not found.unfinished
+
+
+INSISTS = '''
+from manyfit.study.board import Go
+
+
+class Insists:
+    """A stopper that never lets anything end."""
+
+    def pauses(self, epochs: int):
+        return [1]
+
+    def decide(self, board):
+        return [Go(point.number, 1) for point in board.points]
+'''
+
+
+@pytest.mark.timeout(60)
+def test_the_driver_never_waits_with_nothing_busy(lab, monkeypatch):
+    lab.write(
+        space={"train.optimizer.lr": [0.1, 0.2]},
+        search={"method": "grid", "seeds": 1},
+        set={"train.epochs": 3},
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(Driver, "_hand_out", lambda self: None)
+        with pytest.raises(RuntimeError, match="no trial of them can be handed out"):
+            execute(load_study(lab.folder), Wish(quiet=True), lambda *_: Simulated(2, epochs=3))
+    lab.clear()
+    lab.project.write("src/odd.py", INSISTS)
+    lab.write(space={"train.optimizer.lr": [0.1, 0.2]}, set={"train.epochs": 3},
+              search={"method": "grid", "seeds": 1, "stop": {"class": "odd.Insists"}})  # fmt: skip
+    found = execute(load_study(lab.folder), Wish(quiet=True), lambda *_: Simulated(2, epochs=3))
+    assert len(found.points) == 2  # a stopper that takes back what was settled does not make it run for ever
+
+
+# -- the ledger -----------------------------------------------------------------------------------
+
+
+def trained(lab):
+    lab.write(space={"train.optimizer.lr": [0.001, 0.01]}, search={"method": "grid", "seeds": 1})
+    lab.sweep()
+    return lab
+
+
+CHANGES = [
+    'update points set "values" = \'{"train.optimizer.lr": 0.5}\' where number = 0',
+    "update trials set step = step + 1000",
+    "update trials set value = 0.0",
+    "update trials set curve = '[[1.0, 0.0]]'",
+    "update trials set state = 'failed'",
+    "update points set state = 'stopped', reason = 'x'",
+    "update trials set epoch = 'many'",
+    "update trials set seed = 'x'",
+    "update trials set failure = '[]'",
+    'update trials set failure = \'{"kind": "data"}\'',
+    "update trials set id = '../../../escaped' where point = 0",
+    "update points set \"values\" = '[1]'",
+    "update points set attrs = 'null'",
+    "update meta set value = '[]' where key = 'objective'",
+    "update meta set value = '\"x\"' where key = 'seeds'",
+    "update meta set value = '\"x\"' where key = 'seconds'",
+    "update meta set value = '7' where key = 'base_values'",
+    "delete from points where number = 0",
+    "update points set granted = 'x'",
+    "update trials set curve = '{}'",
+    "update trials set step = -1",
+    "update trials set epoch = 1e400",
+]
+
+
+def changed(folder: Path, statement: str) -> None:
+    db = sqlite3.connect(folder / "ledger.db")
+    db.execute(statement)
+    db.commit()
+    db.close()
+
+
+@pytest.mark.parametrize("statement", CHANGES)
+def test_a_changed_ledger_is_not_believed(lab, cli, statement):
+    trained(lab)
+    changed(lab.folder, statement)
+    for words in (["status", lab.folder], ["status", lab.folder, "--json"], ["sweep", lab.folder]):
+        answer = cli(*words)
+        assert answer.code == 2, (words, answer.out, answer.err)
+        assert "cannot be read" in answer.err
+        assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("statement", CHANGES)
+def test_a_received_ledger_gives_no_traceback(lab, cli, statement, monkeypatch, tmp_path_factory):
+    """Its seals do not hold here: what it claims is checked as far as it can be."""
+    trained(lab)
+    changed(lab.folder, statement)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    for words in (
+        ["status", lab.folder],
+        ["status", lab.folder, "--json"],
+        ["study", "stop", lab.folder, "0"],
+    ):
+        answer = cli(*words)
+        assert "Traceback" not in answer.err, (statement, answer.err)
+        assert answer.code in (0, 2)
+    if "step + 1000" in statement:
+        assert "does not agree with its run folders" in cli("status", lab.folder).err
+
+
+def test_a_received_study_goes_on_and_is_ones_own_then(lab, cli, monkeypatch, tmp_path_factory):
+    trained(lab)
+    before = lab.table()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    lab.sweep()
+    assert lab.table() == before
+    changed(lab.folder, CHANGES[1])
+    assert cli("status", lab.folder).code == 2
+
+
+def test_a_ledger_without_seals_is_read(lab):
+    """As an older version has written it."""
+    trained(lab)
+    changed(lab.folder, "drop table seals")
+    assert len(read_only(lab.folder / "ledger.db")[0]) == 2
+    lab.sweep()
+    assert lab.rows("select count(*) from seals")[0][0] > 4
+
+
+# -- many points ----------------------------------------------------------------------------------
+
+
+def large(path: Path, count: int) -> None:
+    with Ledger(path) as ledger, ledger.transaction():
+        ledger.set("objective", {"metric": "val_loss", "mode": "min"})
+        ledger.set("seeds", [0])
+        ledger.set("epochs", 9)
+        for i in range(count):
+            point = ledger.add(
+                Candidate(f"{i:012x}", {"model.hidden": i, "train.optimizer.lr": i / 7}, "grid"), None
+            )
+            trial = ledger.add_trial(point, 0)
+            trial.curve = tuple((float(e), (i * 7919 % count) + 1 / e) for e in range(1, 10))
+            trial.state, trial.step, trial.epoch, trial.over = "finished", 90, 9.0, True
+            trial.value, point.state = trial.curve[-1][1], "finished"
+            ledger.save_trial(trial)
+            ledger.save_point(point)
+
+
+def test_ten_thousand_trials_are_shown_at_once(tmp_path):
+    folder = tmp_path / "studies" / "large"
+    folder.mkdir(parents=True)
+    large(folder / "ledger.db", 10_000)
+    took = []
+    for _ in range(2):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "manyfit", "status", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        took.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
+        assert "10000 finished" in done.stdout
+    assert min(took) < 4  # 2 s where nothing else runs
+
+
+def board(count: int, epochs: int = 9) -> Board:
+    records = []
+    for i in range(count):
+        trial = TrialRecord(f"{i:012x}", i, 0, "paused", 10, 1.0)
+        trial.curve = ((1.0, float(i * 7919 % count)),)
+        records.append(PointRecord(i, f"{i:012x}", {}, "grid", granted=1, trials=[trial]))
+    return Board(records, 1, epochs)
+
+
+@pytest.mark.parametrize("stopper", [Asha(), Median(), Halving(), Patience()], ids=lambda s: type(s).__name__)
+def test_a_decision_takes_time_linear_in_the_points(stopper):
+    def took(count):
+        here = board(count)
+        stopper.decide(here)
+        best = 1e9
+        for _ in range(3):
+            began = time.perf_counter()
+            stopper.decide(here)
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    assert took(8000) / took(1000) < 24  # linear is 8, quadratic 64
+
+
+def test_the_median_without_one_is_the_median_of_the_others():
+    import random
+    import statistics
+
+    from manyfit.study.stoppers import median_without
+
+    rng = random.Random(0)
+    for count in range(2, 40):
+        values = [rng.choice([0.5, 1.0, 2.5, 7.0]) + rng.random() * (count % 3) for _ in range(count)]
+        for value in values:
+            others = list(values)
+            others.remove(value)
+            assert median_without(sorted(values), value) == pytest.approx(statistics.median(others))
+
+
+# -- folders that move, pipes, leftovers ----------------------------------------------------------
+
+SLOW = """
+import time
+from torch import nn
+
+
+class Slow(nn.Module):
+    def __init__(self, hidden: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, 10))
+
+    def forward(self, x):
+        time.sleep(0.03)
+        return self.layers(x)
+"""
+
+
+def slow(lab):
+    lab.project.write("src/slow.py", SLOW)
+    lab.project.config(lab.project.changed(model={"class": "slow.Slow", "hidden": 4}))
+    lab.write(space={"train.optimizer.lr": [0.001, 0.01, 0.1]}, search={"method": "grid", "seeds": 1},
+              set={"train.epochs": 12}, execute={"workers": 2})  # fmt: skip
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("on", [pytest.param("inline", marks=pytest.mark.soak), "processes"])
+def test_a_study_that_is_moved_while_it_runs_is_not_made_anew(lab, on):
+    slow(lab)
+    words = [sys.executable, "-m", "manyfit", "sweep", str(lab.folder), f"execute.on={on}"]
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(lab.folder.glob("trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    moved = lab.folder.with_name("moved")
+    lab.folder.rename(moved)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 1, err
+    assert "was moved or removed while it ran" in err
+    time.sleep(0.5)
+    assert not lab.folder.exists()
+    lab.folder = moved
+    found = lab.sweep("execute.on=processes")
+    assert [point.state for point in found.points] == ["finished"] * 3
+    assert all(path.is_dir() for point in found.points for path in point.folders.values())
+
+
+def test_a_moved_study_is_noticed_by_the_driver(lab):
+    class Moves(Simulated):
+        keeps_folders = False
+
+        def wait(self, timeout=None, wake=()):
+            found = super().wait(timeout, wake)
+            if any(outcome.step for outcome in found):
+                lab.folder.rename(lab.folder.with_name("moved"))
+            return found
+
+    lab.write(space={"train.optimizer.lr": [0.1, 0.2]}, search={"method": "grid", "seeds": 1})
+    with pytest.raises(StudyMoved):
+        execute(load_study(lab.folder), Wish(quiet=True), lambda *_: Moves(1, epochs=2))
+    lab.folder = lab.folder.with_name("moved")
+    assert {row[0] for row in lab.rows("select state from trials")} == {"running", "waiting"}
+
+
+def test_a_study_that_was_killed_before_its_first_point_is_not_finished(lab, cli):
+    Ledger(lab.folder / "ledger.db").close()
+    answer = cli("status", lab.folder)
+    assert answer.code == 0
+    assert "is unfinished" in answer.out
+    assert "finished" not in answer.out.replace("unfinished", "")
+
+
+def test_a_finished_study_can_be_copied(lab, tmp_path):
+    trained(lab)
+    (lab.folder / "inbox").mkdir(exist_ok=True)
+    shutil.copytree(lab.folder, tmp_path / "copy")
+    assert not (lab.folder / "inbox" / ".bell").exists()
+
+
+def test_the_pipe_of_an_older_version_is_removed(lab):
+    (lab.folder / "inbox").mkdir(parents=True)
+    os.mkfifo(lab.folder / "inbox" / ".bell")
+    trained(lab)
+    assert not (lab.folder / "inbox" / ".bell").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has addresses that are no files")
+def test_the_bell_rings(tmp_path):
+    import select
+
+    inbox = Inbox(tmp_path / "inbox")
+    send(tmp_path / "inbox", Command("stop", 3))
+    assert inbox.bell is not None
+    assert select.select([inbox.bell], [], [], 5)[0]
+    assert [command.point for command in inbox.commands()] == [3]
+    assert not select.select([inbox.bell], [], [], 0)[0]
+    inbox.close()
+    send(tmp_path / "inbox", Command("stop", 4))  # nobody listens
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "config.resolved.yaml", "provenance.json", "metrics.jsonl", "run.log", ".lock", "failure.json",
+     "reports/summary.json", "reports/test.csv", "exported/model.json", "exported/model.safetensors", "checkpoints"],
+)  # fmt: skip
+def test_a_pipe_in_the_place_of_a_file_hangs_no_verb(project, cli, name):
+    import manyfit
+
+    manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
+    place = project.run / name
+    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    for words in (["list"], ["show", "runs/a"], ["predict", "runs/a"], ["evaluate", "runs/a"], ["export", "runs/a"],
+                  ["check", "runs/a"], ["config", "show", "runs/a"], ["compare", "runs/a", "runs/a"],
+                  ["track", "sync", "runs/a"], ["train", "runs/a"], ["train", "runs/a", "train.epochs=2"]):  # fmt: skip
+        signal.alarm(30)
+        try:
+            answer = cli(*words)
+        finally:
+            signal.alarm(0)
+        assert "Traceback" not in answer.err, (words, answer.err)
+        assert answer.code in (0, 1, 2)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "name", ["ledger.db", "ledger.db-wal", "study.yaml", "study.log", ".lock", "provenance.json", "best"]
+)
+def test_a_pipe_in_the_place_of_a_file_hangs_no_study(lab, cli, name):
+    trained(lab)
+    place = lab.folder / name
+    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    for words in (["status", lab.folder], ["sweep", lab.folder], ["study", "stop", lab.folder, "0"]):
+        signal.alarm(30)
+        try:
+            answer = cli(*words)
+        finally:
+            signal.alarm(0)
+        assert "Traceback" not in answer.err, (words, answer.err)
+
+
+def test_leftovers_of_a_process_that_was_killed_go(lab):
+    trained(lab)
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    pid = int(dead.stdout)
+    trial = next((lab.folder / "trials").iterdir())
+    left = [
+        lab.folder / f".provenance.json.{pid}.tmp",
+        lab.folder / "base" / f".x.yaml.{pid}.tmp",
+        trial / f".config.resolved.yaml.{pid}.tmp",
+        trial / "reports" / f".summary.json.{pid}.tmp",
+        trial / ".exported.tmp",
+        trial / ".reports.old",
+    ]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if path.suffix == ".old" or path.name == ".exported.tmp" else path.write_text("x")
+    kept = trial / f".mine.{os.getpid()}.tmp"
+    kept.write_text("of a process that lives")
+    hidden = trial / ".exported.old"
+    shutil.rmtree(trial / "exported", ignore_errors=True)
+    hidden.mkdir()
+    lab.write(
+        space={"train.optimizer.lr": [0.001, 0.01]},
+        search={"method": "grid", "seeds": 1},
+        set={"train.epochs": 3},
+    )
+    lab.sweep()
+    assert not [path for path in left if path.exists()]
+    assert kept.exists()
+    assert not hidden.exists()
+    assert (trial / "exported").is_dir()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("most", "on"),
+    [
+        (24, "inline"),
+        (24, "processes"),
+        *(
+            pytest.param(n, on, marks=pytest.mark.soak)
+            for n in (14, 16, 20, 32, 48)
+            for on in ("inline", "processes")
+        ),
+    ],
+)
+def test_few_open_files_give_one_message(lab, most, on):
+    trained_words = f"ulimit -n {most}; exec {sys.executable} -m manyfit sweep {lab.folder} execute.on={on}"
+    lab.write(
+        space={"train.optimizer.lr": [0.001]}, search={"method": "grid", "seeds": 2}, execute={"workers": 2}
+    )
+    done = subprocess.run(
+        ["bash", "-c", trained_words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 1, 2)
+    if done.returncode:
+        assert "open files" in done.stderr, done.stderr
