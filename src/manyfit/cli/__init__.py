@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -10,8 +11,8 @@ from typing import Any
 
 import click
 
+from manyfit.cli.output import safe_streams, say
 from manyfit.core.errors import ManyfitError
-from manyfit.core.secrets import redact
 from manyfit.core.version import __version__
 
 VERBS = {
@@ -117,29 +118,34 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line. Errors are one message on stderr; the exit code says of which kind."""
+    with safe_streams():
+        _main(args)
+
+
+def _main(args: list[str] | None) -> None:
     try:
         sys.exit(cli.main(args, prog_name="manyfit", standalone_mode=False) or 0)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        say(shown.getvalue(), err=True, nl=False)
         sys.exit(error.exit_code)
     except ManyfitError as error:
-        click.echo(redact(f"manyfit: {error}"), err=True)
+        say(f"manyfit: {error}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("manyfit: interrupted", err=True)
+        say("manyfit: interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        click.echo(
-            redact(f"manyfit: {error.strerror or error}: {error.filename or ''}".rstrip(": ")), err=True
-        )
+        say(f"manyfit: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
         sys.exit(1)
     except Exception:
-        click.echo(redact(traceback.format_exc()), err=True)
-        click.echo("manyfit: this is a bug in manyfit; the lines above say where", err=True)
+        say(traceback.format_exc(), err=True)
+        say("manyfit: this is a bug in manyfit; the lines above say where", err=True)
         sys.exit(1)

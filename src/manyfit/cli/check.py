@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides, run_argument, trust_option
+from manyfit.cli.output import say
 
 
 @click.command(cls=OverrideVerb)
@@ -26,7 +27,7 @@ def command(run: Path, resume: bool, trust: bool, json_: bool) -> None:
     for finding in check_resume(run, overrides(), trust) if resume else check(run, overrides(), trust):
         found.append(finding)
         if not json_:
-            click.echo(f"{'ok   ' if finding.ok else 'WRONG'}  {finding.name}: {finding.detail}")
+            say(f"{'ok   ' if finding.ok else 'WRONG'}  {finding.name}: {finding.detail}")
     if json_:
         as_json([{"name": f.name, "ok": f.ok, "detail": f.detail} for f in found])
     if not all(finding.ok for finding in found):

@@ -13,8 +13,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from manyfit.cli import LOG_LEVELS
+from manyfit.cli.output import say
 from manyfit.core.numbers import as_json_tree
-from manyfit.core.secrets import redact, redacted
+from manyfit.core.secrets import redacted
+from manyfit.core.text import printable_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -227,22 +229,26 @@ class _StderrHandler(logging.Handler):
     """Writes to whatever stderr is now."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(redact(self.format(record)), err=True)
+        say(self.format(record), err=True)
 
 
 def as_json(value: Any) -> None:
     """Print a result for programs."""
-    click.echo(json.dumps(as_json_tree(redacted(value)), indent=2, default=str))
+    say(json.dumps(as_json_tree(redacted(value)), indent=2, default=str))
 
 
 def table(rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> None:
     """Print aligned columns."""
-    cells = [[str(cell) for cell in row] for row in ([header, *rows] if header else rows)]
+    cells = [[_cell(cell) for cell in row] for row in ([header, *rows] if header else rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
     for row in cells:
-        click.echo(
-            redact("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        )
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> str:
+    """A cell is one line, but for messages that are written over several, with blanks before the others."""
+    text = str(value)
+    return text if "\n  " in text else printable_line(text)
 
 
 def shown(value: object) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from manyfit.cli.common import Verb, as_json, complete_run, json_option, table
+from manyfit.cli.output import say
 
 
 @click.command(cls=Verb)
@@ -39,13 +40,11 @@ def command(
         ]
     )
     if found.only_first or found.only_second:
-        click.echo(
-            f"left out: {found.only_first} rows only in the first, {found.only_second} only in the second"
-        )
-    click.echo(found.verdict)
-    click.echo("one training each: this says nothing about other seeds")
+        say(f"left out: {found.only_first} rows only in the first, {found.only_second} only in the second")
+    say(found.verdict)
+    say("one training each: this says nothing about other seeds")
     if found.changes:
-        click.echo("\nlargest changes")
+        say("\nlargest changes")
         table(
             [
                 (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from manyfit.cli.common import Verb
+from manyfit.cli.output import say
 
 
 @click.command(cls=Verb)
@@ -23,4 +24,4 @@ def command(shell: str) -> None:
 
     completer = get_completion_class(shell)
     assert completer is not None
-    click.echo(completer(cli, {}, "manyfit", "_MANYFIT_COMPLETE").source())
+    say(completer(cli, {}, "manyfit", "_MANYFIT_COMPLETE").source())

@@ -18,6 +18,7 @@ from manyfit.cli.common import (
     table,
     trust_option,
 )
+from manyfit.cli.output import say
 from manyfit.core.errors import ConfigError, Problem, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def check(runs: tuple[Path, ...], trust: bool, json_: bool) -> None:
         raise ConfigError(problems)
     else:
         for name, fingerprint in checked.items():
-            click.echo(f"{name}: ok, {fingerprint[:12]}")
+            say(f"{name}: ok, {fingerprint[:12]}")
 
 
 @command.command(cls=Verb)
@@ -126,7 +127,7 @@ def diff(before: Path, after: Path, trust: bool, json_: bool) -> None:
     elif found:
         table([(d.path, shown(d.before), "→", shown(d.after), str(d.kind)) for d in found])
     else:
-        click.echo("no difference")
+        say("no difference")
 
 
 @command.command(cls=Verb)
@@ -146,7 +147,7 @@ def schema(run: Path | None, output: Path | None, trust: bool) -> None:
 
     text = json.dumps(json_schema(load_config(run, trust=trust) if run else None), indent=2)
     if output is None:
-        click.echo(text)
+        say(text)
     elif not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent}")
     else:
@@ -165,7 +166,7 @@ def note_what_was_trained(run: Path, config: Config) -> None:
     for found in differences(config.snapshot, before) if before is not None else ():
         if found.after is NOT_SET and config.origin(found.path) is None:
             continue  # a default that an older version did not have
-        click.echo(f"note: {run} was trained with {found.path} = {shown(found.after)}", err=True)
+        say(f"note: {run} was trained with {found.path} = {shown(found.after)}", err=True)
 
 
 def _plain(value: object) -> object:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from manyfit.cli.common import Verb, as_json, json_option
+from manyfit.cli.output import say
 
 COMPRESSIONS = click.Choice(["gzip", "zlib", "none"], case_sensitive=False)
 
@@ -50,7 +51,7 @@ def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_
         return
     for each in done:
         what = "indexed" if each.is_new else "unchanged"
-        click.echo(f"{what:9}  {each.entry.records:>10,} records  {each.file}")
+        say(f"{what:9}  {each.entry.records:>10,} records  {each.file}")
 
 
 @command.command(cls=Verb)
@@ -64,7 +65,7 @@ def count(patterns: tuple[str, ...], json_: bool) -> None:
     if json_:
         as_json({"records": sum(known.values()), "files": known})
     else:
-        click.echo(f"{sum(known.values()):,} records in {len(known)} files")
+        say(f"{sum(known.values()):,} records in {len(known)} files")
 
 
 @command.command(cls=Verb)
@@ -84,10 +85,10 @@ def verify(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
         as_json([{"file": f.file, "what": f.what, "detail": f.detail} for f in findings])
     else:
         for finding in findings:
-            click.echo(str(finding))
+            say(str(finding))
         if not findings:
             what = "are as they were indexed" if deep else "have the names and sizes that were indexed"
-            click.echo(f"{len(metadata.present(patterns))} files {what}")
+            say(f"{len(metadata.present(patterns))} files {what}")
     if findings:
         click.get_current_context().exit(1)
 
@@ -178,14 +179,12 @@ def convert(
         as_json({"files": {m.file: m.records for m in made}, "features": table.features()})
         return
     for each in made:
-        click.echo(f"{each.records:>10,} records  {target / each.file}")
+        say(f"{each.records:>10,} records  {target / each.file}")
     if table.classes:
         from manyfit.core.names import listing
 
-        click.echo(f"{len(table.classes):>10,} classes  {listing(table.classes)}")
-    click.echo(
-        f"\nTo read them:\n\nfile_patterns: {target}/{prefix}-*\n{converting.as_yaml(table.features())}"
-    )
+        say(f"{len(table.classes):>10,} classes  {listing(table.classes)}")
+    say(f"\nTo read them:\n\nfile_patterns: {target}/{prefix}-*\n{converting.as_yaml(table.features())}")
 
 
 @contextmanager

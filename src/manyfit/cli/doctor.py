@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from manyfit.cli.common import Verb, as_json, json_option, table
+from manyfit.cli.output import say
 
 
 @click.command(cls=Verb)
@@ -20,10 +21,10 @@ def command(json_: bool) -> None:
         as_json({"facts": found.facts, "extras": found.extras, "problems": found.problems})
     else:
         table(found.facts.items())
-        click.echo("\nextras")
+        say("\nextras")
         table((f"  {name}", state) for name, state in found.extras.items())
-        click.echo("\nproblems" if found.problems else "\nnothing is wrong")
+        say("\nproblems" if found.problems else "\nnothing is wrong")
         for problem in found.problems:
-            click.echo(f"  {problem}")
+            say(f"  {problem}")
     if found.problems:
         click.get_current_context().exit(1)

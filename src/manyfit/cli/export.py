@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from manyfit.cli.common import Verb, allow_change_option, as_json, json_option, run_argument, trust_option
+from manyfit.cli.output import say
 
 
 @click.command(cls=Verb)
@@ -35,4 +36,4 @@ def command(
         as_json([str(path) for path in written])
     else:
         for path in written:
-            click.echo(f"wrote {path}")
+            say(f"wrote {path}")

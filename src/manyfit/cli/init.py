@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from manyfit.cli.common import Verb
+from manyfit.cli.output import say
 from manyfit.core.errors import UsageError
 
 TEMPLATE = Path(__file__).with_name("templates") / "project"
@@ -31,8 +32,9 @@ def command(folder: Path) -> None:
     if existing:
         raise UsageError(f"nothing was written, because these files exist already: {', '.join(existing)}")
     for source, target in targets.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
         durable.write(target, source.read_bytes())
-        click.echo(f"wrote {target}", err=True)
+        say(f"wrote {target}", err=True)
     steps = f"cd {folder} && " if folder != Path() else ""
-    click.echo(f"Train it:       {steps}manyfit train runs/digits-mlp")
-    click.echo(f"Compare more:   {steps}manyfit sweep studies/digits")
+    say(f"Train it:       {steps}manyfit train runs/digits-mlp")
+    say(f"Compare more:   {steps}manyfit sweep studies/digits")

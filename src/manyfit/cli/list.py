@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from manyfit.cli.common import Verb, as_json, json_option, table
+from manyfit.cli.output import say
 
 
 @click.command(cls=Verb)
@@ -21,7 +22,7 @@ def command(folder: Path, json_: bool) -> None:
     if json_:
         as_json(found)
     elif not found:
-        click.echo(f"no runs in {folder}", err=True)
+        say(f"no runs in {folder}", err=True)
     else:
         table(
             [

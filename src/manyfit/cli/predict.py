@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from manyfit.cli.common import OverrideVerb, allow_change_option, overrides, run_argument, trust_option
+from manyfit.cli.output import say, say_data
 from manyfit.core.errors import UsageError
 
 
@@ -45,6 +46,6 @@ def command(
     text = as_csv(columns)
     if output is not None:
         durable.write(output, text)
-    click.echo(
-        text if output is None else f"wrote {len(columns['id'])} rows to {output}", nl=output is not None
-    )
+        say(f"wrote {len(columns['id'])} rows to {output}")
+    else:
+        say_data(text)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from manyfit.cli.common import Verb, as_json, json_option, run_argument, shown, table
+from manyfit.cli.output import say
 from manyfit.core.errors import FolderError
 
 
@@ -40,11 +41,11 @@ def command(run: Path, json_: bool) -> None:
         ]
     )
     if facts["config"]:
-        click.echo("\nconfig")
+        say("\nconfig")
         table([(f"  {path}", shown(value)) for path, value in facts["config"].items()])
     for start in facts["starts"]:
         code = f", commit {start['commit'][:12]}" if start["commit"] else ""
-        click.echo(
+        say(
             f"\nstarted {start['started']} from step {start['from_step']} on {start['device']}, "
             f"{start['threads']} threads, torch {start['versions'].get('torch', '?')}{code}"
         )

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from manyfit.cli.common import Verb, as_json, json_option, study_argument, table
+from manyfit.cli.output import say
 
 
 @click.command(cls=Verb)
@@ -39,7 +40,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
         as_json({**facts, "leaderboard": ranking, "verdict": board.verdict, "table": rows(place)})
         return
     if form != "text":
-        click.echo(FORMATS[form](board))
+        say(FORMATS[form](board))
         return
     counts = ", ".join(f"{count} {state}" for state, count in facts["trials"].items())
     table(
@@ -50,7 +51,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
         ]
     )
     if facts["training"]:
-        click.echo("\ntraining")
+        say("\ntraining")
         table(
             [
                 (t["point"], t["trial"], f"seed {t['seed']}", f"epoch {t['epoch']:g}")
@@ -59,12 +60,12 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
         )
     if board.rows:
         header, body = cells(board)
-        click.echo("")
+        say("")
         table(body, header)
         if board.count > len(body):
-            click.echo("… and more: --all")
+            say("… and more: --all")
     if board.verdict:
-        click.echo(f"\n{board.verdict}")
+        say(f"\n{board.verdict}")
     print_failures(facts["failures"], place, traceback)
 
 
@@ -72,11 +73,11 @@ def print_failures(failures: Sequence[dict[str, Any]], place: Path, traceback: b
     """Failures at the same place once, with the points that have met them."""
     if not failures:
         return
-    click.echo("\nfailed")
+    say("\nfailed")
     for group in failures:
         points = ", ".join(map(str, group["points"][:10]))
         more = f" and {len(group['points']) - 10} more" if len(group["points"]) > 10 else ""
-        click.echo(f"  {group['count']} × {group['kind']}, points {points}{more}")
+        say(f"  {group['count']} × {group['kind']}, points {points}{more}")
         text = group["traceback"] if traceback and group["traceback"] else group["message"]
-        click.echo("    " + text.strip().replace("\n", "\n    "))
-    click.echo(f"  try them again: manyfit sweep {place} --retry failed")
+        say("    " + text.strip().replace("\n", "\n    "))
+    say(f"  try them again: manyfit sweep {place} --retry failed")

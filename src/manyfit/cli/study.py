@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from manyfit.cli.common import OverrideVerb, Verb, overrides, study_argument
+from manyfit.cli.output import say
 
 
 @click.group()
@@ -70,9 +71,9 @@ def export(study: Path, storage: str | None, csv_: Path | None) -> None:
         raise click.UsageError("say where to: --optuna sqlite:///study.db, or --csv trials.csv")
     if storage is not None:
         name, count = to_optuna(study, storage)
-        click.echo(f"wrote {count} points as the study {name!r} into {storage}")
+        say(f"wrote {count} points as the study {name!r} into {storage}")
     if csv_ is not None:
-        click.echo(f"wrote {to_csv(study, csv_)} trials into {csv_}")
+        say(f"wrote {to_csv(study, csv_)} trials into {csv_}")
 
 
 @command.command(cls=Verb)
@@ -89,7 +90,7 @@ def share(study: Path, task: int, of: int) -> None:
     found = train_share(study, task, of)
     for outcome in found:
         text = f"failed: {outcome.failure.message}" if outcome.failure else f"epoch {outcome.epoch:g}"
-        click.echo(f"{outcome.trial}  {text}")
+        say(f"{outcome.trial}  {text}")
     if any(outcome.failure is not None for outcome in found):
         raise click.exceptions.Exit(1)
 
@@ -115,4 +116,4 @@ def tell(study: Path, what: str) -> None:
     from manyfit.store.lock import is_owned
 
     when = "now" if is_owned(study) else f"when the study is started: manyfit sweep {study}"
-    click.echo(f"{what}: {when}")
+    say(f"{what}: {when}")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides
+from manyfit.cli.output import say
 
 
 @click.command(cls=OverrideVerb)
@@ -41,11 +42,11 @@ def command(place: Path, only_show: bool, json_: bool, **given: Any) -> None:
     if json_:
         as_json({"file": job.file, "tasks": job.tasks, "sent": job.sent, "script": job.script})
     elif only_show:
-        click.echo("\n".join(filter(None, [job.script, job.then])), nl=False)
+        say("\n".join(filter(None, [job.script, job.then])), nl=False)
     elif job.sent:
-        click.echo(f"{job.sent}  ({job.file})")
+        say(f"{job.sent}  ({job.file})")
     else:
-        click.echo(f"there is no sbatch here; the script is {job.file}")
+        say(f"there is no sbatch here; the script is {job.file}")
 
 
 def word(item: Any) -> str:

@@ -18,6 +18,7 @@ from manyfit.cli.common import (
     study_argument,
     table,
 )
+from manyfit.cli.output import say
 
 if TYPE_CHECKING:
     from manyfit.study.result import Study
@@ -102,18 +103,18 @@ def closing(found: Study) -> None:
         header, body = cells(board)
         table(body, header)
         if len(found.ranked) > len(body):
-            click.echo(f"… and {len(found.ranked) - len(body)} more: manyfit status {found.folder} --all")
+            say(f"… and {len(found.ranked) - len(body)} more: manyfit status {found.folder} --all")
     if board.verdict:
-        click.echo(f"\n{board.verdict}")
+        say(f"\n{board.verdict}")
     facts = status(found.folder)
     print_failures(facts["failures"], found.folder)
     if found.unfinished:
-        click.echo(f"\n{found.unfinished} trials are not finished; the same command goes on with them")
+        say(f"\n{found.unfinished} trials are not finished; the same command goes on with them")
     counts = ", ".join(f"{count} {state}" for state, count in facts["trials"].items())
-    click.echo(f"\ntrials       {counts}")
+    say(f"\ntrials       {counts}")
     best = found.folder / "best"
     if (best / "best.json").exists():
         quoted = shlex.quote(str(best))
-        click.echo(f"best model   {best}  (a run folder: exported, and evaluated on the test split)")
-        click.echo(f"its rows     {best / 'reports' / 'test.csv'}")
-        click.echo(f"predict      manyfit predict {quoted} --data new.npz")
+        say(f"best model   {best}  (a run folder: exported, and evaluated on the test split)")
+        say(f"its rows     {best / 'reports' / 'test.csv'}")
+        say(f"predict      manyfit predict {quoted} --data new.npz")

@@ -16,6 +16,7 @@ from manyfit.cli.common import (
     overrides,
     run_argument,
 )
+from manyfit.cli.output import say
 
 
 @click.command(cls=OverrideVerb)
@@ -85,7 +86,7 @@ def command(
             }
         )
     else:
-        click.echo(closing(result))
+        say(closing(result))
 
 
 def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:

@@ -14,12 +14,13 @@ from manyfit.config.check import Checker
 from manyfit.config.component import Component
 from manyfit.config.config import Config, Given
 from manyfit.config.consistency import contradictions
+from manyfit.config.credentials import hidden, know_secrets
 from manyfit.config.defaults import Defaults, source_folder
 from manyfit.config.dialects import Dialect, Translation, choose_backend
 from manyfit.config.five_components import FIVE_COMPONENTS, MADE
 from manyfit.config.layers import Reader, inherit
 from manyfit.config.override import Overrides, apply, collect
-from manyfit.config.project import is_folder, project_root
+from manyfit.config.project import is_folder, logical, project_root
 from manyfit.config.read import read_file
 from manyfit.config.refer import Resolver
 from manyfit.config.roles import ANY, Role, is_record
@@ -59,10 +60,12 @@ def load_config(
     if laid is None:
         raise ConfigError(problems)
     tree, stored = _unwrap(laid)
+    artifact = artifact_at(file) if file is not None and not trust else None
+    if artifact is None:
+        know_secrets(tree)
     _check_only(file, reader, tree, problems)
     tree = _overridden(tree, overrides, problems)
     root = _root(tree, root)
-    artifact = artifact_at(file) if file is not None and not trust else None
     if artifact is not None:
         tree = _without_trackers(tree)
     if file is not None and is_shipped(file):
@@ -185,7 +188,14 @@ def _check_only(file: FilePath | None, reader: Reader, tree: Map, problems: list
 
 
 def _check_name(text: str) -> None:
-    """A path that no file can have is a mistake like any other."""
+    """A path that no file can have is a mistake like any other; so is one that trackers cannot write down."""
+    try:
+        str(logical(FilePath(text))).encode()
+    except UnicodeEncodeError:
+        hint = "a name in UTF-8, and a locale that has it (LC_ALL=C.UTF-8, or PYTHONUTF8=1)"
+        raise ConfigError([Problem("", Origin(show(text)), "this path is not UTF-8 here", hint)]) from None
+    except ValueError:
+        pass  # which is said below
     try:
         FilePath(text).stat()
     except FileNotFoundError:
@@ -201,7 +211,7 @@ def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map
         if override.path == ("train", "epochs") and dialect is not None:
             override = dataclasses.replace(override, path=dialect.epochs)  # as this layout calls it
         tree = apply(tree, override, problems)
-    return tree
+    return hidden(tree)
 
 
 def _checked(given: Given, problems: list[Problem]) -> Config:

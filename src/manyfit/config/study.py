@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from pydantic import StringConstraints
 from manyfit.config.check import Checker
 from manyfit.config.component import Component
 from manyfit.config.config import Config
+from manyfit.config.credentials import hidden, know_secrets
 from manyfit.config.defaults import source_folder
 from manyfit.config.kinds import Kind
 from manyfit.config.layers import Reader
@@ -179,8 +181,10 @@ def load_study(
         folder = folder or _folder_of(file)
     if laid is None:
         raise ConfigError(problems)
+    know_secrets(laid)
     for override in collect(overrides, problems):
         laid = apply(laid, _dotted(laid, override), problems)
+    laid = hidden(laid)
     laid = _known(laid, problems)
     base = _base(laid, place, folder, problems)
     described = _described(laid, folder, problems)
@@ -241,7 +245,7 @@ def _described(laid: Map, folder: Path, problems: list[Problem]) -> Described | 
     rest = laid
     for name in ("base", "set", "space"):
         rest = rest.without(name)
-    resolver = Resolver(rest, {})
+    resolver = Resolver(rest, os.environ)
     tree = resolver.resolve()
     project = project_root(folder)
     method = _method(tree)

@@ -10,6 +10,7 @@ from pathlib import Path
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.files import check_file
 from manyfit.core.secrets import redact
+from manyfit.core.text import printable
 from manyfit.core.trace import user_frame
 from manyfit.store import durable
 from manyfit.store.folder import RunFolder
@@ -111,4 +112,4 @@ class Redacting(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record without the secrets that were read."""
-        return redact(super().format(record))
+        return printable(redact(super().format(record)))

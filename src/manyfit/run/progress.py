@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
+from manyfit.core.text import printable_line
 from manyfit.data import Batch
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
@@ -56,7 +57,7 @@ class PlainProgress:
         if self._is_gone:
             return
         try:
-            print(text, file=self.stream, flush=True)
+            print(printable_line(text), file=self.stream, flush=True)
         except BrokenPipeError:
             self._is_gone = True  # nobody reads any more, as with `| head`; the run goes on
 
@@ -71,6 +72,7 @@ class BarProgress:
     def on_start(self, cohort: Cohort) -> None:
         """Draw the bar."""
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._bar = Progress(
@@ -83,7 +85,7 @@ class BarProgress:
             TextColumn("{task.fields[values]}"),
             console=Console(stderr=True),
         )
-        names = ", ".join(member.folder.name for member in cohort.members)
+        names = escape(printable_line(", ".join(member.folder.name for member in cohort.members)))
         self._task = self._bar.add_task(
             names,
             total=cohort.plan.total,
@@ -95,7 +97,7 @@ class BarProgress:
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Move the bar."""
-        shown = {"values": values(rows[0])} if rows else {}
+        shown = {"values": printable_line(values(rows[0])).replace("[", r"\[")} if rows else {}
         self._bar.update(
             self._task, completed=boundary.step, epoch=f"{boundary.epoch:.3g}/{cohort.plan.epochs}", **shown
         )

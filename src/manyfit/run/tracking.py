@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -9,12 +10,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from manyfit.config import Config
 from manyfit.config.artifact import HINT, is_own_run
 from manyfit.config.project import project_root
 from manyfit.core.errors import UsageError
-from manyfit.core.secrets import Secret, redact
+from manyfit.core.secrets import Secret, redact, remember, value_of
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
 from manyfit.store.events import Event, read_events
@@ -25,6 +27,7 @@ from manyfit.store.tensorboard import TensorBoardMirror
 
 log = logging.getLogger("manyfit")
 
+ADDRESS = "MLFLOW_TRACKING_URI"
 AUTO = "auto"
 """In place of an address: that of the environment, else a file in the project."""
 PATIENCE = 15.0
@@ -134,16 +137,28 @@ def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
 def address_of(given: Any, run: RunFolder) -> str:
     """The address of MLflow, with its secrets filled in."""
     if given == AUTO:
-        given = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        given = os.environ.get(ADDRESS) or "sqlite:///mlflow.db"
     template = Secret(str(given))
     missing = [name for name in template.names if name not in os.environ]
     if missing:
         raise UsageError(f"the address of MLflow needs the environment variable {missing[0]}")
     address, local = template.reveal(), "sqlite:///"
+    hide_credentials(address)
     if address.startswith(local):
         # A path in a config is counted from the project's root, wherever the command is given.
         return local + str(project_root(run.path).resolve() / address.removeprefix(local))
     return address
+
+
+def hide_credentials(address: str) -> None:
+    """Hide from now on what lets one into a tracker: also a password that nobody has declared a secret."""
+    with contextlib.suppress(ValueError):  # not an address
+        if password := urlsplit(address).password:
+            remember(ADDRESS, unquote(password))
+            remember(ADDRESS, password)
+    for name in ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
+        if name in os.environ:
+            value_of(name)
 
 
 def is_missing(package: str) -> bool:

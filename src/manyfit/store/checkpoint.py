@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from manyfit.core.errors import FolderError
 from manyfit.core.files import read_bytes
 from manyfit.core.numbers import as_json, from_json
+from manyfit.core.secrets import redacted
 from manyfit.core.state import State
 from manyfit.store import durable
 from manyfit.store.files import read_json, readable
@@ -177,6 +178,7 @@ def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | No
         "files": files,
         "values": state.values,
     }
+    manifest = redacted(manifest)  # before its digest is taken
     text = json.dumps(manifest, allow_nan=False)
     signed = {**manifest, "digest": hashlib.sha256(_canonical(json.loads(text))).hexdigest()}
     durable.write_new_all(

@@ -1,4 +1,4 @@
-"""Every durable write goes through here: whole or not there, also after a crash."""
+"""Every durable write goes through here: whole or not there, also after a crash; text without secrets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Final
+
+from manyfit.core.secrets import clean
 
 STAGED: Final = ".new-"
 """How a folder is called that is not ready yet; the number of its process follows."""
@@ -88,7 +90,7 @@ def write_new_all(files: Mapping[Path, bytes | str]) -> None:
             _about_to("open", path)
             file = written[path] = stack.enter_context(FileIO(path, "wb"))
             _about_to("write", path)
-            rest = memoryview(data.encode() if isinstance(data, str) else data)
+            rest = memoryview(clean(data).encode() if isinstance(data, str) else data)
             while rest:
                 rest = rest[file.write(rest) :]
             write_out(file.fileno())

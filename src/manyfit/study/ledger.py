@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.files import check_file
-from manyfit.core.secrets import redacted
+from manyfit.core.secrets import clean
 from manyfit.study.integrity import MENDED, Seals, check_facts, check_point, check_progress, check_trial
 from manyfit.study.points import Candidate, trial_name
 from manyfit.study.records import PointRecord, TrialRecord
@@ -147,7 +147,7 @@ class Ledger:
 
     def set(self, key: str, value: Any) -> None:
         """Keep a fact about the study."""
-        self._write("meta", (key, json.dumps(redacted(value))))
+        self._write("meta", (key, json.dumps(value)))
 
     def add(self, found: Candidate, granted: int | None) -> PointRecord:
         """Add a point; one that is there already is the same point."""
@@ -194,6 +194,7 @@ class Ledger:
         self._write("trials", row)
 
     def _write(self, table: str, row: tuple[Any, ...]) -> None:
+        row = tuple(clean(cell) if isinstance(cell, str) else cell for cell in row)
         places = ",".join("?" * len(row))
         self._db.execute(f"insert or replace into {table} values ({places})", row)
         self._seals.put(table, row)
@@ -218,7 +219,7 @@ class Ledger:
         """Note a decision and why it was taken."""
         self._db.execute(
             "insert into decisions (time, point, action, reason) values (?,?,?,?)",
-            (time.time(), point.number if point is not None else None, action, reason),
+            (time.time(), point.number if point is not None else None, action, clean(reason)),
         )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from manyfit.config.study import StudyConfig
+from manyfit.core.secrets import redact
+from manyfit.core.text import printable, printable_line
 from manyfit.study.records import PointRecord, TrialRecord
 from manyfit.study.training import describe
 from manyfit.study.units import Outcome, Progress
@@ -79,7 +81,7 @@ class Lines(Shown):
         self._line(text)
 
     def _line(self, text: str) -> None:
-        print(text.rstrip(), file=self._stream, flush=True)
+        print(printable(redact(text.rstrip())), file=self._stream, flush=True)
 
 
 class Table(Shown):
@@ -117,7 +119,7 @@ class Table(Shown):
 
     def say(self, text: str) -> None:
         """Print it above the table."""
-        self._live.console.print(text, highlight=False, markup=False)
+        self._live.console.print(printable(redact(text)), highlight=False, markup=False)
 
     def close(self) -> None:
         """Remove the table; what was found follows below."""
@@ -126,6 +128,7 @@ class Table(Shown):
     def _render(self) -> RenderableType:
         from rich import box
         from rich.console import Group
+        from rich.markup import escape
         from rich.table import Table as Grid
 
         objective, epochs = self._study.objective, self._study.base.run.train.epochs
@@ -133,16 +136,18 @@ class Table(Shown):
         failed = f", {self._failed} failed" if self._failed else ""
         left = self._clock.left()
         head = f"{done} of {total} trials{failed}" + (f", left {left}" if left else "")
-        now = Grid("training", "seed", "epoch", objective.metric, "values", box=box.SIMPLE, title=head)
+        now = Grid(
+            "training", "seed", "epoch", escape(objective.metric), "values", box=box.SIMPLE, title=head
+        )
         for id, (point, trial) in list(self._running.items()):
             sign = self._signs.get(id)
             epoch = sign.epoch if sign is not None else trial.epoch
             value = sign.value if sign is not None and sign.value is not None else trial.value
             shown = f"{value:.4g}" if value is not None else ""
             now.add_row(
-                f"{point.number}", f"{trial.seed}", f"{epoch:.3g}/{epochs}", shown, describe(point.values)
+                f"{point.number}", f"{trial.seed}", f"{epoch:.3g}/{epochs}", shown, _shown(point.values)
             )
-        best = Grid("best", "seeds", "epoch", objective.metric, "values", box=box.SIMPLE)
+        best = Grid("best", "seeds", "epoch", escape(objective.metric), "values", box=box.SIMPLE)
         sign_ = objective.sign
         scored = [
             (value, p) for p in list(self._points) if (value := p.value(sign_)) is not None and p.current
@@ -154,9 +159,16 @@ class Table(Shown):
                 f"{len(point.trials)}",
                 f"{epoch:g}",
                 f"{value:.4g}",
-                describe(point.values),
+                _shown(point.values),
             )
         return Group(now, best)
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    """Values for a cell in which brackets would be marks."""
+    from rich.markup import escape
+
+    return escape(printable_line(redact(describe(values))))
 
 
 class Clock:

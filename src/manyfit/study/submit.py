@@ -18,6 +18,7 @@ from manyfit.config.project import project_root
 from manyfit.config.schema import Submit
 from manyfit.config.study import load_study
 from manyfit.core.errors import UsageError
+from manyfit.core.text import printable_line
 from manyfit.run.train import place as run_place
 from manyfit.store import durable
 from manyfit.study.share import is_shareable, trials_of
@@ -57,6 +58,7 @@ def submit(
     sbatch = shutil.which("sbatch")
     if sbatch is not None:
         check_queue(resources.max_queued, job.tasks)
+    job.file.parent.mkdir(parents=True, exist_ok=True)
     durable.write(job.file, job.script)
     if sbatch is None:
         return job
@@ -132,7 +134,7 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
         [
             "#!/bin/bash",
             "# Written by manyfit.",
-            *(f"#SBATCH {quoted(line)}" for line in lines),
+            *(f"#SBATCH {quoted(printable_line(line))}" for line in lines),
             "",
             f"cd {shlex.quote(str(project_root(folder)))} || exit 1",
             *resources.setup,

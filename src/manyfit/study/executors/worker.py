@@ -18,10 +18,13 @@ from typing import Any, Final
 
 from manyfit.core.files import check_file
 from manyfit.core.processes import die_with_parent
+from manyfit.core.secrets import clean_bytes
 from manyfit.study.executors import server
 from manyfit.study.executors.base import Work, attempt
 from manyfit.study.units import Outcome, Unit
 
+MOST_CLEANED: Final = 1 << 26
+"""The most bytes of output that are looked through."""
 OUTPUT: Final = "output.log"
 """In the folder of a trial: what its code has printed."""
 
@@ -109,8 +112,19 @@ def captured(unit: Unit) -> Iterator[None]:
             os.close(before)
         os.close(file)
         with contextlib.suppress(OSError):
-            if not (folder / OUTPUT).stat().st_size:
-                (folder / OUTPUT).unlink()
+            _tidy(folder / OUTPUT)
+
+
+def _tidy(file: Path) -> None:
+    """Remove what was not written to, and clean what code has printed of the secrets that it was given."""
+    if not file.stat().st_size:
+        file.unlink()
+        return
+    if file.stat().st_size <= MOST_CLEANED:
+        data = file.read_bytes()
+        cleaned = clean_bytes(data)
+        if cleaned != data:
+            file.write_bytes(cleaned)
 
 
 def settle(place: Place) -> None:

@@ -1,0 +1,56 @@
+"""The one way to print: without secrets, and without what would steer a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+import click
+
+from manyfit.core.secrets import clean, redact
+from manyfit.core.text import printable
+
+
+def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a message or a result."""
+    click.echo(printable(redact(str(text))), err=err, nl=nl)
+
+
+def say_data(text: str) -> None:
+    """Print data for programs as it is; on a terminal it is for people, and printed like anything else."""
+    if sys.stdout.isatty():
+        say(text, nl=False)
+    else:
+        sys.stdout.write(text)  # click would take escapes out of it
+
+
+class Cleaned:
+    """A stream that takes secrets out of what others print to it: code of a run, warnings, libraries."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text without the secrets that were read."""
+        self._stream.write(clean(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def safe_streams() -> Iterator[None]:
+    """Keep secrets off the terminal, and print what it has no letters for as escapes."""
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = (cast(TextIO, Cleaned(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

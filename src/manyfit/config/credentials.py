@@ -1,0 +1,42 @@
+"""Secrets in a config: known as soon as it names them, and never kept in plain, whatever way they came."""
+
+from __future__ import annotations
+
+import os
+
+from manyfit.config.tree import Leaf, Map, Node, Seq, leaves
+from manyfit.core.secrets import PATTERN, has_secrets, templated, value_of
+
+
+def know_secrets(tree: Map) -> None:
+    """Read every secret that a tree names, before an override takes the place of its name."""
+    for _, leaf in leaves(tree):
+        if isinstance(leaf, Leaf) and isinstance(leaf.value, str) and "${" in leaf.value:
+            for name in PATTERN.findall(leaf.value):
+                if name in os.environ:
+                    value_of(name)
+
+
+def hidden(tree: Map) -> Map:
+    """A tree in which the value of a known secret is written as its name.
+
+    Where no secret may stand, that is then said like any other mistake.
+    """
+    if not has_secrets():
+        return tree
+    found = _hidden(tree)
+    assert isinstance(found, Map)
+    return found
+
+
+def _hidden(node: Node) -> Node:
+    if isinstance(node, Map):
+        items = {key: _hidden(item) for key, item in node.items.items()}
+        same = all(items[key] is item for key, item in node.items.items())
+        return node if same else Map(items, node.origin, node.keys)
+    if isinstance(node, Seq):
+        parts = tuple(map(_hidden, node.items))
+        same = all(new is old for new, old in zip(parts, node.items, strict=True))
+        return node if same else Seq(parts, node.origin)
+    value = templated(node.value)
+    return node if value == node.value and type(value) is type(node.value) else Leaf(value, node.origin)

@@ -1,0 +1,293 @@
+"""Forty secrets, planted in every way that was thought of, are looked for in everything that is left behind."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+import manyfit
+from manyfit.core import secrets
+from manyfit.core.secrets import spellings
+
+SHAPES = {
+    "token": "ghp_{n}9sZq81LmVwX0tRb7",
+    "special": "p@ss'w{n}rd\"/+= %\\ü&x",
+    "pem": "-----BEGIN PRIVATE KEY-----\nMIIE{n}vQIBADANBgkqhkiG9w0BAQEF\nAASCBKcwggSjAgEAAoIBAQC7VJTU{n}\nt9Us8cKj{n}==\n-----END PRIVATE KEY-----\n",
+    "number": "73519{n}4628",
+}
+
+LEAKS = '''
+import base64, json, logging, os, warnings
+from typing import Annotated
+from urllib.parse import quote
+from torch import nn
+from manyfit import Kind
+
+
+class Leaky(nn.Module):
+    """Says what it was told to keep."""
+
+    def __init__(self, how: str = "", a: Annotated[str, Kind.NEUTRAL] = "", b: Annotated[str, Kind.NEUTRAL] = "",
+                 c: Annotated[str, Kind.NEUTRAL] = "", d: Annotated[str, Kind.NEUTRAL] = "") -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        self.kept, self.how, self.seen = [a, b, c, d], how, 0
+
+    def forward(self, x):
+        self.seen += 1
+        if self.seen == 9:
+            getattr(self, f"do_{self.how}", lambda: None)()
+        return self.layers(x)
+
+    def do_raise(self): raise ValueError("|".join(self.kept))
+    def do_bytes(self): raise ValueError(repr([each.encode() for each in self.kept]))
+    def do_auth(self): raise ValueError("|".join(base64.b64encode(b"me:" + each.encode()).decode() for each in self.kept))
+    def do_url(self): raise ValueError("|".join(quote(each, safe="") for each in self.kept))
+    def do_cut(self): raise ValueError("|".join(each[: 2 * len(each) // 3] + "…" for each in self.kept))
+    def do_json(self): raise ValueError(json.dumps({"kept": self.kept}))
+    def do_lines(self): raise ValueError("|".join("+" + each.replace("\\n", "\\n+") for each in self.kept))
+    def do_hex(self): raise ValueError("|".join(each.encode().hex() for each in self.kept))
+
+    def do_chain(self):
+        try:
+            raise KeyError(*self.kept)
+        except KeyError as error:
+            raise RuntimeError(str(self.kept)) from error
+
+    def do_log(self):
+        logging.getLogger("manyfit").warning("%s", self.kept)
+        for each in self.kept:
+            print(each)
+            warnings.warn(each)
+'''
+
+HOW = ("raise", "bytes", "auth", "url", "cut", "json", "lines", "hex", "chain", "log")
+
+
+@pytest.fixture
+def planted(project, monkeypatch):
+    """A run that is given four secrets of different shapes, and a way to look for them."""
+    monkeypatch.setattr(secrets, "_revealed", {})
+    project.write("src/leaks.py", LEAKS)
+    for n, (name, shape) in enumerate(SHAPES.items()):
+        monkeypatch.setenv(f"PLANTED_{name.upper()}", shape.replace("{n}", str(n + 3)))
+    tokens = {key: f"${{secret:PLANTED_{name.upper()}}}" for key, name in zip("abcd", SHAPES, strict=True)}
+    project.config(project.changed(model={"class": "leaks.Leaky", **tokens}))
+    return project
+
+
+def values() -> dict[str, str]:
+    import os
+
+    return {name: os.environ[f"PLANTED_{name.upper()}"] for name in SHAPES}
+
+
+def leaked(project, *streams: str, own=()) -> list[str]:
+    """Where a secret, a line of it or a third of it is found, in any spelling."""
+    wanted: dict[str, str] = {}
+    for name, value in values().items():
+        lines = [line for line in value.splitlines() if len(line) >= 8 and not line.startswith("-----")]
+        for part in [value, value.strip(), *lines]:
+            for form in spellings(part):
+                wanted[form] = name
+                if len(form) > 15:
+                    wanted[form[: len(form) // 3 + 5]] = name
+    texts = {f"stream {i}": text for i, text in enumerate(streams)}
+    for path in project.root.rglob("*"):
+        if path.is_file() and ".git" not in path.parts and path not in own:
+            texts[str(path.relative_to(project.root))] = path.read_bytes().decode("latin-1")
+            texts[f"{path.name} as utf-8"] = path.read_bytes().decode("utf-8", "replace")
+    return [
+        f"{wanted[form]} in {place}: {form!r}"
+        for place, text in texts.items()
+        for form in wanted
+        if form in text
+    ]
+
+
+def test_the_search_finds_what_is_there(planted):
+    for name, value in values().items():
+        for text in (
+            value,
+            repr(value),
+            repr(value.encode()),
+            quote(value, safe=""),
+            value[: max(11, 3 * len(value) // 4)],
+        ):
+            assert leaked(planted, f"<{text}>"), (name, text)
+        left = planted.write("runs/a/left.bin", b"\xff\x00" + value.encode() + b"\xfe")
+        assert leaked(planted), name
+        left.unlink()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_nothing_is_left_of_what_code_says(planted, cli, how):
+    answer = cli("train", "runs/a", f"model.how={how}")
+    assert answer.code == (1 if how != "log" else 0), answer.err
+    shown, listed = cli("show", "runs/a", "--json"), cli("list")
+    found = leaked(planted, answer.out, answer.err, shown.out, listed.out)
+    assert not found, found[:5]
+
+
+@pytest.mark.parametrize("how", ["raise", pytest.param("log", marks=pytest.mark.soak), "bytes"])
+def test_nothing_is_left_of_what_trials_say(planted, cli, how):
+    planted.write(
+        "studies/s/study.yaml",
+        "base: ../../runs/a/config.yaml\nobjective: {metric: val_loss, mode: min}\nsearch: {method: grid}\n"
+        f"set: {{model.how: {how}}}\nspace: {{train.optimizer.lr: [0.01, 0.02]}}\nexecute: {{on: processes, workers: 2}}\n"
+        "track: {mlflow: 'http://me:${secret:PLANTED_TOKEN}@127.0.0.1:9'}\n",
+    )
+    answer = cli("sweep", "studies/s")
+    status = cli("status", "studies/s", "--json", "--traceback")
+    found = leaked(planted, answer.out, answer.err, status.out, status.err)
+    assert not found, found[:5]
+
+
+def test_what_came_in_by_an_override_is_hidden_or_refused(planted, cli, monkeypatch):
+    streams = []
+    for name, value in values().items():
+        if name == "pem":
+            continue  # no shell gives it to an override as it is
+        text = json.dumps(value)
+        answer = cli("train", "runs/a", "train.epochs=1", "-p", "project_name", f"{json.dumps('x-' + value)}")
+        streams += [answer.out, answer.err]
+        answer = cli("train", "runs/a", "-p", "model.a", text, "train.epochs=1")
+        streams += [answer.out, answer.err]
+        refused = cli("train", "runs/a", "-p", "model.how", text)
+        assert refused.code == 2
+        assert "secret cannot be part of a run's identity" in refused.err
+        streams += [refused.out, refused.err]
+        for words in (["config", "show", "runs/a"], ["config", "show", "runs/a", "--json", "--origin"]):
+            answer = cli(*words, "-p", "model.b", text)
+            streams += [answer.out, answer.err]
+        answer = cli("submit", "runs/a", "-p", "model.a", text)
+        streams += [answer.out, answer.err]
+    shown = cli("show", "runs/a", "--json")
+    found = leaked(planted, *streams, shown.out)
+    assert not found, found[:5]
+
+
+def test_an_override_in_the_place_of_a_secret_is_hidden(planted, cli):
+    """The config does not name it any more, but everybody knows it."""
+    token = values()["token"]
+    planted.config(planted.changed(model={"class": "leaks.Leaky", "a": "${secret:PLANTED_TOKEN}"}))
+    answer = cli("train", "runs/a", "-p", "model.a", token, "train.epochs=1")
+    assert answer.code == 0, answer.err
+    found = leaked(planted, answer.out, answer.err)
+    assert not found, found[:5]
+    assert "${secret:PLANTED_TOKEN}" in (planted.run / "config.resolved.yaml").read_text()
+
+
+def test_what_people_add_to_a_study_is_refused(planted, cli):
+    planted.write(
+        "studies/s/study.yaml",
+        "base: ../../runs/a/config.yaml\nobjective: {metric: val_loss, mode: min}\nsearch: {method: grid}\n"
+        "set: {train.epochs: 1}\nspace: {train.optimizer.lr: [0.01]}\nexecute: {on: inline}\n",
+    )
+    streams = [cli("sweep", "studies/s").err]
+    for name, value in values().items():
+        if name == "pem":
+            continue
+        for words in (
+            ["study", "add", "studies/s"],
+            ["study", "clone", "studies/s", "0"],
+            ["sweep", "studies/s"],
+        ):
+            key = "space.model.how" if words[0] == "sweep" else "model.how"
+            text = json.dumps([value]) if words[0] == "sweep" else json.dumps(value)
+            answer = cli(*words, "-p", key, text)
+            assert answer.code == 2, (words, answer.err)
+            streams += [answer.out, answer.err]
+    found = leaked(planted, *streams)
+    assert not found, found[:5]
+
+
+def test_a_diff_of_the_project_is_cleaned(planted, cli):
+    """Each line of a diff begins with a sign."""
+    notes = planted.write("notes.txt", "begin\n")
+    git = ["git", "-C", str(planted.root), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    notes.write_text(
+        "begin\n" + "\n".join(values().values()) + "\n  " + values()["pem"].replace("\n", "\n  ")
+    )
+    answer = cli("train", "runs/a", "train.epochs=1")
+    assert answer.code == 0, answer.err
+    diff = json.loads((planted.run / "provenance.json").read_text())["sessions"][0]["code"]["diff"]
+    assert "${secret:PLANTED_PEM}" in diff
+    found = leaked(planted, answer.out, answer.err, own=[notes])
+    assert not found, found[:5]
+    for short in (line for line in values()["pem"].splitlines() if line.endswith("==")):
+        assert short not in diff
+
+
+def test_the_password_in_an_address_is_hidden(planted, cli, monkeypatch):
+    """Nobody has declared it a secret."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2hunter2@127.0.0.1:9/x")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "swordfish-swordfish")
+    answer = cli("train", "runs/a", "train.epochs=1", "track.mlflow=auto")
+    assert answer.code == 0
+    text = answer.err + "".join(
+        p.read_bytes().decode("latin-1") for p in planted.run.rglob("*") if p.is_file()
+    )
+    assert "MLflow cannot be reached" in answer.err
+    assert "hunter2" not in text
+    assert "swordfish" not in text
+
+
+def test_a_secret_of_a_study_is_found(planted, cli):
+    """It was said that the variable is not set."""
+    planted.write(
+        "studies/s/study.yaml",
+        "base: ../../runs/a/config.yaml\nobjective: {metric: val_loss, mode: min}\nsearch: {method: grid}\n"
+        "set: {train.epochs: 1}\nspace: {train.optimizer.lr: [0.01]}\nexecute: {on: inline}\n"
+        "track: {mlflow: 'sqlite:///${secret:PLANTED_TOKEN}.db'}\n",
+    )
+    answer = cli("sweep", "studies/s")
+    assert answer.code == 0, answer.err
+    assert (planted.root / f"{values()['token']}.db").is_file()
+    found = [
+        place for place in leaked(planted, answer.out, answer.err) if ".db" not in place.partition(":")[0]
+    ]
+    assert not found, found[:5]
+
+
+def test_what_python_gets_is_clean(planted):
+    with pytest.raises(manyfit.ManyfitError) as caught:
+        manyfit.train("runs/a", ["model.how=json"], callbacks=[])
+    assert not leaked(planted, str(caught.value))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_spelling_of_every_shape(monkeypatch, shape):
+    value = SHAPES[shape].replace("{n}", "7")
+    monkeypatch.setattr(secrets, "_revealed", {value: "X"})
+    forms = [value, repr(value), repr(value.encode()), json.dumps(value), json.dumps(json.dumps(value)), quote(value),
+             base64.b64encode(value.encode()).decode(), base64.b64encode(b"a:" + value.encode()).decode(),
+             base64.urlsafe_b64encode(b"ab" + value.encode()).decode(), value.encode().hex(), str([value]),
+             "'" + value.replace("'", "'\"'\"'") + "'", "+" + value.replace("\n", "\n+"), value[:12] + "…",
+             "…" + value.rstrip()[-9:]]  # fmt: skip
+    for form in forms:
+        cleaned = secrets.redact(f"<{form}>")
+        assert "${secret:X}" in cleaned, form
+        core = max((line for line in value.splitlines() if not line.startswith("-----")), key=len)
+        assert core[2:-2] not in cleaned, form
+
+
+def test_other_text_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(secrets, "_revealed", {"ghp_9sZq81LmVwX0tRb7": "X"})
+    for text in (
+        "",
+        "ghp",
+        "an ordinary line",
+        "https://example.org/a:b@c",
+        "{}",
+        Path(secrets.__file__).read_text(),
+    ):
+        assert secrets.clean(text) == text
+    assert secrets.redact("http://me:pw@host/x") == "http://me:***@host/x"
