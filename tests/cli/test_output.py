@@ -110,7 +110,10 @@ def test_rows_for_programs_are_as_they_are(project, capsys):
 PLAIN = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-@pytest.mark.parametrize("name", ["a", "größe", "b\udcff"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("a", marks=pytest.mark.soak), "größe", pytest.param("b\udcff", marks=pytest.mark.soak)],
+)
 def test_without_unicode_nothing_ends_half_way(project, name):
     """A locale without UTF-8, and names that are not UTF-8."""
     place = os.fsencode(project.root) + b"/runs/" + os.fsencode(name)
@@ -118,7 +121,7 @@ def test_without_unicode_nothing_ends_half_way(project, name):
         os.rename(os.fsencode(project.run), place)  # noqa: PTH104
     for environment in (PLAIN, {}) if name != "a" else (PLAIN,):
         words = [sys.executable, "-m", "manyfit"]
-        verbs = [[b"train"], [b"show"], [b"predict"]]
+        verbs = [[b"train"], [b"show"], [b"predict"]] if name == "a" else [[b"train"]]
         for verb in verbs:
             done = subprocess.run(
                 [*words, *verb, place], env={**os.environ, **environment}, capture_output=True, check=False

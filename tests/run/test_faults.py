@@ -52,7 +52,10 @@ class Data:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals to groups are sent by Linux schedulers")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.soak) for n in (signal.SIGINT, signal.SIGUSR1))],
+)
 def test_a_signal_to_the_group_while_loader_workers_start(project, tmp_path, number):
     project.write("src/slow_start.py", SLOW_TO_START)
     project.config(project.changed(data={"class": "slow_start.Data"}))
@@ -117,7 +120,8 @@ manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
 """
 
 
-@pytest.mark.parametrize("point", [2, 5, 9, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("point", [5, pytest.param(0, marks=pytest.mark.soak)])
 def test_nothing_is_left_behind_by_a_process_that_was_killed(project, point):
     points = [point] if point else range(1, 60)
     for each in points:

@@ -8,6 +8,7 @@ import json
 import pkgutil
 import random
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import manyfit
 from manyfit.config import check as checking
 from manyfit.config.allowed import ALLOWED
 from manyfit.config.component import Component
-from manyfit.core.errors import FolderError
+from manyfit.core.errors import FolderError, UsageError
 from manyfit.store import checkpoint as checkpoints
 
 GRAPH = "torch.fx.graph_module.reduce_graph_module"
@@ -175,6 +176,40 @@ def test_layers_of_keras_that_carry_code(received, component):
     for reader in READERS:
         with pytest.raises(manyfit.ConfigError, match="was not made here"):
             reader(received.run)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"module": "keras.layers", "class_name": "Lambda", "config": {}},
+        {"module": "keras.layers", "class_name": "TFSMLayer", "config": {"filepath": "x"}},
+        {
+            "module": "keras.layers",
+            "class_name": "TextVectorization",
+            "config": {"vocabulary": "/etc/passwd"},
+        },
+        {"module": "keras.utils", "class_name": "get_file", "config": {}},
+        {"module": "keras.losses", "class_name": "deserialize", "config": {}},
+        {"module": "keras.src.ops.core", "class_name": "WhileLoop", "config": {}},
+        {"module": "builtins", "class_name": "function", "config": "get_file"},
+        {"module": "os", "class_name": "system", "config": {}},
+        {"module": "keras.layers", "class_name": "Dense", "registered_name": "Custom>Dense", "config": {}},
+        {"class_name": "__lambda__", "config": {}},
+        {"class_name": "__typespec__", "config": {}},
+        {"class_name": "__tensor__", "module": "os", "config": {}},
+        {"class_name": ["Dense"], "module": "keras.layers"},
+        {"class_name": "JaxLayer", "config": {}},
+    ],
+)
+def test_parts_of_a_keras_file_that_are_not_listed(tmp_path, part):
+    """Refused by what they are called, before Keras looks at them."""
+    file = tmp_path / "model.keras"
+    dense = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 2, "activation": part}}
+    for config in (part, {"module": "keras", "class_name": "Sequential", "config": {"layers": [dense]}}):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("config.json", json.dumps(config))
+        with pytest.raises(UsageError, match="holds code"):
+            manyfit.load_model(file)
 
 
 EVIL = """

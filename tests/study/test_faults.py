@@ -207,7 +207,9 @@ def changed(folder: Path, statement: str) -> None:
     db.close()
 
 
-@pytest.mark.parametrize("statement", CHANGES)
+@pytest.mark.parametrize(
+    "statement", [*CHANGES[:8], *(pytest.param(s, marks=pytest.mark.soak) for s in CHANGES[8:])]
+)
 def test_a_changed_ledger_is_not_believed(lab, cli, statement):
     trained(lab)
     changed(lab.folder, statement)
@@ -515,8 +517,8 @@ def test_leftovers_of_a_process_that_was_killed_go(lab):
 @pytest.mark.parametrize(
     ("most", "on"),
     [
-        (24, "inline"),
         (24, "processes"),
+        pytest.param(24, "inline", marks=pytest.mark.soak),
         *(
             pytest.param(n, on, marks=pytest.mark.soak)
             for n in (14, 16, 20, 32, 48)

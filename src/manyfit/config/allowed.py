@@ -52,13 +52,16 @@ _NAMES: Final[Mapping[str, str]] = {
         Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average
         AveragePooling1D AveragePooling2D AveragePooling3D BatchNormalization Bidirectional CategoryEncoding
         CenterCrop Concatenate Conv1D Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM1D
-        ConvLSTM2D ConvLSTM3D Cropping1D Cropping2D Cropping3D Dense DepthwiseConv1D DepthwiseConv2D Dot
+        ConvLSTM2D ConvLSTM3D Cropping1D Cropping2D Cropping3D Dense DepthwiseConv1D DepthwiseConv2D
+        Discretization Dot
         Dropout ELU EinsumDense Embedding Flatten GRU GRUCell GaussianDropout GaussianNoise
         GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D
         GlobalMaxPooling2D GlobalMaxPooling3D GroupNormalization Identity InputLayer LSTM LSTMCell
         LayerNormalization LeakyReLU Masking MaxPooling1D MaxPooling2D MaxPooling3D Maximum Minimum
-        MultiHeadAttention Multiply PReLU Permute RMSNormalization RNN ReLU RepeatVector Rescaling Reshape
-        Resizing SeparableConv1D SeparableConv2D SimpleRNN SimpleRNNCell Softmax SpatialDropout1D
+        MultiHeadAttention Multiply Normalization PReLU Permute RMSNormalization RNN RandomBrightness
+        RandomContrast RandomCrop RandomFlip RandomRotation RandomTranslation RandomZoom ReLU RepeatVector
+        Rescaling Reshape Resizing SeparableConv1D SeparableConv2D SimpleRNN SimpleRNNCell Softmax
+        SpatialDropout1D
         SpatialDropout2D SpatialDropout3D SpectralNormalization StackedRNNCells Subtract TimeDistributed
         UnitNormalization UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
     """,
@@ -110,6 +113,30 @@ ALLOWED: Final = frozenset(
     )
     for name in names.split()
 )
+
+KERAS_CLASSES: Final = frozenset(
+    {
+        *(name for name in ALLOWED if name.startswith("keras.")),
+        "keras.DTypePolicy",
+        "keras.src.models.functional.Functional",
+    }
+)
+"""What a `.keras` file may be made of, besides the parts below."""
+KERAS_PARTS: Final = (
+    "keras.constraints",
+    "keras.initializers",
+    "keras.losses",
+    "keras.metrics",
+    "keras.optimizers",
+    "keras.optimizers.schedules",
+    "keras.regularizers",
+    "keras.src.backend.torch.optimizers",
+    "keras.src.ops.nn",
+    "keras.src.ops.numpy",
+)
+"""Modules of which every class may stand in a `.keras` file, but no function."""
+KERAS_DATA: Final = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__")
+"""Names in a `.keras` file that stand for values."""
 
 REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
     "manyfit.feeders.TFRecordExamplesFeeder": ("auto_generate_meta",),

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from manyfit.config import Config
+from manyfit.config.allowed import KERAS_CLASSES, KERAS_DATA, KERAS_PARTS
 from manyfit.config.artifact import Artifact, is_own_model
 from manyfit.config.load import make_component
 from manyfit.config.project import project_root
@@ -47,8 +48,6 @@ from manyfit.store.weights import read_tensors
 log = logging.getLogger("manyfit")
 
 FORMAT: Final = 1
-CARRIERS: Final = ("Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
-"""Parts of Keras that bring code, or load it from elsewhere."""
 CARD: Final[Mapping[str, type]] = {"format": int, "model": dict, "digest": str}
 
 
@@ -223,7 +222,7 @@ def quiet() -> Iterator[None]:
 
 
 def carried_code(file: Path) -> list[str]:
-    """What in a `.keras` file is not a part of Keras: layers that carry code, or that name it."""
+    """What in a `.keras` file is not a listed part of Keras: it may carry code, name it, or load it."""
     if not file.is_file():
         raise FolderError(f"there is no file {file}")
     try:
@@ -235,11 +234,8 @@ def carried_code(file: Path) -> list[str]:
 
     def look(value: Any) -> None:
         if isinstance(value, dict):
-            name, module = value.get("class_name"), value.get("module")
-            if name in CARRIERS:
-                found[str(name)] = None
-            elif isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins"):
-                found[f"{module}.{name}"] = None
+            if "class_name" in value and not _is_listed(value):
+                found[_name_of(value)] = None
             for item in value.values():
                 look(item)
         elif isinstance(value, list):
@@ -248,6 +244,24 @@ def carried_code(file: Path) -> list[str]:
 
     look(config)
     return list(found)
+
+
+def _is_listed(part: Mapping[str, Any]) -> bool:
+    """Whether a part of a Keras config is a class that only computes."""
+    name, module = part["class_name"], part.get("module") or "keras.layers"
+    if name in KERAS_DATA:
+        return part.get("module") is None
+    if part.get("registered_name") not in (None, name) or not isinstance(name, str):
+        return False
+    is_part = any(module == each or str(module).startswith(f"{each}.") for each in KERAS_PARTS)
+    return f"{module}.{name}" in KERAS_CLASSES or (is_part and name[:1].isupper() and name.isidentifier())
+
+
+def _name_of(part: Mapping[str, Any]) -> str:
+    """What a part is called when it is refused, and by whoever allows it."""
+    name, module = str(part["class_name"]), part.get("module")
+    own = isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins")
+    return f"{module}.{name}" if own else name
 
 
 def load_keras(file: Path, allow: Collection[str] = ()) -> Any:
