@@ -51,6 +51,7 @@ def test_links_lead_somewhere():
     for page in [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         *(ROOT / "docs").rglob("*.md"),
         ROOT / "examples/README.md",
     ]:
