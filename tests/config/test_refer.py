@@ -29,7 +29,7 @@ def test_values(text, value):
 
 
 def test_environment_is_recorded_and_secrets_are_not(monkeypatch):
-    monkeypatch.setenv("TOKEN", "hunter2")
+    monkeypatch.setenv("TOKEN", "hunter2-hunter2")
     import os
 
     found, resolver = resolve(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -261,6 +262,137 @@ def test_what_python_gets_is_clean(planted):
     with pytest.raises(manyfit.ManyfitError) as caught:
         manyfit.train("runs/a", ["model.how=json"], callbacks=[])
     assert not leaked(planted, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["val_loss-password", "safetensors-password", "step-000000001", "2026-11-16T0", "manyfit-password"],
+)
+def test_a_secret_that_looks_like_what_is_written_damages_nothing(planted, cli, monkeypatch, value):
+    monkeypatch.setenv("PLANTED_TOKEN", value)
+    planted.config(planted.changed(model={"class": "leaks.Leaky", "a": "${secret:PLANTED_TOKEN}"}))
+    for words in (["train", "runs/a", "train.epochs=1"], ["train", "runs/a", "train.epochs=2"], ["evaluate", "runs/a"],
+                  ["predict", "runs/a"], ["show", "runs/a", "--json"], ["export", "runs/a"], ["check", "runs/a"]):  # fmt: skip
+        answer = cli(*words)
+        assert answer.code == 0, (words, answer.err)
+    assert (planted.run / "metrics.csv").read_text().startswith("step,epoch,train_loss")
+
+
+def test_a_secret_that_is_too_short_is_refused(planted, cli, monkeypatch):
+    monkeypatch.setenv("PLANTED_TOKEN", "2026")
+    planted.config(planted.changed(model={"class": "leaks.Leaky", "a": "${secret:PLANTED_TOKEN}"}))
+    answer = cli("train", "runs/a")
+    assert answer.code == 2
+    assert "fewer than 8 characters" in answer.err
+
+
+ENDS = """
+import os, sys
+from typing import Annotated
+from torch import nn
+from manyfit import Kind
+
+
+class Ends(nn.Module):
+    def __init__(self, how: str = "", a: Annotated[str, Kind.NEUTRAL] = "") -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        self.how, self.a, self.seen = how, a, 0
+        print("made with", a)
+
+    def forward(self, x):
+        self.seen += 1
+        if self.seen == 9:
+            print(self.a)
+            sys.stdout.writelines([self.a])
+            sys.stderr.buffer.write(self.a.encode())
+            sys.stdout.flush()
+            if self.how == "exit":
+                sys.exit(self.a)
+            if self.how == "hard":
+                os._exit(7)
+        return self.layers(x)
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "hard"])
+def test_nothing_is_left_by_code_that_ends_its_process(planted, how):
+    planted.write("src/ends.py", ENDS)
+    planted.config(planted.changed(model={"class": "ends.Ends", "a": "${secret:PLANTED_TOKEN}", "how": how}))
+    planted.write(
+        "studies/s/study.yaml",
+        "base: ../../runs/a/config.yaml\nobjective: {metric: val_loss, mode: min}\nsearch: {method: grid}\n"
+        "space: {train.optimizer.lr: [0.01, 0.02]}\nexecute: {on: processes, workers: 2}\n",
+    )
+    commands = [["sweep", "studies/s"], *([["train", "runs/a"]] if how == "exit" else [])]
+    streams = []
+    for words in commands:
+        words = [sys.executable, "-m", "manyfit", *words]
+        done = subprocess.run(words, cwd=planted.root, capture_output=True, text=True, check=False)
+        streams += [done.stdout, done.stderr]
+        assert "${secret:PLANTED_TOKEN}" in done.stdout + done.stderr
+    found = leaked(planted, *streams)
+    assert not found, found[:5]
+
+
+def test_an_estimator_that_keeps_a_secret_is_refused(planted, cli):
+    pytest.importorskip("skops")
+    planted.write(
+        "src/keeps.py",
+        "from typing import Annotated\nfrom sklearn.linear_model import SGDClassifier\nfrom manyfit import Kind\n"
+        "class Est(SGDClassifier):\n    def __init__(self, token: Annotated[str, Kind.NEUTRAL] = ''):\n"
+        "        super().__init__()\n        self.token = token\n",
+    )
+    train = {"epochs": 1, "loss": None, "optimizer": None}
+    model = {"class": "keeps.Est", "token": "${secret:PLANTED_TOKEN}"}
+    planted.config(planted.changed(model=model, train=train))
+    answer = cli("train", "runs/a")
+    assert answer.code == 2, answer.err
+    assert "has kept a secret" in answer.err
+    assert not leaked(planted, answer.out, answer.err)
+
+
+def test_an_export_that_holds_a_secret_is_not_kept(tmp_path, monkeypatch):
+    import zipfile
+
+    from manyfit.core.errors import UsageError
+    from manyfit.run.export import check_secrets
+
+    monkeypatch.setattr(secrets, "_revealed", {"ghp_9sZq81LmVwX0tRb7": "X"})
+    for text in ("nothing", "a ghp_9sZq81LmVwX0tRb7 b"):
+        with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("config.json", json.dumps({"token": text}))
+        if text == "nothing":
+            check_secrets(tmp_path / "m.keras")
+            continue
+        with pytest.raises(UsageError, match="has kept a secret"):
+            check_secrets(tmp_path / "m.keras")
+
+
+@pytest.mark.parametrize("length", [8, 9, 12, 15, 20, 23, 30, 44])
+def test_a_beginning_or_an_end_is_taken_out_as_a_whole(monkeypatch, length):
+    """Whatever other spellings have the same first or last characters."""
+    value = "Password/QWERTY(.*)UIOP'ASDF/GHJKLZXCVB 0123"
+    monkeypatch.setattr(secrets, "_revealed", {value: "X"})
+    assert secrets.redact(f"<{value[:length]}…>") == "<${secret:X}…>"
+    assert secrets.redact(f"<…{value[-length:]}>") == "<…${secret:X}>"
+
+
+def test_a_long_line_on_a_terminal_is_cleaned_before_it_is_cut(monkeypatch):
+    import io
+
+    from rich.text import Text
+
+    from manyfit.run.progress import console
+
+    value = "".join(f"{i:03d}xyz" for i in range(60))
+    monkeypatch.setattr(secrets, "_revealed", {value: "X"})
+    shown = console()
+    shown.file, shown.width = io.StringIO(), 40
+    shown.print(Text(f"the token is {value} \x1b[31m"))
+    assert "${secret:X}" in shown.file.getvalue()
+    assert "010xyz" not in shown.file.getvalue()
+    assert "\x1b" not in shown.file.getvalue()
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -199,6 +199,8 @@ def test_layers_of_keras_that_carry_code(received, component):
         {"class_name": "__tensor__", "module": "os", "config": {}},
         {"class_name": ["Dense"], "module": "keras.layers"},
         {"class_name": "JaxLayer", "config": {}},
+        {"module": "keras", "class_name": "layers.Lambda", "config": {}},
+        {"module": "keras", "class_name": "layers.Dense", "config": {}},
     ],
 )
 def test_parts_of_a_keras_file_that_are_not_listed(tmp_path, part):
@@ -258,6 +260,171 @@ def test_a_received_folder_with_code_beside_it(received, cli, tmp_path, monkeypa
     assert not mark.exists()
     assert cli("predict", run, "--trust", "--allow-change", "code").code == 0
     assert mark.exists()
+
+
+def test_an_export_of_a_received_run_takes_no_code_from_it_and_is_not_sealed(received, tmp_path):
+    """The model is built once more, to compare it with the original."""
+    mark = tmp_path / "mark"
+    received.write("runs/a/payload/models.py", EVIL.format(mark=str(mark)))
+    rewrite_config(received.run, lambda tree: tree.update(src_code_path="runs/a/payload"))
+    manyfit.export("runs/a")
+    assert not mark.exists()
+    assert "seal" not in json.loads((received.run / "exported/model.json").read_text())["model"]
+
+
+def test_who_stands_in_an_artifact_does_not_stand_in_a_project(
+    received, tmp_path, tmp_path_factory, monkeypatch
+):
+    mark = tmp_path / "mark"
+    far = tmp_path_factory.mktemp("far") / "run"
+    shutil.copytree(received.run, far)
+    (far / "src").mkdir()
+    (far / "src/models.py").write_text(EVIL.format(mark=str(mark)))
+    monkeypatch.chdir(far)
+    for place in (".", "exported", "../run/exported", next(Path("checkpoints").iterdir())):
+        with pytest.raises(manyfit.ConfigError, match="was not made here"):
+            manyfit.load_model(place)
+    for file in ("config.resolved.yaml", "config.yaml"):
+        (far / file).unlink()
+    with pytest.raises(manyfit.ConfigError, match="was not made here"):
+        manyfit.load_model("exported")
+    assert not mark.exists()
+
+
+def test_a_seal_holds_for_one_folder(project, cli):
+    """A copy of one's own run that came back with another config is not one's own."""
+    manyfit.train("runs/a", callbacks=[])
+    shutil.copytree(project.run, project.root / "runs/returned")
+    project.write("runs/returned/p/evilmod.py", EVIL.format(mark=str(project.root / "mark")))
+    rewrite_to = {**project.changed(model={"class": "evilmod.MLP"}), "src_code_path": "runs/returned/p"}
+    project.config(rewrite_to, "returned")
+    for words in (["config", "check"], ["config", "show"], ["check"]):
+        assert cli(*words, "runs/returned").code == 2
+    assert not (project.root / "mark").exists()
+
+
+@pytest.mark.parametrize("how", ["dangling", "gone"])
+def test_a_trained_folder_without_its_resolved_config_is_still_one(received, cli, how):
+    (received.run / "config.resolved.yaml").unlink()
+    if how == "dangling":
+        (received.run / "config.resolved.yaml").symlink_to("nowhere.yaml")
+    received.write("runs/a/p/evilmod.py", EVIL.format(mark=str(received.root / "mark")))
+    received.config({**received.changed(model={"class": "evilmod.MLP"}), "src_code_path": "runs/a/p"})
+    for words in (["config", "check"], ["check"]):
+        assert cli(*words, "runs/a").code == 2
+    assert not (received.root / "mark").exists()
+
+
+def test_track_sync_imports_nothing_and_sends_nothing(received, cli, monkeypatch):
+    """Also where a run folder looks like a study, and where a study is somebody else's."""
+    mark = received.root / "mark"
+    received.write("src/evil7.py", EVIL.format(mark=str(mark)))
+    base = received.changed(model={"class": "evil7.MLP"})
+    study = {"base": base, "objective": {"metric": "val_loss", "mode": "min"}, "search": {"method": "grid"},
+             "space": {"train.optimizer.lr": [0.1]}, "track": {"mlflow": "sqlite:///there.db"}}  # fmt: skip
+    received.write("runs/a/study.yaml", json.dumps(study))
+    received.write("runs/a/ledger.db", "")
+    received.write("studies/s/study.yaml", json.dumps(study))
+    received.write("studies/s/ledger.db", "")
+    cli("track", "sync", "runs/a")
+    answer = cli("track", "sync", "studies/s")
+    assert answer.code == 2
+    assert "is not a study of yours" in answer.err
+    assert not mark.exists()
+    rewrite_config(received.run, lambda tree: tree.update(track={"mlflow": "auto"}))
+    assert cli("track", "sync", "runs/a").code == 0
+    assert cli("track", "sync", "runs/a", "--mlflow", "sqlite:///mine.db").code == 2
+    assert not list(received.root.glob("*.db"))
+
+
+def test_nothing_is_written_through_a_link_at_a_temporary_name(tmp_path):
+    import os
+
+    from manyfit.store import durable
+
+    kept = tmp_path / "kept"
+    kept.write_text("kept\n")
+    (tmp_path / f".x.json.{os.getpid()}.tmp").symlink_to(kept)
+    durable.write(tmp_path / "x.json", "new\n")
+    assert kept.read_text() == "kept\n"
+    assert (tmp_path / "x.json").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("target", ["secret.txt", "/dev/zero"])
+def test_an_export_copies_no_links(received, target):
+    received.write("secret.txt", "TOPSECRET\n")
+    extra = received.run / "exported/extra"
+    extra.mkdir()
+    (extra / "notes").symlink_to(received.root / target)
+    with pytest.raises(FolderError, match="neither a file nor a folder"):
+        manyfit.export("runs/a")
+
+
+def test_modules_are_imported_only_from_where_they_are_ones_own(received):
+    """A folder of one's own does not open a package of the same name; attributes lead to no import."""
+    import sys
+
+    (received.src / "test").mkdir()
+    for path in ("test.support.threading_helper.X", "models.nn.functional.torch._dynamo.config.X"):
+        before = set(sys.modules)
+        spoiled(received.run, {"class": path})
+        with pytest.raises(manyfit.ConfigError, match="was not made here"):
+            manyfit.load_model(received.run / "exported")
+        assert not {name for name in set(sys.modules) - before if name.startswith(("test.", "torch._dynamo"))}
+
+
+def blob(names: dict[str, str]) -> bytes:
+    """An estimator in the form of skops with an attribute of another class, by module and name."""
+    import io
+
+    import skops.io
+    from sklearn.linear_model import LogisticRegression
+
+    data = skops.io.dumps(LogisticRegression())
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        schema = json.loads(archive.read("schema.json"))
+    module, _, name = names["class"].rpartition(".")
+    state = {"__class__": "str", "__module__": "builtins", "__loader__": "JsonNode", "content": '"x"', "is_json": True,
+             "__id__": 98}  # fmt: skip
+    schema["content"]["content"]["extra"] = {
+        "__class__": name, "__module__": module, "__loader__": names["loader"], "content": state, "__id__": 99,
+    }  # fmt: skip
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("schema.json", json.dumps(schema))
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.utils.data.datapipes.datapipe._IterDataPipeSerializationWrapper",
+        "manyfit.core.files.read_text",
+        "torch.hub.load",
+        "sklearn.datasets._base.urlretrieve",
+        "os.system",
+    ],
+)
+def test_an_estimator_holds_what_its_class_may_hold(name):
+    """Whatever its parameters are: they come with the state."""
+    import torch
+
+    from manyfit.core.errors import RunFailed
+    from manyfit.core.state import State
+    from manyfit.data import ArraySource
+    from manyfit.learn.estimator import KEPT, EstimatorLearner
+
+    linear = pytest.importorskip("sklearn.linear_model")
+    pytest.importorskip("skops")
+    import numpy as np
+
+    built = linear.LogisticRegression(class_weight=torch.nn.Identity())
+    learner = EstimatorLearner(built, ArraySource(np.zeros((0, 1))))
+    for loader in ("ObjectNode", "ConstructorFromReduceNode"):
+        data = np.frombuffer(bytearray(blob({"class": name, "loader": loader})), dtype=np.uint8)
+        state = State({KEPT: torch.from_numpy(data)}, {"step": 1, "loss": None})
+        with pytest.raises(RunFailed, match="which could be anything"):
+            learner.load([state])
 
 
 def test_a_path_through_ones_own_module_leads_nowhere_else(received):
@@ -370,7 +537,7 @@ def test_files_are_neither_written_nor_fetched_by_feeders(received):
         "batch_size": 4,
         "features_map": {"x": {"class": "FixedLenFeature"}},
     }
-    for change in ({"file_patterns": "data/*", "auto_generate_meta": True}, {"file_patterns": "http://127.0.0.1:9/*"},
+    for change in ({"file_patterns": "data/*", "auto_generate_meta": True}, {"file_patterns": "data/*", "cache": "/tmp/somewhere"}, {"file_patterns": "http://127.0.0.1:9/*"},
                    {"file_patterns": ["simplecache::http://127.0.0.1:9/x"]}):  # fmt: skip
         data = {"class": "manyfit.feeders.Feeders", "train": {**feeder, **change}}
         rewrite_config(received.run, lambda tree, data=data: tree.update(data=data))

@@ -238,6 +238,175 @@ def test_a_received_ledger_gives_no_traceback(lab, cli, statement, monkeypatch, 
         assert "does not agree with its run folders" in cli("status", lab.folder).err
 
 
+MISSING = [
+    "delete from trials",
+    "delete from trials where point = 1",
+    "delete from meta where key = 'base'",
+    "delete from trials; delete from seals where row like 'trials%'",
+    "delete from seals where row like 'count%'",
+    "delete from points where number = 1; delete from trials where point = 1; delete from seals where row = 'points 1'",
+]
+
+
+@pytest.mark.parametrize("statements", MISSING)
+def test_rows_that_are_missing_are_missed(lab, cli, statements):
+    trained(lab)
+    for statement in statements.split(";"):
+        changed(lab.folder, statement)
+    for words in (["status", lab.folder], ["sweep", lab.folder]):
+        answer = cli(*words)
+        assert answer.code == 2, (words, answer.out, answer.err)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update trials set state='finished', is_over=1, epoch=9, step=step, curve='[[2.0, 0.001]]', value=0.001",
+        "update trials set value = 0.001",
+        "update trials set step = 1000000 where point = 0",
+        "update trials set seed = 0 where point = 0",
+    ],
+)
+def test_a_received_ledger_is_compared_with_its_run_folders(lab, cli, statement):
+    """Before a sweep believes it, and seals it."""
+    trained(lab)
+    changed(lab.folder, "drop table seals")
+    changed(lab.folder, statement)
+    for words in (["status", lab.folder], ["sweep", lab.folder], ["status", lab.folder]):
+        assert cli(*words).code == 2, words
+    (lab.folder / "ledger.db").unlink()
+    lab.sweep()
+    assert all(row[0] > 0.01 for row in lab.rows("select value from trials"))
+
+
+FACTS = ("base", "aim", "budget", "stop", "modules", "rehearsed", "rehearsing", "seconds", "isolates", "space", "trials",
+         "epochs", "sampler", "objective", "seeds", "base_values")  # fmt: skip
+VALUES = ("[1]", '"x"', "{}", "nope", "-5", "null", '{"value": 1}')
+
+
+@pytest.mark.parametrize("key", [*FACTS[:3], *(pytest.param(f, marks=pytest.mark.soak) for f in FACTS[3:])])
+def test_strange_facts_give_no_traceback(lab, cli, key, tmp_path):
+    trained(lab)
+    shutil.copytree(lab.folder, tmp_path / "whole")
+    for value in VALUES:
+        shutil.rmtree(lab.folder)
+        shutil.copytree(tmp_path / "whole", lab.folder)
+        changed(lab.folder, "drop table seals")
+        changed(lab.folder, f"insert or replace into meta values ('{key}', '{value}')")
+        for words in (["status", lab.folder], ["sweep", lab.folder]):
+            answer = cli(*words)
+            assert "Traceback" not in answer.err, (key, value, words, answer.err)
+            assert answer.code in (0, 2)
+
+
+@pytest.mark.parametrize(
+    "statement", ["drop table meta", "drop table points", "alter table trials drop column failure"]
+)
+def test_a_ledger_without_some_of_it_gives_no_traceback(lab, cli, statement):
+    trained(lab)
+    changed(lab.folder, "drop table seals")
+    changed(lab.folder, statement)
+    for words in (["status", lab.folder], ["sweep", lab.folder]):
+        answer = cli(*words)
+        assert answer.code == 2, (words, answer.err)
+        assert "move it away" in answer.err
+
+
+def test_a_kill_between_a_row_and_its_seal_loses_neither(lab):
+    trained(lab)
+    code = (
+        "import os, sys; from manyfit.study.integrity import Seals; from manyfit.study.ledger import Ledger; "
+        "from pathlib import Path; ledger = Ledger(Path(sys.argv[1])); "
+        "Seals.put = lambda *a: os.kill(os.getpid(), 9); ledger.set('seconds', 77.0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(lab.folder / "ledger.db")], check=False)
+    assert done.returncode == -9
+    lab.sweep()
+    assert read_only(lab.folder / "ledger.db")[1]["seconds"] != 77.0
+
+
+@pytest.mark.parametrize("which", ["one", "all"])
+def test_a_trial_whose_folder_is_gone_is_trained_again(lab, which):
+    """Also one of a point that was given up."""
+    lab.write(space={"train.optimizer.lr": [0.3, 0.1, 0.03]}, set={"train.epochs": 3},
+              search={"method": "grid", "seeds": 2, "stop": "halving"})  # fmt: skip
+    lab.sweep()
+    before = lab.table()
+    stopped = lab.rows(
+        "select id from trials where point in (select number from points where state = 'stopped')"
+    )
+    gone = (
+        [row[0] for row in stopped][:1]
+        if which == "one"
+        else [p.name for p in (lab.folder / "trials").iterdir()]
+    )
+    for name in gone:
+        shutil.rmtree(lab.folder / "trials" / name)
+    lab.sweep()
+    assert lab.table() == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "def pauses(self, epochs): return itertools.count(1)\n    def decide(self, board): return []",
+            "some whole numbers",
+        ),
+        ("def pauses(self, epochs): return None\n    def decide(self, board): return []", "pauses failed"),
+        ("def pauses(self, epochs): return [1]\n    def decide(self, board): return None", "decide failed"),
+        (
+            "def pauses(self, epochs): return [1]\n    def decide(self, board): return ['go']",
+            "must return decisions",
+        ),
+        (
+            "def pauses(self, epochs): return [1]\n    def decide(self, board): raise KeyError(1)",
+            "decide failed: KeyError",
+        ),
+    ],
+)
+def test_a_stopper_that_is_wrong_is_named(lab, cli, code, says):
+    lab.project.write("src/odd.py", f"import itertools\nclass Odd:\n    {code}\n")
+    lab.write(space={"train.optimizer.lr": [0.1, 0.2]}, set={"train.epochs": 3},
+              search={"method": "grid", "seeds": 1, "stop": {"class": "odd.Odd"}})  # fmt: skip
+    answer = cli("sweep", lab.folder)
+    assert answer.code in (1, 2)
+    assert says in answer.err, answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_strange_files_in_the_inbox_end_nothing(lab, cli):
+    trained(lab)
+    inbox = lab.folder / "inbox"
+    (inbox / "refused").mkdir(exist_ok=True)
+    deep = "[" * 900 + "]" * 900
+    files = {
+        "1.json": "junk", "2.json": '{"action": "add", "values": {"\\ud800": 1}}', "x" * 200 + ".json": "junk",
+        "3.json": '{"action": "add", "values": {"model.hidden": ' + deep + "}}",
+        "4.json": '{"action": "stop", "point": 99}', "5.json": "[]", "6.json": '{"action": "add", "values": 7}',
+    }  # fmt: skip
+    for name, text in files.items():
+        (inbox / name).write_text(text)
+    (Path(os.fsdecode(os.fsencode(inbox) + b"/\xff\xfe.json"))).write_text('{"action": "stop", "point": 0}')
+    os.mkfifo(inbox / "refused" / "1.json.txt")
+    (inbox / "refused" / "4.json").mkdir()
+    signal.alarm(60)
+    try:
+        answer = cli("sweep", lab.folder)
+    finally:
+        signal.alarm(0)
+    assert answer.code == 0, answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_pipe_in_the_place_of_the_key(lab, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "odd"))
+    (tmp_path / "odd" / "manyfit").mkdir(parents=True)
+    os.mkfifo(tmp_path / "odd" / "manyfit" / "key")
+    trained(lab)
+
+
 def test_a_received_study_goes_on_and_is_ones_own_then(lab, cli, monkeypatch, tmp_path_factory):
     trained(lab)
     before = lab.table()

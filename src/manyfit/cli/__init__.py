@@ -135,6 +135,11 @@ def _main(args: list[str] | None) -> None:
     except ManyfitError as error:
         say(f"manyfit: {error}", err=True)
         sys.exit(error.exit_code)
+    except SystemExit as stop:  # perhaps of the code of a run, with a text that Python would print as it is
+        if stop.code is None or isinstance(stop.code, int):
+            raise
+        say(stop.code, err=True)
+        sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         say("manyfit: interrupted", err=True)
         sys.exit(130)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any, TextIO, cast
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, TextIO, cast
 
 import click
 
-from manyfit.core.secrets import clean, redact
+from manyfit.core.secrets import clean, clean_bytes, redact
 from manyfit.core.text import printable
 
 
@@ -36,6 +36,34 @@ class Cleaned:
         """Write text without the secrets that were read."""
         self._stream.write(clean(text))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        self.write("".join(lines))
+
+    @property
+    def buffer(self) -> CleanedBytes:
+        """The same for bytes."""
+        return CleanedBytes(self._stream.buffer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class CleanedBytes:
+    """The bytes below such a stream."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        """Write bytes without the secrets that were read."""
+        self._stream.write(clean_bytes(bytes(data)))
+        return len(data)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write several pieces."""
+        self.write(b"".join(map(bytes, lines)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

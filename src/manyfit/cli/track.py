@@ -24,7 +24,8 @@ def sync(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bool) -> N
     from manyfit.run.tracking import sync as bring_up_to_date
 
     found = {
-        str(run): _study(run, uri) if is_study(run) else bring_up_to_date(run, uri, trust) for run in runs
+        str(run): _study(run, uri, trust) if is_study(run) else bring_up_to_date(run, uri, trust)
+        for run in runs
     }
     if json_:
         as_json(found)
@@ -37,12 +38,18 @@ def sync(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bool) -> N
 
 def is_study(place: Path) -> bool:
     """Whether a folder holds a study."""
-    return (place / "ledger.db").is_file()
+    return (place / "ledger.db").is_file() and not (place / "config.resolved.yaml").exists()
 
 
-def _study(place: Path, uri: str | None) -> dict[str, int]:
-    from manyfit.config.study import load_study
+def _study(place: Path, uri: str | None, trust: bool) -> dict[str, int]:
+    from manyfit.config.artifact import HINT
+    from manyfit.config.study import load_mirrors
+    from manyfit.core.errors import UsageError
+    from manyfit.study.ledger import is_own
     from manyfit.study.mirror import mirror
 
-    track = load_study(place).track
-    return mirror(place, track.tensorboard, uri or track.mlflow)
+    track = load_mirrors(place)
+    address = uri or track.mlflow
+    if address is not None and not (trust or is_own(place / "ledger.db")):
+        raise UsageError(f"{place} is not a study of yours, and would be sent to {address}; {HINT}")
+    return mirror(place, track.tensorboard, address)

@@ -139,7 +139,7 @@ KERAS_DATA: Final = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__
 """Names in a `.keras` file that stand for values."""
 
 REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
-    "manyfit.feeders.TFRecordExamplesFeeder": ("auto_generate_meta",),
+    "manyfit.feeders.TFRecordExamplesFeeder": ("auto_generate_meta", "cache"),
 }
 """Parameters of listed classes that would write a file."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config.allowed import ALLOWED
-from manyfit.config.project import project_root
+from manyfit.config.project import logical, project_root
 from manyfit.config.read import read_file
 from manyfit.config.tree import Map, plain
 from manyfit.core.errors import ConfigError, FolderError
@@ -25,6 +26,10 @@ from manyfit.core.seal import Sealer
 SOURCES: Final = (Path("src"), Path("models") / "registry")
 """Where the code of a project lies, if no config of the user's says otherwise."""
 RESOLVED: Final = "config.resolved.yaml"
+MARKS: Final = (RESOLVED, "model.json", "manifest.json")
+"""Files by which an artifact is known."""
+PARTS: Final = ("checkpoints", "exported-top")
+"""Folders of a run that hold artifacts."""
 SEAL: Final = "seal: "
 HINT: Final = "if you trust it: --trust (in Python: trust=True)"
 
@@ -41,14 +46,36 @@ class Artifact:
     def at(place: Path) -> Artifact:
         """Read `place` as data, for a user who stands where this process does."""
         root = project_root(Path.cwd())
-        inside = place.resolve()
         found = [root / source for source in SOURCES if (root / source).is_dir()]
+        if any((root / name).exists() for name in MARKS):
+            found = []  # who stands in an artifact does not stand in a project
+        inside = place.resolve()
+        if (inside / "model.json").exists() or (inside / "manifest.json").exists():
+            inside = inside.parent if inside.parent.name not in PARTS else inside.parent.parent
         return Artifact(place, tuple(s for s in found if not s.resolve().is_relative_to(inside)))
 
     def source_of(self, path: str) -> Path | None:
         """The folder of the user's code in which the module of a class path lies."""
-        top = path.partition(".")[0]
-        return next((s for s in self.sources if (s / f"{top}.py").is_file() or (s / top).is_dir()), None)
+        top, _, rest = path.partition(".")
+        second = rest.partition(".")[0]
+        for source in self.sources:
+            own = [source / f"{top}.py", source / top / "__init__.py", source / top / f"{second}.py"]
+            if any(file.is_file() for file in own) or (second and (source / top / second).is_dir()):
+                return source
+        return None
+
+    def steps(self, path: str) -> list[str]:
+        """The class path, after those of what it leads through behind its module: each must be one's own."""
+        source, parts = self.source_of(path), path.split(".")
+        if source is None:
+            return [path]
+        length = 1
+        while length < len(parts) - 1:
+            folder = source.joinpath(*parts[: length + 1])
+            if not (folder.is_dir() or folder.with_suffix(".py").is_file()):
+                break
+            length += 1
+        return [".".join(parts[:end]) for end in range(length + 1, len(parts) + 1)]
 
     def refuses(self, path: str) -> str:
         """Why a class path may not even be imported; empty if it may."""
@@ -72,9 +99,15 @@ class Artifact:
         return f"{self.place} was not made here, and {path} is not defined in {source.name}/"
 
 
-def sealed(text: str, project: Path) -> str:
+def _placed(text: str, folder: Path) -> str:
+    """The text of a resolved config, and where it lies in its project: a seal holds for one folder."""
+    here, root = logical(folder), project_root(folder)
+    return f"{here.relative_to(root) if here.is_relative_to(root) else here.name}\0{text}"
+
+
+def sealed(text: str, project: Path, folder: Path) -> str:
     """The text of a resolved config with the seal of whoever writes it, if there is one."""
-    made = Sealer(project).seal(text)
+    made = Sealer(project).seal(_placed(text, folder))
     return f"{text}{SEAL}'{made}'\n" if made else text
 
 
@@ -90,27 +123,36 @@ def is_own_model(model: Mapping[str, Any], project: Path) -> bool:
     return Sealer(project).holds(model.get("seal"), _canonical(bare))
 
 
+def moved(file: Path, folder: Path) -> str:
+    """The text of a resolved config of one's own, sealed for another folder."""
+    body = read_bytes(file).decode("utf-8", "surrogateescape").rpartition(SEAL)[0]
+    return sealed(body, _project(file), folder)
+
+
+def _project(file: Path) -> Path:
+    """The project of a resolved config: that around it, or the one that it names."""
+    tree = read_file(file)
+    said = plain(tree).get("config", {}) if isinstance(tree, Map) else {}
+    named = said.get("project_path") if isinstance(said, dict) else None
+    root = project_root(file)
+    return root / named if isinstance(named, str) and named else root
+
+
 def is_own_run(file: Path) -> bool:
-    """Whether a resolved config was written here, for the project that it belongs to."""
+    """Whether a resolved config was written here, for the folder and the project that it lies in."""
     try:
-        text = read_bytes(file).decode("utf-8", "surrogateescape")
-        tree = read_file(file)
+        text, root = read_bytes(file).decode("utf-8", "surrogateescape"), _project(file)
     except (OSError, ConfigError, FolderError):
         return False
     body, _, last = text.rpartition(SEAL)
-    if not isinstance(tree, Map):
-        return False
-    said = plain(tree).get("config", {})
-    root = project_root(file)
-    if isinstance(said, dict) and isinstance(said.get("project_path"), str) and said["project_path"]:
-        root = root / said["project_path"]
-    return Sealer(root).holds(last.strip().strip("'"), body)
+    return Sealer(root).holds(last.strip().strip("'"), _placed(body, file.parent))
 
 
 def artifact_at(file: Path) -> Artifact | None:
     """How to read a config file: as data if it lies in a run folder that was trained, but not here."""
     resolved = file if file.name == RESOLVED else file.parent / RESOLVED
-    if not resolved.exists() or is_own_run(resolved):
+    trained = (resolved, *(file.parent / name for name in ("checkpoints", "exported", "metrics.jsonl")))
+    if not any(os.path.lexists(trace) for trace in trained) or is_own_run(resolved):
         return None
     return Artifact.at(file.parent)
 

@@ -172,12 +172,14 @@ class Checker(Values):
             reason, source = artifact.refuses(name), artifact.source_of(name)
             if reason:
                 return self.fail(node, path, reason, HINT, repr(text))
-        try:
-            found = resolve(text, role, source)
-        except ResolveError as error:
-            return self.fail(node, path, str(error), error.expected, repr(text), error.suggestion)
-        if artifact is not None and (reason := artifact.disowns(name, found)):
-            return self.fail(node, path, reason, HINT, repr(text))
+        found: Any = None
+        for step in artifact.steps(name) if artifact is not None else [text]:
+            try:
+                found = resolve(step, role, source)
+            except ResolveError as error:
+                return self.fail(node, path, str(error), error.expected, repr(text), error.suggestion)
+            if artifact is not None and (reason := artifact.disowns(name, found)):
+                return self.fail(node, path, reason, HINT, repr(text))
         return found
 
     def trust(self, path: Path) -> Trust:

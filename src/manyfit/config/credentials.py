@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from manyfit.config.refer import MIN_SECRET
 from manyfit.config.tree import Leaf, Map, Node, Seq, leaves
 from manyfit.core.secrets import PATTERN, has_secrets, templated, value_of
 
@@ -13,7 +14,7 @@ def know_secrets(tree: Map) -> None:
     for _, leaf in leaves(tree):
         if isinstance(leaf, Leaf) and isinstance(leaf.value, str) and "${" in leaf.value:
             for name in PATTERN.findall(leaf.value):
-                if name in os.environ:
+                if len(os.environ.get(name, "")) >= MIN_SECRET:
                     value_of(name)
 
 

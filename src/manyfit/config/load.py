@@ -50,7 +50,7 @@ def load_config(
     """
     problems: list[Problem] = []
     if not isinstance(source, Mapping):
-        _check_name(str(source))
+        check_name(str(source))
     file = None if isinstance(source, Mapping) else config_file(FilePath(source))
     root = (project or (root_of(file) if file else FilePath.cwd())).resolve()
     reader = Reader(problems)
@@ -187,7 +187,7 @@ def _check_only(file: FilePath | None, reader: Reader, tree: Map, problems: list
         )
 
 
-def _check_name(text: str) -> None:
+def check_name(text: str) -> None:
     """A path that no file can have is a mistake like any other; so is one that trackers cannot write down."""
     try:
         str(logical(FilePath(text))).encode()

@@ -20,7 +20,7 @@ from manyfit.core.secrets import Secret, value_of
 RESOLVERS: Final = ("oc.env", "oc.decode", "oc.select", "secret")
 MAX_NESTING: Final = 16
 MAX_CHAIN: Final = 64
-MIN_SECRET: Final = 4
+MIN_SECRET: Final = 8
 
 _MARK = re.compile(r"(\\*)\$\{")
 

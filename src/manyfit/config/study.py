@@ -20,7 +20,7 @@ from manyfit.config.credentials import hidden, know_secrets
 from manyfit.config.defaults import source_folder
 from manyfit.config.kinds import Kind
 from manyfit.config.layers import Reader
-from manyfit.config.load import load_config, patch
+from manyfit.config.load import check_name, load_config, patch
 from manyfit.config.override import Override, Overrides, apply, collect, split
 from manyfit.config.project import project_root
 from manyfit.config.refer import Resolver
@@ -174,6 +174,7 @@ def load_study(
         laid = reader.extended(from_plain(source), project_root(folder))
         place = project_root(folder)
     else:
+        check_name(str(source))
         file = Path(source) / "study.yaml" if Path(source).is_dir() else Path(source)
         if not file.is_file():
             raise ConfigError([_no_file(file)])
@@ -196,6 +197,24 @@ def load_study(
     return StudyConfig(
         folder, base, space, described.objective, described.search, described.execute, described.track, laid
     )
+
+
+def load_mirrors(place: Path) -> Mirrors:
+    """Where a study is mirrored to: its `track` section alone. Nothing that the study names is imported."""
+    problems: list[Problem] = []
+    laid = Reader(problems).read(place / "study.yaml")
+    if laid is None or problems:
+        raise ConfigError(problems)
+    section = laid.items.get("track", Map({}, laid.origin))
+    resolver = Resolver(Map({"track": section}, laid.origin), os.environ)
+    tree = resolver.resolve()
+    checker = Checker(tree, project_root(place), None, {})
+    checker.kind = Kind.NEUTRAL
+    found = checker.record(tree.items["track"], Mirrors, ("track",))
+    if resolver.problems or checker.problems:
+        raise ConfigError([*resolver.problems, *checker.problems])
+    assert isinstance(found, Mirrors)
+    return found
 
 
 def _dotted(laid: Map, override: Override) -> Override:

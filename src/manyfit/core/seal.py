@@ -16,6 +16,9 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from manyfit.core.errors import FolderError
+from manyfit.core.files import read_bytes
+
 log = logging.getLogger("manyfit")
 
 SIZE: Final = 32
@@ -54,8 +57,8 @@ def _key(file: Path) -> bytes:
     try:
         if not file.exists():
             _make(file)
-        found = file.read_bytes()
-    except (OSError, RuntimeError) as error:
+        found = read_bytes(file)
+    except (OSError, RuntimeError, FolderError) as error:
         log.info("no key can be kept in %s (%s): runs of this user are not recognised later", file, error)
         return b""
     return found if len(found) == SIZE else b""

@@ -22,6 +22,8 @@ PIECE: Final = 8
 """So many characters of a secret, at its beginning or its end, are hidden although the rest was cut off."""
 LEAST: Final = 4
 """A shorter value cannot be told from other text."""
+CERTAIN: Final = 12
+"""So many characters of a secret do not stand in a file by chance, as a part of its syntax."""
 SIGNS: Final = r"(?:[ \t]*(?:\\+[rn]|[\r\n])[-+ >|#\t]*)+"
 """What may stand between two lines of a secret: line ends, as they are or escaped, and signs of a diff."""
 USER: Final = re.compile(r"(?<=://)([^\s/:@?#\"']+):([^\s/@\"']+)(?=@)")
@@ -80,13 +82,13 @@ def templated(value: Any) -> Any:
 
 
 def redacted(value: Any) -> Any:
-    """Clean every text in nested data, before it is written as JSON."""
+    """Clean every text in nested data, before it is written as JSON. Keys and numbers stay as they are."""
     if not _revealed:
         return value
     if isinstance(value, str):
-        return clean(value)
+        return without_values(value)
     if isinstance(value, Mapping):
-        return {clean(key) if isinstance(key, str) else key: redacted(item) for key, item in value.items()}
+        return {key: redacted(item) for key, item in value.items()}
     return [redacted(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -100,81 +102,108 @@ def clean(text: str) -> str:
     """Replace every secret that has been read in this process by its template, however it is spelled.
 
     The value counts, its lines, what was cut off of it, and its forms in JSON, in a Python literal, in an
-    address, in base64 and in hexadecimal digits.
+    address, in base64 and in hexadecimal digits. For messages: a piece may also be a part of another word.
     """
-    forms = _known(tuple(_revealed.items()))
-    if not forms:
+    if not _revealed:
         return text
-    for form in forms:
-        text = form.without_whole(text)
-    for form in forms:  # after that, or a piece of one spelling would be taken out of another
-        text = form.without_pieces(text)
-    return text
+    known = _known(tuple(_revealed.items()))
+    # Pieces after that, or a piece of one spelling would be taken out of another.
+    return known.without_pieces(known.without_whole(text))
+
+
+def without_values(text: str, least: int = PIECE) -> str:
+    """The same for data that is read again: only whole values, and whole lines of them, in any spelling."""
+    return _known(tuple(_revealed.items())).without_whole(text, least) if _revealed else text
+
+
+def clean_file(text: str) -> str:
+    """The same for the text of a file, in which a short secret could be a part of the syntax."""
+    return without_values(text, CERTAIN)
 
 
 def clean_bytes(data: bytes) -> bytes:
-    """The same for bytes; what holds no secret comes back as it is."""
+    """Clean bytes that are mostly text; what holds no secret comes back as it is."""
     if not _revealed:
         return data
     text = data.decode("utf-8", "surrogateescape")
     found = clean(text)
-    return data if found is text or found == text else found.encode("utf-8", "surrogateescape")
+    return data if found == text else found.encode("utf-8", "surrogateescape")
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """One spelling of a secret."""
+def holds_secret(data: bytes) -> bool:
+    """Whether bytes hold a secret as a whole."""
+    text = data.decode("utf-8", "surrogateescape")
+    return without_values(text) != text
 
-    text: str
-    template: str
-    lines: re.Pattern[str] | None = None
-    """The same over several lines, with signs between them."""
 
-    def without_whole(self, text: str) -> str:
-        if self.lines is not None:
-            return self.lines.sub(lambda _: self.template, text)
-        return text.replace(self.text, self.template)
+@dataclass(frozen=True)
+class _Known:
+    """Every spelling of every secret."""
+
+    forms: Mapping[str, str]
+    """From spellings to templates, the longest first."""
+    patterns: tuple[tuple[re.Pattern[str], str], ...]
+    """Values over several lines, with signs between them."""
+
+    @functools.cached_property
+    def _by_piece(self) -> dict[tuple[str, bool], list[str]]:
+        """Spellings by the piece that they begin with, or end with."""
+        found: dict[tuple[str, bool], list[str]] = {}
+        for form in (form for form in self.forms if len(form) > PIECE):
+            found.setdefault((form[:PIECE], True), []).append(form)
+            found.setdefault((form[-PIECE:], False), []).append(form)
+        return found
+
+    def without_whole(self, text: str, least: int = 0) -> str:
+        """Take out whole values."""
+        for pattern, template in self.patterns:
+            text = pattern.sub(lambda _, t=template: t, text)  # type: ignore[misc]
+        for form, template in self.forms.items():
+            if len(form) < least:
+                break
+            text = text.replace(form, template)
+        return text
 
     def without_pieces(self, text: str) -> str:
-        if self.lines is None and len(self.text) > PIECE:
-            text = self._without(text, self.text[:PIECE], forwards=True)
-            text = self._without(text, self.text[-PIECE:], forwards=False)
+        """Take out beginnings and ends of values whose rest was cut off."""
+        for (piece, is_begin), forms in self._by_piece.items():
+            at = text.find(piece)
+            while at >= 0:
+                length = max(_shared(text, at, form, is_begin) for form in forms)
+                begin = at if is_begin else at + PIECE - length
+                text = text[:begin] + self.forms[forms[0]] + text[begin + length :]
+                at = text.find(piece, begin + len(self.forms[forms[0]]))
         return text
 
-    def _without(self, text: str, piece: str, forwards: bool) -> str:
-        """Take out the beginnings, or the ends, of a secret whose rest was cut off."""
-        at = text.find(piece)
-        while at >= 0:
-            begin, end = at, at + len(piece)
-            if forwards:
-                length = len(piece)
-                while end < len(text) and length < len(self.text) and text[end] == self.text[length]:
-                    end, length = end + 1, length + 1
-            else:
-                left = len(self.text) - len(piece)
-                while begin and left and text[begin - 1] == self.text[left - 1]:
-                    begin, left = begin - 1, left - 1
-            text = text[:begin] + self.template + text[end:]
-            at = text.find(piece, begin + len(self.template))
-        return text
+
+def _shared(text: str, at: int, form: str, is_begin: bool) -> int:
+    """How many characters around a piece at some place are those of a spelling."""
+    length = PIECE
+    if is_begin:
+        while length < len(form) and text[at + length : at + length + 1] == form[length]:
+            length += 1
+        return length
+    end = at + PIECE
+    while length < len(form) and end > length and text[end - length - 1] == form[-length - 1]:
+        length += 1
+    return length
 
 
 @functools.lru_cache(maxsize=1)
-def _known(revealed: tuple[tuple[str, str], ...]) -> tuple[_Form, ...]:
+def _known(revealed: tuple[tuple[str, str], ...]) -> _Known:
     """Every spelling of every secret, the longest first."""
-    found: dict[str, _Form] = {}
+    found: dict[str, str] = {}
     patterns = []
     for value, name in revealed:
         template = f"${{secret:{name}}}"
         lines = [line.strip() for line in value.splitlines() if line.strip()]
         if len(lines) > 1:
-            text = SIGNS.join(re.escape(line) for line in lines)
-            patterns.append(_Form(value, template, re.compile(text)))
+            patterns.append((re.compile(SIGNS.join(re.escape(line) for line in lines)), template))
         for part in dict.fromkeys([value, value.strip(), *(line for line in lines if _is_telling(line))]):
             for form in spellings(part):
-                found.setdefault(form, _Form(form, template))
-    whole = sorted(found.values(), key=lambda form: -len(form.text))
-    return (*patterns, *whole)
+                found.setdefault(form, template)
+    ordered = sorted(found.items(), key=lambda item: -len(item[0]))
+    return _Known(dict(ordered), tuple(patterns))
 
 
 def _is_telling(line: str) -> bool:

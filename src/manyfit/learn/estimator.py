@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.lazy import optional
+from manyfit.core.secrets import holds_secret
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch, Source, once
@@ -28,7 +31,17 @@ log = logging.getLogger("manyfit")
 
 TINY: Final = 1e-12
 KEPT: Final = "estimator"
-LIBRARIES: Final = ("sklearn", "numpy", "scipy", "joblib")
+LIBRARIES: Final = (
+    "builtins",
+    "joblib",
+    "keras",
+    "manyfit",
+    "numpy",
+    "scipy",
+    "skops",
+    "tensorflow",
+    "torch",
+)
 
 
 @dataclass
@@ -65,7 +78,7 @@ class EstimatorLearner:
         """Find out before the fit whether it can be kept, and whether there is something to fit it to."""
         try:
             self.load(self.state())
-        except RunFailed:
+        except ManyfitError:
             raise
         except Exception as error:  # of skops, about whatever the estimator holds
             name = type(self.model).__name__
@@ -136,31 +149,55 @@ class EstimatorLearner:
     def state(self) -> Sequence[State]:
         """The estimator in the form of skops, and whether it was fitted."""
         skops = optional("skops.io", "estimators")
-        data = np.frombuffer(bytearray(skops.dumps(self.model)), dtype=np.uint8)
+        kept = skops.dumps(self.model)
+        with zipfile.ZipFile(io.BytesIO(kept)) as archive:
+            if any(holds_secret(archive.read(name)) for name in archive.namelist()):
+                name = type(self.model).__name__
+                raise UsageError(f"{name} has kept a secret, which would be written with it")
+        data = np.frombuffer(bytearray(kept), dtype=np.uint8)
         return [State({KEPT: torch.from_numpy(data)}, {"step": self.step, "loss": self._loss})]
 
     def load(self, states: Sequence[State]) -> None:
         """Go on from a state. Only what scikit-learn and the user's own code define is made anew."""
         skops = optional("skops.io", "estimators")
         data = states[0].tensors[KEPT].numpy().tobytes()
-        known = self._packages()
-        odd = skops.get_untrusted_types(data=data)
-        refused = [name for name in odd if name.partition(".")[0] not in known or not _is_class(name)]
-        if refused:
-            raise RunFailed(f"the estimator holds a {refused[0]}, which is not loaded: it could be anything")
-        loaded = skops.loads(data, trusted=odd)
+        known = self._parts()
+        try:
+            odd = skops.get_untrusted_types(data=data)
+            refused = [name for name in odd if name not in known and not self._is_expected(name)]
+            if refused:
+                raise RunFailed(f"the estimator holds a {refused[0]}, which could be anything: not loaded")
+            loaded = skops.loads(data, trusted=odd)
+        except ManyfitError:
+            raise
+        except Exception as error:  # of skops, about what it did not write
+            text = f"{type(error).__name__}: {error}"
+            raise RunFailed(f"the state of the estimator cannot be read: {text}") from error
         if type(loaded) is not type(self.model):
             names = f"a {type(loaded).__name__}, not the {type(self.model).__name__} of the config"
             raise RunFailed(f"the state of the estimator holds {names}")
         self.model = loaded
         self.step, self._loss = states[0].values["step"], states[0].values["loss"]
 
-    def _packages(self) -> set[str]:
-        """Whose code the estimator is made of: that of its parts, as they were built from the config."""
+    def _parts(self) -> set[str]:
+        """The classes of the estimator and of its parts, as they were built from the config."""
         parts = [self.model, *getattr(self.model, "get_params", dict)().values()]
         found = [each for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
         found = [each for part in found for each in (part if isinstance(part, tuple) else [part])]
-        return {type(part).__module__.partition(".")[0] for part in found} - {"builtins"}
+        return {f"{type(part).__module__}.{type(part).__qualname__}" for part in found}
+
+    def _is_expected(self, name: str) -> bool:
+        """Whether an estimator may hold this: classes of scikit-learn, and what its own package defines.
+
+        Which package that is, its class says, never its parameters: those come with the state.
+        """
+        package, own = name.partition(".")[0], type(self.model).__module__.partition(".")[0]
+        if package == "sklearn":
+            return _is_defined(name, inspect.isclass)
+        is_code = own == package and package not in LIBRARIES
+        return is_code and _is_defined(
+            name, lambda found: inspect.isclass(found) or inspect.isfunction(found)
+        )
 
     def _predicted(self, inputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         classes = getattr(self.model, "classes_", None)
@@ -185,18 +222,14 @@ class EstimatorLearner:
         return losses.astype(np.float64)
 
 
-def _is_class(name: str) -> bool:
-    """Whether a name is that of a class in the module that defines it, and not of what it has imported.
-
-    Of code that is no library, a function will do as well.
-    """
+def _is_defined(name: str, is_fit: Callable[[Any], bool]) -> bool:
+    """Whether a name is that of something in the module that defines it, and not of what it has imported."""
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except ImportError:
         return False
-    is_own = inspect.isfunction(found) and name.partition(".")[0] not in LIBRARIES
-    return (inspect.isclass(found) or is_own) and getattr(found, "__module__", "") == module
+    return is_fit(found) and getattr(found, "__module__", "") == module
 
 
 def _rows(batch: Batch) -> npt.NDArray[Any]:

@@ -114,6 +114,8 @@ def describe_model(config: Config) -> dict[str, Any]:
         "component": given,
         "src_code_path": str(source.relative_to(config.project) if relative else source),
     }
+    if config.given.artifact is not None:  # somebody else has trained it
+        return described
     return sealed_model(described, config.project)
 
 

@@ -29,6 +29,7 @@ from manyfit.config.roles import MODEL
 from manyfit.core.errors import FolderError, ManyfitError, RunFailed, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.lazy import optional
+from manyfit.core.secrets import has_secrets, holds_secret
 from manyfit.core.state import State
 from manyfit.core.version import __version__
 from manyfit.data import ArraySource, Batch, once
@@ -79,16 +80,24 @@ def export_weights(
         "digest": hashlib.sha256(data).hexdigest(),
     }
     durable.write_new(temporary / "model.json", json.dumps(card, indent=1) + "\n")
-    again = rebuild(temporary, project=config.project, trust=True)
+    again = rebuild(temporary, project=config.project, artifact=config.given.artifact)
     compare(said(built, batch), said(built, batch, again), "the exported model")
     if final.is_dir() and exported_step(final) == step:
         for other in final.iterdir():
             if other.name not in ("model.json", "model.safetensors") and not other.name.startswith("."):
+                check_plain(other)
                 copied = temporary / other.name
                 shutil.copytree(other, copied) if other.is_dir() else shutil.copy2(other, copied)
     final.parent.mkdir(parents=True, exist_ok=True)
     durable.commit_folder(temporary, final)
     return final
+
+
+def check_plain(place: Path) -> None:
+    """Refuse links, pipes and devices in what is copied: they would lead out of the folder."""
+    for path in (place, *(place.rglob("*") if place.is_dir() and not place.is_symlink() else ())):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise FolderError(f"{path} is neither a file nor a folder; remove it")
 
 
 def contents(built: Built) -> tuple[Mapping[str, Tensor], State]:
@@ -201,6 +210,11 @@ def export_saved_model(built: Built, run: RunFolder) -> Path:
         found = loaded.serve(_cast(tensorflow, learner.inputs(batch), learner.model))
     other = torch.from_numpy(learner.numpy(found))
     compare(said(built, batch), other, "the SavedModel", loose=True)
+    try:
+        check_secrets(temporary)
+    except UsageError:
+        durable.discard(temporary)
+        raise
     durable.commit_folder(temporary, run.exported / "saved_model")
     return run.exported / "saved_model"
 
@@ -251,7 +265,11 @@ def _is_listed(part: Mapping[str, Any]) -> bool:
     name, module = part["class_name"], part.get("module") or "keras.layers"
     if name in KERAS_DATA:
         return part.get("module") is None
-    if part.get("registered_name") not in (None, name) or not isinstance(name, str):
+    if (
+        part.get("registered_name") not in (None, name)
+        or not isinstance(name, str)
+        or not name.isidentifier()
+    ):
         return False
     is_part = any(module == each or str(module).startswith(f"{each}.") for each in KERAS_PARTS)
     return f"{module}.{name}" in KERAS_CLASSES or (is_part and name[:1].isupper() and name.isidentifier())
@@ -326,11 +344,14 @@ def exported_step(folder: Path) -> int:
     return int(card.get("step", -1)) if card else -1
 
 
-def rebuild(folder: Path, project: Path | None = None, trust: bool = False) -> Any:
-    """A model from an export or a checkpoint alone. The code that it names is not looked for inside of it.
+def load(folder: Path, trust: bool = False) -> Any:
+    """A model from an export or a checkpoint alone; what was not made here is data, unless it is trusted."""
+    model, root = contents_of(folder)[0], project_root(folder).resolve()
+    return rebuild(folder, artifact=None if trust or is_own_model(model, root) else Artifact.at(folder))
 
-    One that was not made here is data, unless it is trusted.
-    """
+
+def contents_of(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """What an export or a checkpoint holds: what its model is, its state, and the form of its inputs."""
     if (folder / "model.json").is_file():
         card = read_json(folder / "model.json", CARD)
         weights = folder / "model.safetensors"
@@ -343,10 +364,15 @@ def rebuild(folder: Path, project: Path | None = None, trust: bool = False) -> A
         found = checkpoint.read(folder)
         card, state = {"model": found.note.model}, evaluated_state(found)
     model = card["model"]
-    if not isinstance(model.get("component"), dict):
+    if not isinstance(model, dict) or not isinstance(model.get("component"), dict):
         raise FolderError(f"{folder} does not say which model it holds")
+    return model, state, card.get("inputs")
+
+
+def rebuild(folder: Path, project: Path | None = None, artifact: Artifact | None = None) -> Any:
+    """A model from an export or a checkpoint. The code that it names is not looked for inside of it."""
+    model, state, inputs = contents_of(folder)
     root = (project or project_root(folder)).resolve()
-    artifact = None if trust or is_own_model(model, root) else Artifact.at(folder)
     source = root / str(model.get("src_code_path", "src"))
     outside = project is None and (".." in source.parts or not source.is_relative_to(root))
     if outside or source.resolve().is_relative_to(folder.resolve()):
@@ -354,7 +380,7 @@ def rebuild(folder: Path, project: Path | None = None, trust: bool = False) -> A
         if source.resolve().is_relative_to(folder.resolve()):
             source = folder / "there is no code in an artifact"
     made = make_model(make_component(model["component"], "model", MODEL, root, source, artifact))
-    return restored(made, state, card.get("inputs"), folder)
+    return restored(made, state, inputs, folder)
 
 
 def restored(made: Made, state: Mapping[str, Any], inputs: Any = None, place: object = "") -> Any:
@@ -459,6 +485,19 @@ def _dynamic(args: tuple[Tensor, ...], named: Mapping[str, Tensor], rows: bool =
     return {name: free(tensor) for name, tensor in named.items()} if named else tuple(map(free, args))
 
 
+def check_secrets(place: Path) -> None:
+    """Refuse an export that holds a secret, which a model was given and has kept."""
+    if not has_secrets():
+        return
+    for file in [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file()):
+        parts = [file.read_bytes()]
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                parts += [archive.read(name) for name in archive.namelist()]
+        if any(map(holds_secret, parts)):
+            raise UsageError("the model has kept a secret, which would be exported with it")
+
+
 def _kept(final: Path, write: Callable[[Path], object]) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".tmp-{final.name}")  # exporters look at its ending
@@ -466,6 +505,7 @@ def _kept(final: Path, write: Callable[[Path], object]) -> Path:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of exporters, about themselves
             write(temporary)
+        check_secrets(temporary)
         durable.write(final, temporary.read_bytes())
     finally:
         temporary.unlink(missing_ok=True)

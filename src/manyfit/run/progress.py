@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from manyfit.core.text import printable_line
+from manyfit.core.secrets import redact
+from manyfit.core.text import printable, printable_line
 from manyfit.data import Batch
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OFTEN: Final = 5.0
 """Seconds between lines about what was measured within an epoch."""
@@ -71,21 +75,19 @@ class BarProgress:
 
     def on_start(self, cohort: Cohort) -> None:
         """Draw the bar."""
-        from rich.console import Console
-        from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             TextColumn("epoch {task.fields[epoch]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[values]}"),
-            console=Console(stderr=True),
+            TextColumn("{task.fields[values]}", markup=False),
+            console=console(),
         )
-        names = escape(printable_line(", ".join(member.folder.name for member in cohort.members)))
+        names = printable_line(", ".join(member.folder.name for member in cohort.members))
         self._task = self._bar.add_task(
             names,
             total=cohort.plan.total,
@@ -97,7 +99,7 @@ class BarProgress:
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Move the bar."""
-        shown = {"values": printable_line(values(rows[0])).replace("[", r"\[")} if rows else {}
+        shown = {"values": printable_line(values(rows[0]))} if rows else {}
         self._bar.update(
             self._task, completed=boundary.step, epoch=f"{boundary.epoch:.3g}/{cohort.plan.epochs}", **shown
         )
@@ -113,13 +115,14 @@ def counted(batches: Iterator[Batch], rows: int, name: str, shown: bool = True) 
     if not shown or not sys.stderr.isatty():
         yield from batches
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    bar = Progress(
-        *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    columns = (
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
     )
+    bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console(), transient=True)
     task, began = bar.add_task(name, total=rows), time.monotonic()
     try:
         for batch in batches:
@@ -129,6 +132,19 @@ def counted(batches: Iterator[Batch], rows: int, name: str, shown: bool = True) 
                 bar.start()
     finally:
         bar.stop()
+
+
+def console() -> Console:
+    """The terminal below a bar or a table. What code prints meanwhile is cleaned before lines are cut."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Safe(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            cleaned = (Text(printable(redact(o.plain))) if isinstance(o, Text) else o for o in objects)
+            super().print(*cleaned, **options)
+
+    return Safe(stderr=True)
 
 
 def progress_for(stream: TextIO) -> PlainProgress | BarProgress:

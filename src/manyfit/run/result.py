@@ -48,14 +48,14 @@ def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = Fal
     of the project that you are in; anything else is refused, unless you `trust` it. A `.keras` file may carry
     code (Lambda layers), or name some: it is refused, unless `allow` names that code.
     """
-    from manyfit.run.export import evaluated_state, load_keras, rebuild, restored
+    from manyfit.run.export import evaluated_state, load, load_keras, restored
     from manyfit.run.models import make_model
 
     path = Path(place)
     if path.suffix == ".keras":
         return load_keras(path, allow)
     if (path / "model.json").is_file() or (path / "manifest.json").is_file():
-        return rebuild(path, trust=trust)
+        return load(path, trust)
     folder = RunFolder(path)
     folder.trained()
     made = make_model(load_component(folder.resolved, "model", MODEL, trust))

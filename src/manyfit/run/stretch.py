@@ -140,7 +140,7 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
         given = f"{COPIED}, with every reference filled in.\n{config.dump()}"
     if given and given != before:
         files[run.config] = given
-    files[run.resolved] = resolved_text(config)
+    files[run.resolved] = resolved_text(config, run)
     files[run.provenance] = provenance.added(run, session)
     durable.write_all(files)
 
@@ -242,9 +242,9 @@ def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: 
 
 def write_resolved(config: Config, run: RunFolder) -> None:
     """Keep what the config means."""
-    durable.write(run.resolved, resolved_text(config))
+    durable.write(run.resolved, resolved_text(config, run))
 
 
-def resolved_text(config: Config) -> str:
+def resolved_text(config: Config, run: RunFolder) -> str:
     """The text of `config.resolved.yaml`, sealed: this is how the run is recognised later."""
-    return sealed(RESOLVED + config.resolved(), config.project)
+    return sealed(RESOLVED + config.resolved(), config.project, run.path)

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from manyfit.config import Config
 from manyfit.config.artifact import HINT, is_own_run
 from manyfit.config.project import project_root
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.secrets import Secret, redact, remember, value_of
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
@@ -180,9 +180,11 @@ def sync(place: Path, uri: str | None = None, trust: bool = False) -> dict[str, 
     run = RunFolder(place)
     values = run.trained().values
     address = uri or values.get("track.mlflow")
-    if address and not (uri or trust or address == AUTO or is_own_run(run.resolved)):
-        shown = f"{place} was not trained here, and would be sent to {address}"
-        raise UsageError(f"{shown}; say where with --mlflow ADDRESS, or, {HINT}")
+    if address and not (trust or is_own_run(run.resolved)):
+        if uri is None and address == AUTO:
+            address = None  # which nobody has asked for here
+        else:
+            raise UsageError(f"{place} was not trained here, and would be sent to {address}; {HINT}")
     sent: dict[str, int] = {}
     with owned(run.path):
         run.check_links()
@@ -193,7 +195,12 @@ def sync(place: Path, uri: str | None = None, trust: bool = False) -> dict[str, 
         if address and not (address == AUTO and is_missing("mlflow")):
             summary, found = run.summary(), run.checkpoints()
             over = bool(found) and summary.get("step") == found[-1].step
-            sent["mlflow"] = mlflow_mirror(run, address_of(address, run)).sync(
-                events, summary if over else None
-            )
+            mirror = mlflow_mirror(run, address_of(address, run))
+            try:
+                sent["mlflow"] = mirror.sync(events, summary if over else None)
+            except ManyfitError:
+                raise
+            except Exception as error:  # of a tracker, which may fail in any way
+                text = redact(str(error)).strip().partition("\n")[0][:200]
+                raise RunFailed(f"MLflow could not be brought up to date: {text}") from error
     return sent

@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from manyfit.core.secrets import clean
+from manyfit.core.secrets import clean_file
 
 STAGED: Final = ".new-"
 """How a folder is called that is not ready yet; the number of its process follows."""
@@ -88,15 +88,25 @@ def write_new_all(files: Mapping[Path, bytes | str]) -> None:
         written: dict[Path, FileIO] = {}
         for path, data in files.items():
             _about_to("open", path)
-            file = written[path] = stack.enter_context(FileIO(path, "wb"))
+            file = written[path] = stack.enter_context(FileIO(_new(path), "wb"))
             _about_to("write", path)
-            rest = memoryview(clean(data).encode() if isinstance(data, str) else data)
+            rest = memoryview(clean_file(data).encode() if isinstance(data, str) else data)
             while rest:
                 rest = rest[file.write(rest) :]
             write_out(file.fileno())
         for path, file in written.items():
             _about_to("sync", path)
             os.fsync(file.fileno())
+
+
+def _new(path: Path) -> int:
+    """Open a file that is new: what lies there, a link for one, is removed and not written through."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        path.unlink()
+        return os.open(path, flags, 0o666)
 
 
 def write_out(descriptor: int) -> None:

@@ -6,8 +6,10 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
+from manyfit.config.artifact import is_own_run, moved
 from manyfit.core.errors import FolderError
 from manyfit.store import durable
 from manyfit.store.files import read_json
@@ -75,12 +77,19 @@ def write_best(folder: StudyFolder, point: PointRecord, trial: TrialRecord, metr
             shutil.copytree(path, temporary / name)
         elif path.is_file():
             shutil.copy2(path, temporary / name)
+    _seal_again(source.resolved, temporary, folder.best)
     shutil.copytree(chosen.path, temporary / "checkpoints" / chosen.path.name)
     _end_at(RunFolder(temporary), chosen.step)
     note = {"trial": trial.id, "point": point.number, "seed": trial.seed, "values": dict(point.values),
             "metric": metric, "mode": mode, "value": trial.value, "step": trial.step}  # fmt: skip
     durable.write(temporary / "best.json", json.dumps(note, indent=1) + "\n")
     durable.commit_folder(temporary, folder.best)
+
+
+def _seal_again(resolved: Path, temporary: Path, final: Path) -> None:
+    """A seal holds for one folder; what was one's own stays one's own when manyfit copies it."""
+    if is_own_run(resolved):
+        durable.write(temporary / resolved.name, moved(resolved, final))
 
 
 def _end_at(run: RunFolder, step: int) -> None:

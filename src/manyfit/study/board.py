@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from manyfit.core.errors import ComponentFailed, UsageError
+from manyfit.core.trace import user_frame
 from manyfit.study.records import PointRecord
 
+MOST_PAUSES: Final = 1_000_000
 Standing: TypeAlias = Literal["running", "waiting", "finished", "stopped", "failed"]
 
 
@@ -125,4 +129,30 @@ def next_pause(stopper: Stopper | None, epoch: float, epochs: int) -> int | None
     """The next epoch at which a point pauses; None is the end."""
     if stopper is None:
         return None
-    return next((pause for pause in sorted(stopper.pauses(epochs)) if epoch < pause < epochs), None)
+    return next((pause for pause in sorted(pauses_of(stopper, epochs)) if epoch < pause < epochs), None)
+
+
+def pauses_of(stopper: Stopper, epochs: int) -> list[int]:
+    """The pauses of a stopper, which may be anybody's."""
+    name = f"{type(stopper).__name__}.pauses"
+    try:
+        found = list(itertools.islice(stopper.pauses(epochs), MOST_PAUSES + 1))
+    except Exception as error:
+        where = user_frame(error)
+        raise ComponentFailed(f"{name} failed: {type(error).__name__}: {error}\n  at {where}") from error
+    if len(found) > MOST_PAUSES or not all(isinstance(pause, int) for pause in found):
+        raise UsageError(f"{name} must return some whole numbers, not {found[:3]!r:.60} …")
+    return found
+
+
+def decisions_of(stopper: Stopper, board: Board) -> list[Decision]:
+    """What a stopper decides, which may be anybody's."""
+    name = f"{type(stopper).__name__}.decide"
+    try:
+        found = list(stopper.decide(board))
+    except Exception as error:
+        where = user_frame(error)
+        raise ComponentFailed(f"{name} failed: {type(error).__name__}: {error}\n  at {where}") from error
+    if odd := [decision for decision in found if not isinstance(decision, Go | Stop | Add)]:
+        raise UsageError(f"{name} must return decisions (Go, Stop, Add), not {odd[0]!r:.60}")
+    return found

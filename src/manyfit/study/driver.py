@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections import deque
@@ -11,15 +12,16 @@ from typing import Any, Final
 
 from manyfit.config.space import located
 from manyfit.config.study import StudyConfig, seconds
-from manyfit.core.errors import ConfigError, Interrupted, ManyfitError, RunFailed, UsageError
+from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, UsageError
 from manyfit.core.names import counted
 from manyfit.core.seeds import derive
 from manyfit.data.randomness import seed_for
 from manyfit.run.signals import Watch
 from manyfit.study import best, policy, weights
 from manyfit.study.asking import Asker
-from manyfit.study.board import Add, Board, Decision, Stop, Stopper, next_pause
+from manyfit.study.board import Add, Board, Decision, Stop, Stopper, decisions_of, next_pause
 from manyfit.study.executors.base import Executor
+from manyfit.study.executors.worker import tidy_output
 from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Command, Inbox
 from manyfit.study.ledger import Ledger
@@ -213,6 +215,8 @@ class Driver:
         failure = outcome.failure
         if failure is None or not failure.process_died or not self.executor.keeps_folders:
             return outcome
+        with contextlib.suppress(OSError):  # it has printed nothing
+            tidy_output(self.folder.trial(outcome.trial).path)
         known = self.ledger.trials[outcome.trial].step
         step, epoch, curve = committed_progress(self.folder.trial(outcome.trial), self.study.objective.metric)
         return replace(outcome, step=step, epoch=epoch, curve=curve, trained=max(0, step - known))
@@ -263,7 +267,7 @@ class Driver:
         self._undecided = False
         for _ in range(100):
             self._seed()
-            changed = [self._apply(decision) for decision in self.stopper.decide(self._board())]
+            changed = [self._apply(decision) for decision in decisions_of(self.stopper, self._board())]
             if not any(changed):
                 return
 
@@ -388,7 +392,7 @@ class Driver:
                         self._obeyed(command)
                         self.ledger.set(f"inbox {command.file}", True)
                 self.inbox.done(command.file)
-            except (ManyfitError, ConfigError) as error:
+            except (ManyfitError, RecursionError) as error:
                 log.warning("%s: %s", command.action, error)
                 self.inbox.refuse(command.file, str(error))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
+import re
 import socket
 import sys
 import time
@@ -18,8 +20,11 @@ from typing import Any, Final
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.store import durable
 
+log = logging.getLogger("manyfit")
+
 ACTIONS: Final = ("stop", "resume", "clone", "add")
 BELL: Final = ".bell"
+NAME: Final = re.compile(r"[\w.-]{1,100}\.json", re.ASCII)
 MOST_BYTES: Final = 1 << 20
 BETWEEN: Final = 0.2
 """Seconds between looks at the folder while nobody rings the bell."""
@@ -69,6 +74,7 @@ class Inbox:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.absolute()  # it is read while a trial runs, whose code may be anywhere
         self._looked = -math.inf
+        self._ignored: set[str] = set()
         self._socket: socket.socket | None = None
         with contextlib.suppress(OSError):  # an older version has left a pipe here
             if (folder / BELL).is_fifo():
@@ -98,11 +104,15 @@ class Inbox:
             names = os.listdir(self._folder)  # noqa: PTH208
         except FileNotFoundError:
             return
-        for file in sorted(self._folder / name for name in names if name.endswith(".json")):
+        for name in sorted(name for name in names if name.endswith(".json") and name not in self._ignored):
+            if not NAME.fullmatch(name):
+                log.warning("the inbox has a file that is no command: %r", name)
+                self._ignored.add(name)
+                continue
             try:
-                yield parse(file)
+                yield parse(self._folder / name)
             except FolderError as error:
-                self.refuse(file.name, str(error))
+                self.refuse(name, str(error))
 
     def done(self, name: str) -> None:
         """A command was carried out."""
@@ -111,9 +121,13 @@ class Inbox:
     def refuse(self, name: str, reason: str) -> None:
         """Set a command aside that cannot be carried out, with the reason."""
         refused = self._folder / "refused"
-        refused.mkdir(exist_ok=True)
-        (self._folder / name).replace(refused / name)
-        (refused / f"{name}.txt").write_text(f"{reason}\n", encoding="utf-8")
+        try:
+            refused.mkdir(exist_ok=True)
+            durable.write(refused / f"{name}.txt", f"{reason}\n")
+            (self._folder / name).replace(refused / name)
+        except (OSError, ValueError) as error:  # something else lies in its way
+            log.warning("a command could not be set aside: %s", error)
+            self._ignored.add(name)
 
     def close(self) -> None:
         """Stop listening."""
@@ -130,6 +144,7 @@ def parse(file: Path) -> Command:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
         found = json.loads(file.read_bytes())
+        json.dumps(found, ensure_ascii=False).encode()  # text that nothing could write is no text
         point, values = found.get("point"), found.get("values", {})
         if found.get("action") not in ACTIONS:
             raise ValueError(f"there is no action {found.get('action')!r}")

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from manyfit.config.kinds import Kind
 from manyfit.config.project import project_root
 from manyfit.core.errors import FolderError
 from manyfit.core.seal import Sealer
@@ -22,6 +23,8 @@ from manyfit.study.records import PointRecord, PointState, TrialState
 from manyfit.study.training import committed_step
 
 SCHEMA: Final = "create table if not exists seals (row text primary key, seal text not null)"
+COUNT: Final = "count"
+"""The row whose seal says how many others there are."""
 OWNER: Final = "owner"
 """The row whose seal says that all others were made with the same key, for the same place."""
 NAME: Final = re.compile(r"[0-9a-f]{12}")
@@ -34,12 +37,26 @@ class Seals:
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
         self._sealer = Sealer(project_root(path))
+        self._is_more = False
 
     def put(self, table: str, row: Sequence[Any]) -> None:
         """Seal a row as it is written; its first column is its name."""
         made = self._sealer.seal(_text(table, row))
-        if made:
-            self._db.execute("insert or replace into seals values (?, ?)", (f"{table} {row[0]}", made))
+        if not made:
+            return
+        name = f"{table} {row[0]}"
+        is_new = not self._db.execute("select 1 from seals where row=?", (name,)).fetchone()
+        self._db.execute("insert or replace into seals values (?, ?)", (name, made))
+        self._is_more = self._is_more or is_new
+
+    def count(self) -> None:
+        """Seal how many rows there are, if there are more: so that one that is missing is missed."""
+        if not self._is_more:
+            return
+        self._is_more, name = False, f"{COUNT} {COUNT}"
+        (count,) = self._db.execute("select count(*) from seals where row <> ?", (name,)).fetchone()
+        made = self._sealer.seal(_text(COUNT, (COUNT, count)))
+        self._db.execute("insert or replace into seals values (?, ?)", (name, made))
 
     def begin(self) -> None:
         """Make the ledger this user's own: from now on every row is sealed."""
@@ -47,9 +64,9 @@ class Seals:
         if self.are_ours():
             return
         self._db.execute("delete from seals")
+        self.put(OWNER, (OWNER,))
         for table, row in _rows(self._db):
             self.put(table, row)
-        self.put(OWNER, (OWNER,))
 
     def are_ours(self) -> bool:
         """Whether this user has sealed the ledger, where it lies now."""
@@ -63,7 +80,13 @@ class Seals:
         if not self.are_ours():
             return False
         known = dict(self._db.execute("select row, seal from seals"))
-        for table, row in _rows(self._db):
+        count = known.pop(f"{COUNT} {COUNT}", None)
+        known.pop(f"{OWNER} {OWNER}")
+        rows = list(_rows(self._db))
+        is_whole = self._sealer.holds(count, _text(COUNT, (COUNT, len(known) + 1)))
+        if not is_whole or len(rows) != len(known):
+            raise ValueError("rows of it are missing")
+        for table, row in rows:
             if not self._sealer.holds(known.get(f"{table} {row[0]}"), _text(table, row)):
                 what = {"meta": "the fact", "points": "point", "trials": "trial"}[table]
                 raise ValueError(f"{what} {row[0]} is not as manyfit wrote it")
@@ -117,8 +140,20 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     _check(seeds is None or whole, "its seeds are none")
     for key in ("epochs", "trials", "seconds"):
         _check(facts.get(key) is None or _is_amount(facts[key]), f"{key!r} is no number")
-    for key in ("base_values", "base", "modules"):
+    for key in ("base_values", "base", "modules", "sampler"):
         _check(facts.get(key) is None or isinstance(facts[key], dict), f"{key!r} is no mapping")
+    for key in ("budget", "stop", "aim"):
+        fits = isinstance(facts.get(key), dict) and "value" in facts[key]
+        _check(facts.get(key) is None or fits, f"{key!r} says nothing")
+    for key in ("rehearsed", "rehearsing", "space"):
+        texts = isinstance(facts.get(key), list) and all(isinstance(item, str) for item in facts[key])
+        _check(facts.get(key) is None or texts, f"{key!r} is no list")
+    base = facts.get("base")
+    base = {"values": {}, "kinds": {}, "given": {}} if base is None else base
+    parts = [base.get(name) for name in ("values", "kinds", "given")]
+    _check(all(isinstance(part, dict) for part in parts), "its base is none")
+    _check(all(kind in list(Kind) for kind in base["kinds"].values()), "its base has strange kinds")
+    _check(facts.get("isolates") in (None, True, False), "'isolates' is neither true nor false")
 
 
 def check_progress(folder: Path, points: Sequence[PointRecord]) -> None:
@@ -128,13 +163,25 @@ def check_progress(folder: Path, points: Sequence[PointRecord]) -> None:
         return
     for trial in (trial for point in points for trial in point.trials if trial.step):
         run = here.trial(trial.id)
-        if not run.path.is_dir() or not run.checkpoint_folder.is_dir():
-            continue  # which is mended, or was given up to save disk
-        found = committed_step(run)
-        if found < trial.step:
+        if not run.path.is_dir():
+            continue  # which is mended
+        try:
+            found = run.events()
+        except FolderError:
+            continue  # which is said when the trial goes on
+        measured = {(event.epoch, repr(value)) for event in found for value in event.values.values()}
+        claimed = {(epoch, repr(value)) for epoch, value in trial.curve}
+        if trial.value is not None and trial.value not in [value for _, value in trial.curve]:
+            claimed.add((math.inf, repr(trial.value)))
+        last = max((event.step for event in found), default=0)
+        step = committed_step(run) if run.checkpoint_folder.is_dir() else last
+        if step < trial.step or not claimed <= measured:
+            said = f"at step {trial.step}, but its folder is at {step}" if step < trial.step else (
+                "to have measured what its folder does not have"
+            )  # fmt: skip
             raise FolderError(
                 f"the ledger {here.ledger} does not agree with its run folders: trial {trial.id} is said to "
-                f"be at step {trial.step}, but its folder is at {found}; {MENDED}"
+                f"be {said}; {MENDED}"
             )
 
 

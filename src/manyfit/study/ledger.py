@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.files import check_file
-from manyfit.core.secrets import clean
+from manyfit.core.secrets import clean, clean_file
 from manyfit.study.integrity import MENDED, Seals, check_facts, check_point, check_progress, check_trial
 from manyfit.study.points import Candidate, trial_name
 from manyfit.study.records import PointRecord, TrialRecord
@@ -26,7 +26,8 @@ REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "beegfs",
 """File systems on which a write-ahead log must not lie: it needs memory that all readers share."""
 
 UNREADABLE: Final = (
-    sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError,
+    sqlite3.DatabaseError, ValueError, KeyError, IndexError, TypeError, RecursionError,
+    OverflowError,
 )  # fmt: skip
 """What reading a file raises that is no ledger, or not one that manyfit wrote."""
 
@@ -77,6 +78,8 @@ class Ledger:
             with self.transaction():
                 self._seals.begin()
         except sqlite3.OperationalError as error:
+            if "no such" in str(error) or "already exists" in str(error):  # tables or columns are missing
+                raise FolderError(f"the ledger {path} cannot be read: {error}; {MENDED}") from error
             raise RunFailed(f"the ledger {path} cannot be opened or written: {error}") from error
         except UNREADABLE as error:
             raise FolderError(f"the ledger {path} cannot be read: {error}; {MENDED}") from error
@@ -104,6 +107,7 @@ class Ledger:
         self._db.execute("begin immediate")
         try:
             yield
+            self._seals.count()
         except BaseException:
             self._db.execute("rollback")
             raise
@@ -129,7 +133,13 @@ class Ledger:
     # -- reading ----------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        for point in read_points(self._db, self._seals.check()):
+        is_ours = self._seals.check()
+        points = read_points(self._db, is_ours)
+        if not is_ours and points:
+            facts = self._db.execute("select key, value from meta")
+            check_facts({key: json.loads(value) for key, value in facts})
+            check_progress(self.path.parent, points)
+        for point in points:
             self.points.append(point)
             self._by_id[point.id] = point
             self.trials |= {trial.id: trial for trial in point.trials}
@@ -194,10 +204,11 @@ class Ledger:
         self._write("trials", row)
 
     def _write(self, table: str, row: tuple[Any, ...]) -> None:
-        row = tuple(clean(cell) if isinstance(cell, str) else cell for cell in row)
+        row = tuple(clean_file(cell) if isinstance(cell, str) else cell for cell in row)
         places = ",".join("?" * len(row))
-        self._db.execute(f"insert or replace into {table} values ({places})", row)
-        self._seals.put(table, row)
+        with self.transaction():  # the row and its seal, or neither
+            self._db.execute(f"insert or replace into {table} values ({places})", row)
+            self._seals.put(table, row)
 
     def assign(self, trial: TrialRecord, until: int | None, purpose: str) -> None:
         """Note that a unit begins."""
@@ -245,6 +256,12 @@ def read_points(db: sqlite3.Connection, is_ours: bool) -> list[PointRecord]:
         )  # fmt: skip
     if list(points) != list(range(len(points))):
         raise ValueError("points are missing")
+    for point in points.values() if not is_ours else ():
+        for trial in point.trials:
+            if trial.id != trial_name(point.id, trial.seed):
+                raise ValueError(
+                    f"trial {trial.id} is not that of point {point.number} with seed {trial.seed}"
+                )
     return list(points.values())
 
 
@@ -292,6 +309,20 @@ def _failure(text: str | None) -> Failure | None:
     if found["kind"] not in KINDS:
         raise ValueError(f"a failure has the kind {found['kind']!r}")
     return Failure(**found)
+
+
+def is_own(path: Path) -> bool:
+    """Whether a ledger was written by this user, where it lies."""
+    try:
+        db = connect(path)
+    except (sqlite3.DatabaseError, FolderError):
+        return False
+    try:
+        return Seals(db, path).are_ours()
+    except sqlite3.DatabaseError:
+        return False
+    finally:
+        db.close()
 
 
 def is_remote(path: Path) -> bool:

@@ -14,7 +14,7 @@ from manyfit.core.errors import FolderError, RunConflict, UsageError
 from manyfit.core.names import counted
 from manyfit.run.code import imported
 from manyfit.run.guard import is_allowed
-from manyfit.study.board import Stopper, next_pause
+from manyfit.study.board import Stopper, next_pause, pauses_of
 from manyfit.study.folder import StudyFolder
 from manyfit.study.ledger import Ledger
 from manyfit.study.records import PointRecord, TrialRecord, epochs_of
@@ -34,7 +34,7 @@ def reconcile(
     aim = {"metric": study.objective.metric, "mode": study.objective.mode}
     other_aim = _changed(ledger, "aim", aim) and folders
     crashed = ledger.get("isolates") is False
-    pauses = set(stopper.pauses(study.base.run.train.epochs)) if stopper is not None else set()
+    pauses = set(pauses_of(stopper, study.base.run.train.epochs)) if stopper is not None else set()
     with ledger.transaction():
         for point in ledger.points:
             if not point.current:
@@ -42,6 +42,13 @@ def reconcile(
             point.trials = [trial for trial in point.trials if trial.seed in study.seeds]
             for seed in study.seeds if point.state != "stopped" else ():
                 ledger.add_trial(point, seed)
+            if folders and any(t.step and not folder.trial(t.id).path.is_dir() for t in point.trials):
+                epochs = epochs_of(point.values, study.base.run.train.epochs)
+                if point.state != "open" and point.granted != 0:  # a person may have stopped it
+                    point.state, point.reason = "open", ""
+                    point.granted = next_pause(stopper, 0, epochs)
+                for seed in study.seeds:
+                    ledger.add_trial(point, seed)
             for trial in point.trials:
                 if other_aim and trial.step:
                     trial.curve, trial.value = (), None
@@ -174,7 +181,7 @@ def check_pauses(study: StudyConfig) -> None:
     if stop is None or not study.objective.metric.startswith("val_") or cadence.unit != "ep":
         return
     stopper: Stopper = stop.build()
-    missed = [pause for pause in stopper.pauses(train.epochs) if pause % cadence.amount]
+    missed = [pause for pause in pauses_of(stopper, train.epochs) if pause % cadence.amount]
     if missed:
         raise UsageError(
             f"{stop.origin}: search.stop: points are compared after {counted(missed[0], 'epoch')}, but "

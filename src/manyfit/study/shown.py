@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from manyfit.config.study import StudyConfig
 from manyfit.core.secrets import redact
 from manyfit.core.text import printable, printable_line
+from manyfit.run.progress import console
 from manyfit.study.records import PointRecord, TrialRecord
 from manyfit.study.training import describe
 from manyfit.study.units import Outcome, Progress
@@ -88,7 +89,6 @@ class Table(Shown):
     """A live table: what is being trained, what is best, and how long it will take."""
 
     def __init__(self, study: StudyConfig, points: Sequence[PointRecord], best: int = 5) -> None:
-        from rich.console import Console
         from rich.live import Live
 
         self._study = study
@@ -99,7 +99,7 @@ class Table(Shown):
         self._signs: dict[str, Progress] = {}
         self._failed = 0
         self._live = Live(
-            get_renderable=self._render, console=Console(stderr=True), refresh_per_second=4, transient=True
+            get_renderable=self._render, console=console(), refresh_per_second=4, transient=True
         )
         self._live.start()
 
@@ -128,7 +128,6 @@ class Table(Shown):
     def _render(self) -> RenderableType:
         from rich import box
         from rich.console import Group
-        from rich.markup import escape
         from rich.table import Table as Grid
 
         objective, epochs = self._study.objective, self._study.base.run.train.epochs
@@ -137,7 +136,7 @@ class Table(Shown):
         left = self._clock.left()
         head = f"{done} of {total} trials{failed}" + (f", left {left}" if left else "")
         now = Grid(
-            "training", "seed", "epoch", escape(objective.metric), "values", box=box.SIMPLE, title=head
+            "training", "seed", "epoch", _named(objective.metric), "values", box=box.SIMPLE, title=head
         )
         for id, (point, trial) in list(self._running.items()):
             sign = self._signs.get(id)
@@ -147,7 +146,7 @@ class Table(Shown):
             now.add_row(
                 f"{point.number}", f"{trial.seed}", f"{epoch:.3g}/{epochs}", shown, _shown(point.values)
             )
-        best = Grid("best", "seeds", "epoch", escape(objective.metric), "values", box=box.SIMPLE)
+        best = Grid("best", "seeds", "epoch", _named(objective.metric), "values", box=box.SIMPLE)
         sign_ = objective.sign
         scored = [
             (value, p) for p in list(self._points) if (value := p.value(sign_)) is not None and p.current
@@ -165,10 +164,14 @@ class Table(Shown):
 
 
 def _shown(values: Mapping[str, Any]) -> str:
-    """Values for a cell in which brackets would be marks."""
+    return _named(describe(values))
+
+
+def _named(text: str) -> str:
+    """Text for a cell, in which brackets would be marks."""
     from rich.markup import escape
 
-    return escape(printable_line(redact(describe(values))))
+    return escape(printable_line(redact(text)))
 
 
 class Clock:

@@ -18,6 +18,7 @@ from manyfit.config.project import project_root
 from manyfit.config.schema import Submit
 from manyfit.config.study import load_study
 from manyfit.core.errors import UsageError
+from manyfit.core.secrets import without_values
 from manyfit.core.text import printable_line
 from manyfit.run.train import place as run_place
 from manyfit.store import durable
@@ -129,7 +130,8 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
         most = f"%{resources.at_once}" if resources.at_once is not None else ""
         lines.append(f"--array=0-{tasks - 1}{most}")
     lines += resources.options
-    words = " ".join(word if word.startswith('"$') else shlex.quote(word) for word in command)
+    cleaned = map(without_values, command)  # a secret goes by its name, which the job's own environment has
+    words = " ".join(word if word.startswith('"$') else shlex.quote(word) for word in cleaned)
     return "\n".join(
         [
             "#!/bin/bash",

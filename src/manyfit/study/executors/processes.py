@@ -81,7 +81,7 @@ class Processes(Executor):
 
     def _start(self, place: Place) -> _Worker:
         ours, theirs = self._context.Pipe()
-        with _starting, without_main(), few_threads(self._threads):
+        with _starting, without_main(), few_threads(self._threads), interrupts_held_back():
             # The server may be older than what the environment says now.
             here = {name: value for name, value in os.environ.items() if name != DRIVER}
             args = (theirs, self._work, place, here)
@@ -269,8 +269,18 @@ def prepare(threads: int = 1) -> None:
     """Let the server that workers are forked from begin its imports now, beside what happens here."""
     check_open_files()
     forkserver.set_forkserver_preload(list(PRELOADED))
-    with _starting, without_main(), few_threads(threads):
+    with _starting, without_main(), few_threads(threads), interrupts_held_back():
         forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Keep a Ctrl-C from the server while it is importing; workers let go of this, and ignore it instead."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -48,6 +49,7 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     settle(place)
     gc.freeze()  # what was imported stays; looking through it after every unit would take long
     try:
@@ -88,11 +90,22 @@ def answered(unit: Unit, work: Work, pipe: Connection) -> list[Outcome]:
 def captured(unit: Unit) -> Iterator[None]:
     """Send what is printed, also by C code and by a crash, into the trial's folder."""
     if unit.purpose == "rehearse":  # it has no folder
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        with tempfile.TemporaryDirectory(prefix="manyfit-") as place:
+            try:
+                with _into(Path(place)):
+                    yield
+            finally:
+                file = Path(place) / OUTPUT
+                print(file.read_text(errors="replace") if file.exists() else "", end="", file=sys.stderr)
         return
     folder = Path(unit.trials[0].folder)
     folder.mkdir(exist_ok=True)  # not those above it: a study may have been moved away
+    with _into(folder):
+        yield
+
+
+@contextlib.contextmanager
+def _into(folder: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
@@ -112,11 +125,13 @@ def captured(unit: Unit) -> Iterator[None]:
             os.close(before)
         os.close(file)
         with contextlib.suppress(OSError):
-            _tidy(folder / OUTPUT)
+            tidy_output(folder)
 
 
-def _tidy(file: Path) -> None:
+def tidy_output(folder: Path) -> None:
     """Remove what was not written to, and clean what code has printed of the secrets that it was given."""
+    file = folder / OUTPUT
+    check_file(file)
     if not file.stat().st_size:
         file.unlink()
         return
