@@ -135,7 +135,9 @@ def test_nothing_is_left_of_what_code_says(planted, cli, how):
     assert not found, found[:5]
 
 
-@pytest.mark.parametrize("how", ["raise", pytest.param("log", marks=pytest.mark.soak), "bytes"])
+@pytest.mark.parametrize(
+    "how", ["raise", *(pytest.param(how, marks=pytest.mark.soak) for how in ("log", "bytes"))]
+)
 def test_nothing_is_left_of_what_trials_say(planted, cli, how):
     planted.write(
         "studies/s/study.yaml",
@@ -315,7 +317,7 @@ class Ends(nn.Module):
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "hard"])
+@pytest.mark.parametrize("how", [pytest.param("exit", marks=pytest.mark.soak), "hard"])
 def test_nothing_is_left_by_code_that_ends_its_process(planted, how):
     planted.write("src/ends.py", ENDS)
     planted.config(planted.changed(model={"class": "ends.Ends", "a": "${secret:PLANTED_TOKEN}", "how": how}))

@@ -447,22 +447,23 @@ def large(path: Path, count: int) -> None:
 
 
 def test_ten_thousand_trials_are_shown_at_once(tmp_path):
-    folder = tmp_path / "studies" / "large"
-    folder.mkdir(parents=True)
-    large(folder / "ledger.db", 10_000)
-    took = []
-    for _ in range(2):
-        began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "manyfit", "status", str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        took.append(time.perf_counter() - began)
-        assert done.returncode == 0, done.stderr
-        assert "10000 finished" in done.stdout
-    assert min(took) < 4  # 2 s where nothing else runs
+    """In 2 s where nothing else runs; here in little more than ten trials take."""
+    took = {}
+    for count in (10, 10_000):
+        folder = tmp_path / f"{count}" / "studies" / "large"
+        folder.mkdir(parents=True)
+        large(folder / "ledger.db", count)
+        took[count] = min(shown_in(folder, count) for _ in range(2))
+    assert took[10_000] - took[10] < 6  # it was over a minute
+
+
+def shown_in(folder: Path, count: int) -> float:
+    words = [sys.executable, "-m", "manyfit", "status", str(folder)]
+    began = time.perf_counter()
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{count} finished" in done.stdout
+    return time.perf_counter() - began
 
 
 def board(count: int, epochs: int = 9) -> Board:

@@ -69,7 +69,7 @@ def hostile(lab, monkeypatch):
 def study(lab, ways):
     healthy = [{"train.optimizer.lr": 0.001 * (i + 1)} for i in range(9)]
     bad = [{"train.optimizer.lr": 0.05, "model.how": how} for how in ways]
-    execute = {"on": "processes", "workers": 2, "timeout": "6s", "memory": "2GiB", "retries": 1}
+    execute = {"on": "processes", "workers": 2, "timeout": "12s", "memory": "2GiB", "retries": 1}
     lab.write(space={"list": [*healthy, *bad]}, search={"method": "grid", "seeds": 1}, execute=execute)
 
 
