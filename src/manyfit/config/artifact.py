@@ -21,7 +21,7 @@ from manyfit.config.read import read_file
 from manyfit.config.tree import Map, plain
 from manyfit.core.errors import ConfigError, FolderError
 from manyfit.core.files import read_bytes
-from manyfit.core.seal import Sealer
+from manyfit.core.seal import sealer
 
 SOURCES: Final = (Path("src"), Path("models") / "registry")
 """Where the code of a project lies, if no config of the user's says otherwise."""
@@ -107,20 +107,20 @@ def _placed(text: str, folder: Path) -> str:
 
 def sealed(text: str, project: Path, folder: Path) -> str:
     """The text of a resolved config with the seal of whoever writes it, if there is one."""
-    made = Sealer(project).seal(_placed(text, folder))
+    made = sealer(project).seal(_placed(text, folder))
     return f"{text}{SEAL}'{made}'\n" if made else text
 
 
 def sealed_model(model: Mapping[str, Any], project: Path) -> dict[str, Any]:
     """The description of a model with the seal of whoever writes it, if there is one."""
-    made = Sealer(project).seal(_canonical(model))
+    made = sealer(project).seal(_canonical(model))
     return {**model, "seal": made} if made else dict(model)
 
 
 def is_own_model(model: Mapping[str, Any], project: Path) -> bool:
     """Whether the description of a model was written here, for a project at this place."""
     bare = {key: value for key, value in model.items() if key != "seal"}
-    return Sealer(project).holds(model.get("seal"), _canonical(bare))
+    return sealer(project).holds(model.get("seal"), _canonical(bare))
 
 
 def moved(file: Path, folder: Path) -> str:
@@ -145,7 +145,7 @@ def is_own_run(file: Path) -> bool:
     except (OSError, ConfigError, FolderError):
         return False
     body, _, last = text.rpartition(SEAL)
-    return Sealer(root).holds(last.strip().strip("'"), _placed(body, file.parent))
+    return sealer(root).holds(last.strip().strip("'"), _placed(body, file.parent))
 
 
 def artifact_at(file: Path) -> Artifact | None:

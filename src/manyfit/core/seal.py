@@ -24,11 +24,21 @@ log = logging.getLogger("manyfit")
 SIZE: Final = 32
 
 
+def sealer(project: Path) -> Sealer:
+    """Who makes and compares the seals of one project; a study asks for every trial."""
+    return _sealer(project, key_file())
+
+
+@functools.lru_cache(maxsize=64)
+def _sealer(project: Path, key: Path) -> Sealer:
+    return Sealer(project, _key(key))
+
+
 class Sealer:
     """Makes and compares the seals of one project."""
 
-    def __init__(self, project: Path) -> None:
-        self._key = _key(key_file())
+    def __init__(self, project: Path, key: bytes) -> None:
+        self._key = key
         self._project = os.fsencode(project.resolve()) + b"\0"
 
     def seal(self, text: str) -> str:
@@ -47,7 +57,11 @@ class Sealer:
 
 def key_file() -> Path:
     """Where the key lies: among the user's state, which is not shared with a project."""
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return _key_file(os.environ.get("XDG_STATE_HOME") or "~/.local/state", os.environ.get("HOME", ""))
+
+
+@functools.lru_cache(maxsize=8)
+def _key_file(state: str, home: str) -> Path:
     return Path(state).expanduser() / "manyfit" / "key"
 
 

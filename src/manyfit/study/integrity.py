@@ -17,7 +17,7 @@ from typing import Any, Final, get_args
 from manyfit.config.kinds import Kind
 from manyfit.config.project import project_root
 from manyfit.core.errors import FolderError
-from manyfit.core.seal import Sealer
+from manyfit.core.seal import sealer
 from manyfit.study.folder import StudyFolder
 from manyfit.study.records import PointRecord, PointState, TrialState
 from manyfit.study.training import committed_step
@@ -36,7 +36,7 @@ class Seals:
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
-        self._sealer = Sealer(project_root(path))
+        self._sealer = sealer(project_root(path))
         self._is_more = False
 
     def put(self, table: str, row: Sequence[Any]) -> None:
