@@ -101,6 +101,17 @@ def problems(*given):
 QUICK = ("train.epochs=1", "train.save_summary_steps=50")
 
 
+def test_a_received_variant_works_where_its_code_is(project, monkeypatch, tmp_path_factory, capsys):
+    assert run("train", "net", "-p", "model.model_dir", project / "out", *QUICK) == 0, capsys.readouterr().err
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    for words in (("predict", "--split", "validation"), ("evaluate", "--split", "validation"), ("check",)):
+        assert run(*words, "out") == 0, capsys.readouterr().err
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    for verb in ("predict", "evaluate", "check", "export"):
+        assert run(verb, project / "out") == 2
+        assert "--trust" in capsys.readouterr().err
+
+
 # -- the document ---------------------------------------------------------------------------------
 
 

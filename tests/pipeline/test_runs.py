@@ -12,7 +12,7 @@ import torch
 
 import manyfit
 from manyfit import evaluate, export, load_model, predict, sweep, train
-from manyfit.core.errors import RunConflict, UsageError
+from manyfit.core.errors import ConfigError, RunConflict, UsageError
 from manyfit.pipeline import Orchestrator
 from manyfit.run.proof import Kill, difference, killed_and_resumed
 from manyfit.store.folder import RunFolder
@@ -110,6 +110,27 @@ def test_what_was_trained_can_be_used_later(tiny):
     assert torch.equal(load_model(folder)(inputs), load_model(folder / "exported")(inputs))
     with pytest.raises(UsageError, match="needs a model of Keras"):
         export(folder, ["keras"])
+
+
+@pytest.mark.parametrize("builder", ["Builder", "Forest", "Scaled", "KerasBuilder"])
+def test_a_received_run_works_in_the_project_that_has_its_code(
+    tiny, builder, monkeypatch, tmp_path_factory, project_cli
+):
+    folder = tiny.write(model_builder_class=f"models.{builder}", model_builder={}, epochs=1)
+    train(folder, callbacks=QUIET)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.chdir(tiny.root)
+    for verb in ("predict", "evaluate", "check"):
+        code, said = project_cli(verb, "runs/run")
+        assert code == 0, said
+    load_model(folder)
+    load_model(folder / "exported")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    for verb in ("predict", "evaluate", "export", "check"):
+        code, said = project_cli(verb, folder)
+        assert code == 2 and "--trust" in said and f"models.{builder}" in said
+    with pytest.raises(ConfigError, match=r"trust=True"):
+        load_model(folder)
 
 
 def test_an_orchestrator_is_train(tiny):

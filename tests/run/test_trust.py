@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -557,8 +558,10 @@ def test_weights_that_do_not_fit_are_said(project):
 PACKAGES = ("torch", "keras", "numpy", "safetensors", "manyfit")
 PLACES = ("model", "data", "train.loss", "train.optimizer", "train.scheduler", "train.metrics", "evaluate.functions",
           "evaluate.evaluator", "nested", "keyword", "deep", "section")  # fmt: skip
+ROLES = PLACES[:8]
 
 
+@functools.cache
 def public_names() -> list[str]:
     """Public functions and classes of the packages, by every path under which they can be reached."""
     found: set[str] = set()
@@ -602,7 +605,13 @@ def placed(place: str, path: str) -> dict:
         "evaluate": {},
     }
     component = {"class": path}
-    if place == "nested":
+    if place == "roles":
+        for each in ROLES:
+            tree = merged(tree, placed(each, path), each)
+    elif place == "inside":
+        deep = {"a": [{"b": {"_target_": path}}]}
+        tree["model"] = {"class": "torch.nn.Sequential", "args": [component, deep], "anything": component}
+    elif place == "nested":
         tree["model"] = {"class": "torch.nn.Sequential", "args": [component]}
     elif place == "keyword":
         tree["model"] = {"class": "torch.nn.Identity", "anything": component}
@@ -620,6 +629,14 @@ def placed(place: str, path: str) -> dict:
     else:
         tree[place] = component
     return tree
+
+
+def merged(tree: dict, other: dict, place: str) -> dict:
+    """A config with one place of another."""
+    section, _, key = place.partition(".")
+    if key:
+        return {**tree, section: {**tree[section], key: other[section][key]}}
+    return {**tree, section: other[section]}
 
 
 class Recorder:
@@ -679,6 +696,9 @@ def attack(tmp_path, monkeypatch, names, places):
     return recorder, refused
 
 
+PARTS = 24
+
+
 def test_names_at_places_representative(tmp_path, monkeypatch):
     rng = random.Random(0)
     names = [name for name in public_names() if name not in ALLOWED]
@@ -691,11 +711,13 @@ def test_names_at_places_representative(tmp_path, monkeypatch):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_names_at_places_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_names_at_places_all(tmp_path, monkeypatch, part):
+    """Every name, at all roles of one config and inside of a listed model in another."""
     names = [name for name in public_names() if name not in ALLOWED]
     assert len(names) > 5000
-    recorder, refused = attack(tmp_path, monkeypatch, names, ("model", "nested"))
+    names = names[part::PARTS]
+    recorder, refused = attack(tmp_path, monkeypatch, names, ("roles", "inside"))
     assert set(recorder.resolved) <= ALLOWED
     assert set(recorder.built) <= ALLOWED
     assert refused == len(names) * 4

@@ -41,6 +41,11 @@ class Sealer:
         self._key = key
         self._project = os.fsencode(project.resolve()) + b"\0"
 
+    @property
+    def can_seal(self) -> bool:
+        """Whether this user has a place for a key."""
+        return bool(self._key)
+
     def seal(self, text: str) -> str:
         """Return the seal of a text; empty if this user has no place for a key."""
         if not self._key:

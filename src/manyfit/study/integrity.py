@@ -37,31 +37,36 @@ class Seals:
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
         self._sealer = sealer(project_root(path))
-        self._is_more = False
+        self._written: dict[str, str] = {}
+        self._known: set[str] = set()
 
     def put(self, table: str, row: Sequence[Any]) -> None:
-        """Seal a row as it is written; its first column is its name."""
-        made = self._sealer.seal(_text(table, row))
-        if not made:
-            return
-        name = f"{table} {row[0]}"
-        is_new = not self._db.execute("select 1 from seals where row=?", (name,)).fetchone()
-        self._db.execute("insert or replace into seals values (?, ?)", (name, made))
-        self._is_more = self._is_more or is_new
+        """Note that a row is written, whose first column is its name; it is sealed with the transaction."""
+        self._written[f"{table} {row[0]}"] = _text(table, row)
 
-    def count(self) -> None:
-        """Seal how many rows there are, if there are more: so that one that is missing is missed."""
-        if not self._is_more:
+    def seal(self) -> None:
+        """Seal what the transaction wrote, and how many rows there are: so that a missing one is missed."""
+        written, self._written = self._written, {}
+        if not self._sealer.can_seal:
             return
-        self._is_more, name = False, f"{COUNT} {COUNT}"
-        (count,) = self._db.execute("select count(*) from seals where row <> ?", (name,)).fetchone()
-        made = self._sealer.seal(_text(COUNT, (COUNT, count)))
-        self._db.execute("insert or replace into seals values (?, ?)", (name, made))
+        new = written.keys() - self._known
+        if new:
+            written[f"{COUNT} {COUNT}"] = _text(COUNT, (COUNT, len(self._known) + len(new)))
+        self._db.executemany(
+            "insert or replace into seals values (?, ?)",
+            [(name, self._sealer.seal(text)) for name, text in written.items()],
+        )
+        self._known |= new
+
+    def forget(self) -> None:
+        """Take back what a transaction wrote that failed."""
+        self._written = {}
 
     def begin(self) -> None:
         """Make the ledger this user's own: from now on every row is sealed."""
         self._db.execute(SCHEMA)
         if self.are_ours():
+            self._known = {row for (row,) in self._db.execute("select row from seals")} - {f"{COUNT} {COUNT}"}
             return
         self._db.execute("delete from seals")
         self.put(OWNER, (OWNER,))

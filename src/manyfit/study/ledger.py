@@ -107,9 +107,10 @@ class Ledger:
         self._db.execute("begin immediate")
         try:
             yield
-            self._seals.count()
+            self._seals.seal()
         except BaseException:
             self._db.execute("rollback")
+            self._seals.forget()
             raise
         self._db.execute("commit")
 
