@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,24 @@ def test_what_a_writer_was_given_is_on_disk_as_it_was_then(tmp_path, waits):
     found = {c.step: c.load().tensors["w"].tolist() for c in checkpoints(tmp_path)}
     assert found == {2: [2.0, 2.0], 4: [4.0, 4.0]}
     assert writer.done() == 40
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 100])
+def test_on_a_slow_disk_the_same_checkpoints_are_left(tmp_path, monkeypatch, last):
+    real = durable.sync_folder
+
+    def slow(path):
+        time.sleep(0.02)
+        real(path)
+
+    monkeypatch.setattr(durable, "sync_folder", slow)
+    writer = Writer(tmp_path, Keep("val_loss", "min", last=last, top=1), EventLog(tmp_path / "log"))
+    for step in range(1, 16):
+        note = Note(step, step, {"val_loss": 1.0 if step == 4 else 2.0 + step}, step)
+        writer.put(State({"w": torch.zeros(2)}), note)
+    writer.flush()
+    writer.close()
+    assert [c.step for c in checkpoints(tmp_path)] == sorted({4, *range(max(1, 16 - last), 16)})
 
 
 @pytest.mark.parametrize("wait", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Final
 
 from manyfit.core.errors import RunFailed, kind_of
 from manyfit.core.state import State
@@ -12,12 +13,16 @@ from manyfit.store.buffers import Buffers, separate
 from manyfit.store.checkpoint import Keep, Note
 from manyfit.store.events import EventLog
 
+MOST_DUE: Final = 2
+"""States that may wait to be written, each a copy of the model and its optimiser in memory."""
+
 
 class Writer:
     """Takes states and writes them from a thread of its own.
 
-    A state is either written as soon as possible, or held because it is one of the best so far, until the
-    next one that has to be written. States that wait and that nobody would keep any more are dropped.
+    A state is either due, and written as soon as possible, or held because it is one of the best so far, until
+    the next one that is due. States that wait and that would not be kept are dropped, so what lies on disk in
+    the end does not depend on how fast that is; whoever brings states faster than they are written waits.
     """
 
     def __init__(self, folder: Path, keep: Keep, log: EventLog) -> None:
@@ -45,6 +50,8 @@ class Writer:
         """Write a state, and what is held, as soon as possible; with `wait`, before this returns."""
         self.check()
         here = wait and self._thread is None  # then a thread would only cost time
+        if not here:
+            self._make_room()
         if not any(waiting.note == note for waiting in self._waiting):
             if here:
                 self._waiting.append(_Waiting(separate(state), note, is_lent=False))
@@ -52,6 +59,7 @@ class Writer:
                 self.hold(state, note)
         with self._changed:
             self._until = note.step
+            next(waiting for waiting in self._waiting if waiting.note == note).is_due = True
             self._drop()
             if not here:
                 self._start()
@@ -65,6 +73,15 @@ class Writer:
                     break
         if wait:
             self.flush()
+
+    def _make_room(self) -> None:
+        """Wait while so many states are due that one more would take too much memory."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or len(self._due()) < MOST_DUE)
+        self.check()
+
+    def _due(self) -> list[_Waiting]:
+        return [waiting for waiting in self._waiting if waiting.is_due]
 
     def put_held(self) -> None:
         """Write what is held: nothing will follow."""
@@ -112,9 +129,10 @@ class Writer:
         return next((waiting for waiting in self._waiting if waiting.note.step <= self._until), None)
 
     def _drop(self) -> None:
-        """Forget what waits and would be removed at once; the newest that was put is always kept."""
+        """Forget what waits and would be removed at once."""
         notes = [waiting.note for waiting in self._waiting]
-        kept = {note.step for note in self._keep.ranked(notes)[: self._keep.top]} | {self._until}
+        kept = {note.step for note in self._keep.ranked(notes)[: self._keep.top]}
+        kept |= {waiting.note.step for waiting in self._due()[-self._keep.last :]}
         if notes:
             kept.add(notes[-1].step)
         for waiting in [waiting for waiting in self._waiting if waiting.note.step not in kept]:
@@ -160,3 +178,4 @@ class _Waiting:
         self.state = state
         self.note = note
         self.is_lent = is_lent
+        self.is_due = False
