@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: several workers share the cores
+
 import pytest
 from hypothesis import settings
 

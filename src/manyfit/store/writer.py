@@ -20,9 +20,9 @@ MOST_DUE: Final = 2
 class Writer:
     """Takes states and writes them from a thread of its own.
 
-    A state is either due, and written as soon as possible, or held because it is one of the best so far, until
-    the next one that is due. States that wait and that would not be kept are dropped, so what lies on disk in
-    the end does not depend on how fast that is; whoever brings states faster than they are written waits.
+    A state is either due, and written as soon as possible, or held because it is one of the best so far,
+    until the next one that is due. States that wait and that would not be kept are dropped, so what lies on
+    disk in the end does not depend on how fast that is; who brings states faster than they are written waits.
     """
 
     def __init__(self, folder: Path, keep: Keep, log: EventLog) -> None:
