@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -118,7 +119,7 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line. Errors are one message on stderr; the exit code says of which kind."""
-    with safe_streams():
+    with safe_streams(for_good=args is None):
         _main(args)
 
 
@@ -130,27 +131,33 @@ def _main(args: list[str] | None) -> None:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        say(shown.getvalue(), err=True, nl=False)
+        _complain(shown.getvalue(), nl=False)
         sys.exit(error.exit_code)
     except ManyfitError as error:
-        say(f"manyfit: {error}", err=True)
+        _complain(f"manyfit: {error}")
         sys.exit(error.exit_code)
     except SystemExit as stop:  # perhaps of the code of a run, with a text that Python would print as it is
         if stop.code is None or isinstance(stop.code, int):
             raise
-        say(stop.code, err=True)
+        _complain(stop.code)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
-        say("manyfit: interrupted", err=True)
+        _complain("manyfit: interrupted")
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        say(f"manyfit: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
+        _complain(f"manyfit: {error.strerror or error}: {error.filename or ''}".rstrip(": "))
         sys.exit(1)
-    except Exception:
-        say(traceback.format_exc(), err=True)
-        say("manyfit: this is a bug in manyfit; the lines above say where", err=True)
+    except BaseException:
+        _complain(traceback.format_exc())
+        _complain("manyfit: this is a bug in manyfit; the lines above say where")
         sys.exit(1)
+
+
+def _complain(text: object, nl: bool = True) -> None:
+    """Print to stderr; if that is full, the exit code still says what kind of error it was."""
+    with contextlib.suppress(OSError):
+        say(text, err=True, nl=nl)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO, cast
@@ -70,15 +71,21 @@ class CleanedBytes:
 
 
 @contextlib.contextmanager
-def safe_streams() -> Iterator[None]:
-    """Keep secrets off the terminal, and print what it has no letters for as escapes."""
+def safe_streams(for_good: bool = False) -> Iterator[None]:
+    """Keep secrets off the terminal, and print what it has no letters for as escapes.
+
+    With `for_good` that holds until the process ends: threads and exit handlers may still print.
+    """
     before = sys.stdout, sys.stderr
-    for stream in before:
+    # A stream that is closed (`>&-`) is None.
+    streams = [stream or open(os.devnull, "w") for stream in before]  # noqa: PTH123, SIM115
+    for stream in streams:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (cast(TextIO, Cleaned(stream)) for stream in before)
+    sys.stdout, sys.stderr = (cast(TextIO, Cleaned(stream)) for stream in streams)
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        if not for_good:
+            sys.stdout, sys.stderr = before

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config.allowed import ALLOWED
-from manyfit.config.project import logical, project_root
+from manyfit.config.project import project_root
 from manyfit.config.read import read_file
 from manyfit.config.tree import Map, plain
 from manyfit.core.errors import ConfigError, FolderError
@@ -100,9 +100,8 @@ class Artifact:
 
 
 def _placed(text: str, folder: Path) -> str:
-    """The text of a resolved config, and where it lies in its project: a seal holds for one folder."""
-    here, root = logical(folder), project_root(folder)
-    return f"{here.relative_to(root) if here.is_relative_to(root) else here.name}\0{text}"
+    """The text of a resolved config, and where it lies: a seal holds for one folder on one machine."""
+    return f"{os.path.realpath(folder)}\0{text}"
 
 
 def sealed(text: str, project: Path, folder: Path) -> str:

@@ -6,6 +6,7 @@ import os
 
 from manyfit.config.refer import MIN_SECRET
 from manyfit.config.tree import Leaf, Map, Node, Seq, leaves
+from manyfit.core.errors import ConfigError, Problem
 from manyfit.core.secrets import PATTERN, has_secrets, templated, value_of
 
 
@@ -32,6 +33,9 @@ def hidden(tree: Map) -> Map:
 
 def _hidden(node: Node) -> Node:
     if isinstance(node, Map):
+        for key in (key for key in node.items if templated(key) != key):
+            message = f"a key has the value of a secret in its name: {templated(key)}"
+            raise ConfigError([Problem("", node.items[key].origin, message)])
         items = {key: _hidden(item) for key, item in node.items.items()}
         same = all(items[key] is item for key, item in node.items.items())
         return node if same else Map(items, node.origin, node.keys)

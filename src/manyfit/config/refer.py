@@ -23,6 +23,7 @@ MAX_CHAIN: Final = 64
 MIN_SECRET: Final = 8
 
 _MARK = re.compile(r"(\\*)\$\{")
+_PLAIN = re.compile(r"\\+|[^\\$}]+|.", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,10 @@ def _parse(text: str, at: int, inside: bool, depth: int) -> tuple[Text, int]:
         elif inside and text[at] == "}":
             return tuple([*parts, literal] if literal else parts), at + 1
         else:
-            literal += text[at]
-            at += 1
+            plain = _PLAIN.match(text, at)
+            assert plain is not None
+            literal += plain[0]
+            at = plain.end()
     if inside:
         raise ValueError("a reference that is not closed by `}`")
     return tuple([*parts, literal] if literal else parts), at

@@ -120,7 +120,9 @@ def _import(name: str, source: Path | None) -> ModuleType:
                 f"there is no module {error.name!r}{where}", suggestion=_near_module(name, source)
             ) from error
         raise ResolveError(_failure(name, error, source)) from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ResolveError(_failure(name, error, source)) from error
     _check_shadow(module, name, source)
     return module

@@ -26,7 +26,11 @@ def read_bytes(path: Path) -> bytes:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             raise FolderError(f"{path} is not a file, but {_kind(mode)}; remove it")
-        return file.read()
+        try:
+            return file.read()
+        except MemoryError:
+            size = os.fstat(descriptor).st_size
+            raise FolderError(f"{path} is too large to be read: {size} bytes") from None
 
 
 def read_text(path: Path) -> str:
@@ -34,6 +38,17 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode("utf-8", "replace")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it is there; what else lies there, a link for one, is refused."""
+    if path.is_symlink():
+        raise FolderError(f"{path} is a link, which would lead elsewhere; remove it")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise FolderError(f"{path} is not a folder, but {_kind(path.stat().st_mode)}; remove it") from None
+
+
 def _kind(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder",
+             stat.S_IFREG: "a file"}  # fmt: skip
     return kinds.get(stat.S_IFMT(mode), "a device")

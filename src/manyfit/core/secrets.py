@@ -9,17 +9,33 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
 PATTERN: Final = re.compile(r"\$\{\s*secret\s*:\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}")
+TEMPLATE: Final = re.compile(r"(\$\{\s*secret\s*:\s*[A-Za-z_][A-Za-z0-9_]*\s*\})")
 PIECE: Final = 8
 """So many characters of a secret, at its beginning or its end, are hidden although the rest was cut off."""
+MOST_LINES: Final = 128
+"""Values of more lines are searched for as they are, and not in forms that were quoted twice."""
+SHORT: Final = {
+    "\n": "n",
+    "\r": "r",
+    "\t": "t",
+    "\0": "0",
+    "\x1b": "e",
+    "\a": "a",
+    "\b": "b",
+    "\f": "f",
+    "\v": "v",
+}
 LEAST: Final = 4
 """A shorter value cannot be told from other text."""
 CERTAIN: Final = 12
@@ -75,20 +91,29 @@ def templated(value: Any) -> Any:
     """A value of a config in which a known secret stands in plain, with its template in its place."""
     if isinstance(value, str):
         for known in sorted(_revealed, key=len, reverse=True):
-            value = value.replace(known, f"${{secret:{_revealed[known]}}}")
+            template = f"${{secret:{_revealed[known]}}}"
+            value = outside_templates(value, methodcaller("replace", known, template))
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"${{secret:{_revealed[str(value)]}}}" if is_number and str(value) in _revealed else value
 
 
+def outside_templates(text: str, change: Callable[[str], str]) -> str:
+    """Change text but for the templates in it: a secret may have the value of a name."""
+    if "${" not in text:
+        return change(text)
+    parts = TEMPLATE.split(text)
+    return "".join(part if i % 2 else change(part) for i, part in enumerate(parts))
+
+
 def redacted(value: Any) -> Any:
-    """Clean every text in nested data, before it is written as JSON. Keys and numbers stay as they are."""
+    """Clean every text in nested data, keys too, before it is written as JSON. Numbers stay as they are."""
     if not _revealed:
         return value
     if isinstance(value, str):
         return without_values(value)
     if isinstance(value, Mapping):
-        return {key: redacted(item) for key, item in value.items()}
+        return {redacted(key): redacted(item) for key, item in value.items()}
     return [redacted(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -108,7 +133,7 @@ def clean(text: str) -> str:
         return text
     known = _known(tuple(_revealed.items()))
     # Pieces after that, or a piece of one spelling would be taken out of another.
-    return known.without_pieces(known.without_whole(text))
+    return outside_templates(known.without_whole(text), known.without_pieces)
 
 
 def without_values(text: str, least: int = PIECE) -> str:
@@ -142,8 +167,9 @@ class _Known:
 
     forms: Mapping[str, str]
     """From spellings to templates, the longest first."""
-    patterns: tuple[tuple[re.Pattern[str], str], ...]
-    """Values over several lines, with signs between them."""
+    patterns: tuple[tuple[int, str, re.Pattern[str], str], ...]
+    """Values over several lines with signs between them, and values in which characters are written as
+    escapes: the length of the value, letters that any such text has, the pattern, and the template."""
 
     @functools.cached_property
     def _by_piece(self) -> dict[tuple[str, bool], list[str]]:
@@ -154,18 +180,34 @@ class _Known:
             found.setdefault((form[-PIECE:], False), []).append(form)
         return found
 
+    @functools.cached_property
+    def _starts(self) -> frozenset[str]:
+        return frozenset(form[:LEAST] for form in self.forms)
+
+    def _may_hold(self, text: str) -> bool:
+        """Whether a text could hold a spelling; for short ones a look is quicker than to search for each."""
+        if len(text) > len(self.forms):
+            return True
+        return any(text[at : at + LEAST] in self._starts for at in range(len(text) - LEAST + 1))
+
     def without_whole(self, text: str, least: int = 0) -> str:
         """Take out whole values."""
-        for pattern, template in self.patterns:
-            text = pattern.sub(lambda _, t=template: t, text)  # type: ignore[misc]
+        for length, sure, pattern, template in self.patterns:
+            if length >= least and sure in text:
+                text = outside_templates(text, functools.partial(pattern.sub, template))
+        if not self._may_hold(text):
+            return text
         for form, template in self.forms.items():
             if len(form) < least:
                 break
-            text = text.replace(form, template)
+            if form in text:
+                text = outside_templates(text, methodcaller("replace", form, template))
         return text
 
     def without_pieces(self, text: str) -> str:
         """Take out beginnings and ends of values whose rest was cut off."""
+        if len(text) <= len(self._by_piece) and not self._may_hold_piece(text):
+            return text
         for (piece, is_begin), forms in self._by_piece.items():
             at = text.find(piece)
             while at >= 0:
@@ -174,6 +216,14 @@ class _Known:
                 text = text[:begin] + self.forms[forms[0]] + text[begin + length :]
                 at = text.find(piece, begin + len(self.forms[forms[0]]))
         return text
+
+    def _may_hold_piece(self, text: str) -> bool:
+        pieces = self._pieces
+        return any(text[at : at + PIECE] in pieces for at in range(len(text) - PIECE + 1))
+
+    @functools.cached_property
+    def _pieces(self) -> frozenset[str]:
+        return frozenset(piece for piece, _ in self._by_piece)
 
 
 def _shared(text: str, at: int, form: str, is_begin: bool) -> int:
@@ -198,17 +248,58 @@ def _known(revealed: tuple[tuple[str, str], ...]) -> _Known:
         template = f"${{secret:{name}}}"
         lines = [line.strip() for line in value.splitlines() if line.strip()]
         if len(lines) > 1:
-            patterns.append((re.compile(SIGNS.join(re.escape(line) for line in lines)), template))
-        for part in dict.fromkeys([value, value.strip(), *(line for line in lines if _is_telling(line))]):
+            sure = max(re.findall(r"\w+", lines[0], flags=re.ASCII), key=len, default="")
+            pattern = re.compile(SIGNS.join(re.escape(line) for line in lines))
+            patterns.append((len(value), sure, pattern, template))
+        telling = [line for line in lines if _is_telling(line)]
+        parts = [part for part in dict.fromkeys([value, value.strip(), *telling]) if len(part) >= LEAST]
+        if len(lines) <= MOST_LINES:
+            patterns += [(len(part), *_escaped(part), template) for part in parts]
+        for part in parts:
             for form in spellings(part):
                 found.setdefault(form, template)
     ordered = sorted(found.items(), key=lambda item: -len(item[0]))
-    return _Known(dict(ordered), tuple(patterns))
+    return _Known(dict(ordered), tuple(sorted(patterns, key=lambda each: -each[0])))
 
 
 def _is_telling(line: str) -> bool:
     """Whether a line of a secret says something: the frame of a key does not."""
     return len(line) >= PIECE and not line.startswith("-----")
+
+
+def _escaped(value: str) -> tuple[str, re.Pattern[str]]:
+    """A pattern for a value that was quoted once or several times: as a literal, in JSON, YAML, an address or
+    a shell; and letters that stand in all of these as they are."""
+    parts = []
+    for letter, run in itertools.groupby(value):
+        count = len(list(run))
+        if letter.isascii() and letter.isalnum():
+            parts.append(letter * count)
+        elif letter == "\\":
+            parts.append(rf"\\{{{count},{8 * count}}}")
+        else:
+            parts.append(f"(?i:{'|'.join(_ways(letter))}){{{count}}}")
+    sure = max(re.findall("[A-Za-z0-9]+", value), key=len, default="")
+    return sure, re.compile("".join(parts))
+
+
+def _ways(letter: str) -> Iterator[str]:
+    """Patterns for the ways in which a letter is quoted, behind any number of backslashes in reason."""
+    octets, utf16 = letter.encode("utf-8", "surrogateescape"), letter.encode("utf-16-be", "surrogatepass")
+    some, any_ = r"\\{1,8}", r"\\{0,8}"
+    yield any_ + re.escape(letter)
+    yield f"{some}x{ord(letter):02x}" if ord(letter) < 256 else f"{some}U{ord(letter):08x}"
+    yield "".join(f"{some}u{utf16[at : at + 2].hex()}" for at in range(0, len(utf16), 2))
+    yield "".join(f"{some}x{octet:02x}" for octet in octets)
+    yield "".join(f"%{octet:02x}" for octet in octets)
+    if letter in SHORT:
+        yield some + SHORT[letter]
+    if letter == " ":
+        yield r"\+"
+    if letter == "'":
+        yield "''"
+        yield f"'{any_}\"'{any_}\"'"
+        yield f"'{some}''"
 
 
 def spellings(value: str) -> set[str]:

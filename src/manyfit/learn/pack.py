@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyfit.core.errors import RunFailed
+from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.state import State
 
 
@@ -24,7 +24,10 @@ def pack(parts: Mapping[str, Any]) -> State:
 
 def unpack(state: State) -> dict[str, Any]:
     """Put nested state together again."""
-    return {name: _unpack(value, state.tensors) for name, value in state.values.items()}
+    try:
+        return {name: _unpack(value, state.tensors) for name, value in state.values.items()}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FolderError(f"the state of a checkpoint is not what manyfit writes: {error!r:.200}") from error
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -10,6 +10,7 @@ import os
 import shutil
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -235,6 +236,13 @@ def quiet() -> Iterator[None]:
         yield
 
 
+UNREADABLE: Final = (
+    OSError, KeyError, ValueError, RuntimeError, NotImplementedError, RecursionError, zipfile.BadZipFile,
+    zlib.error,
+)  # fmt: skip
+"""What reading a file raises that is no archive, or not one that Keras wrote."""
+
+
 def carried_code(file: Path) -> list[str]:
     """What in a `.keras` file is not a listed part of Keras: it may carry code, name it, or load it."""
     if not file.is_file():
@@ -242,8 +250,8 @@ def carried_code(file: Path) -> list[str]:
     try:
         with zipfile.ZipFile(file) as archive:
             config = json.loads(archive.read("config.json"))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise FolderError(f"{file} is not a model that Keras has written: {error}") from error
+    except UNREADABLE as error:
+        raise FolderError(f"{file} is not a model that Keras has written: {error!r:.200}") from error
     found: dict[str, None] = {}
 
     def look(value: Any) -> None:
@@ -291,7 +299,11 @@ def load_keras(file: Path, allow: Collection[str] = ()) -> Any:
             f"{file} holds code ({', '.join(refused)}), which is not run; if you trust it: allow={refused}"
         )
     named = any(name in ("Lambda", "__lambda__") for name in allow)
-    return keras.saving.load_model(file, safe_mode=not named)
+    try:
+        return keras.saving.load_model(file, safe_mode=not named)
+    except Exception as error:  # of Keras and h5py, about a file that is not what they wrote
+        reason = " ".join(str(error).split())[:400]
+        raise FolderError(f"{file} cannot be loaded: {type(error).__name__}: {reason}") from error
 
 
 FORMATS: Final[Mapping[str, Callable[[Built, RunFolder], Path]]] = {

@@ -31,7 +31,7 @@ def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
     except ManyfitError as error:
         log.info("%s", error, exc_info=error)
         raise
-    except Exception as error:
+    except BaseException as error:  # of user code, which may also end its process or raise what it likes
         log.info("%s failed", what, exc_info=error)
         text = f"{what} failed with {type(error).__name__}: {error}\n  at {user_frame(error)}"
         if any(isinstance(handler, _FileHandler) and not handler.passing for handler in log.handlers):
@@ -48,9 +48,9 @@ def recorded(run: RunFolder) -> Iterator[None]:
         run.failure_file.unlink(missing_ok=True)
     try:
         yield
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         found = run.checkpoints()
         kind = kind_of(error)
         text = str(error) if isinstance(error, ManyfitError) else f"{type(error).__name__}: {error}"
@@ -75,6 +75,7 @@ def kept(run: RunFolder, passing: bool = False) -> Iterator[None]:
 def logged(path: Path, passing: bool = False) -> Iterator[None]:
     """Keep manyfit's own log beside the run, without secrets. A passing one is removed with its folder."""
     check_file(path)
+    durable.make_own(path)
     handler = _FileHandler(path, encoding="utf-8", delay=True)
     handler.passing = passing
     handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
-from manyfit.core.errors import Interrupted
+from manyfit.core.errors import Interrupted, RunFailed
+from manyfit.core.secrets import has_secrets, without_values
 from manyfit.learn.learner import Learner, fetch
 from manyfit.run.cohort import Cohort
 from manyfit.run.measure import Row, validate
@@ -98,6 +99,9 @@ def measured(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
     if boundary.log:
         parts.insert(0, taken(cohort.learner))
     found: list[Row] = [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
+    for name in {name for row in found for name in row} if has_secrets() else ():
+        if without_values(name) != name:
+            raise RunFailed(f"a metric has the value of a secret in its name: {without_values(name)}")
     return found if any(found) else []
 
 

@@ -77,6 +77,16 @@ def tidy(folder: Path) -> None:
                 discard(left)
 
 
+def make_own(path: Path) -> None:
+    """Make a file that is written in place one with a single name: what else has its content keeps it."""
+    try:
+        if path.stat().st_nlink == 1:
+            return
+    except FileNotFoundError:
+        return
+    write(path, path.read_bytes())
+
+
 def write_new(path: Path, data: bytes | str) -> None:
     """Write a file that nobody looks at yet, and flush it to disk."""
     write_new_all({path: data})

@@ -47,6 +47,7 @@ class EventLog:
         self.path = path
         path.parent.mkdir(exist_ok=True)
         check_file(path)
+        durable.make_own(path)
         self._file = path.open("ab")
         if self._file.tell() < length:
             self._file.close()

@@ -161,10 +161,10 @@ class RunFolder:
         """Refuse a folder in which a link would lead what is written, or read, out of it."""
         with os.scandir(self.path) as entries:
             found = [entry for entry in entries if entry.name in WRITTEN]
-        for entry in [e for e in found if e.is_dir(follow_symlinks=False)]:
-            with os.scandir(entry.path) as entries:
-                found += entries
-        for entry in found:
+        for entry in found:  # which grows
+            if entry.is_dir(follow_symlinks=False):
+                with os.scandir(entry.path) as entries:
+                    found += entries
             if entry.is_symlink():
                 raise FolderError(
                     f"{entry.path} is a link; manyfit writes into the folder itself, so link the whole folder"

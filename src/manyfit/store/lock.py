@@ -36,9 +36,10 @@ def owned(folder: Path) -> Iterator[None]:
             raise RunConflict(
                 f"{folder} is in use by another process (pid {file.read().strip() or 'unknown'})"
             )
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        if os.fstat(file.fileno()).st_nlink == 1:  # else it is another file, too, whose content is not ours
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
         _held.append(file)
         try:
             yield

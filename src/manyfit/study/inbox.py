@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.errors import FolderError, UsageError
+from manyfit.core.files import make_folder
 from manyfit.store import durable
 
 log = logging.getLogger("manyfit")
@@ -71,7 +72,7 @@ class Inbox:
     """The driver's side: it is woken by the bell and reads what has come."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder = folder.absolute()  # it is read while a trial runs, whose code may be anywhere
         self._looked = -math.inf
         self._ignored: set[str] = set()
@@ -122,10 +123,10 @@ class Inbox:
         """Set a command aside that cannot be carried out, with the reason."""
         refused = self._folder / "refused"
         try:
-            refused.mkdir(exist_ok=True)
+            make_folder(refused)
             durable.write(refused / f"{name}.txt", f"{reason}\n")
             (self._folder / name).replace(refused / name)
-        except (OSError, ValueError) as error:  # something else lies in its way
+        except (OSError, ValueError, FolderError) as error:  # something else lies in its way
             log.warning("a command could not be set aside: %s", error)
             self._ignored.add(name)
 

@@ -16,8 +16,11 @@ from typing import Any, Final, get_args
 
 from manyfit.config.kinds import Kind
 from manyfit.config.project import project_root
-from manyfit.core.errors import FolderError
+from manyfit.config.read import read_file
+from manyfit.config.tree import plain
+from manyfit.core.errors import ConfigError, FolderError
 from manyfit.core.seal import sealer
+from manyfit.store.folder import RunFolder
 from manyfit.study.folder import StudyFolder
 from manyfit.study.records import PointRecord, PointState, TrialState
 from manyfit.study.training import committed_step
@@ -82,6 +85,9 @@ class Seals:
 
     def check(self) -> bool:
         """Refuse a ledger of which a row is not as it was written; return whether this user wrote it."""
+        for kind, name in self._db.execute("select type, name from sqlite_master"):
+            if kind not in ("table", "index"):  # which SQLite would execute
+                raise ValueError(f"it has a {kind}, {name!r:.40}, which manyfit did not make")
         if not self.are_ours():
             return False
         known = dict(self._db.execute("select row, seal from seals"))
@@ -161,12 +167,12 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     _check(facts.get("isolates") in (None, True, False), "'isolates' is neither true nor false")
 
 
-def check_progress(folder: Path, points: Sequence[PointRecord]) -> None:
-    """Refuse a ledger that claims more than lies in the run folders, which know how far their trials are."""
+def check_progress(folder: Path, points: Sequence[PointRecord], metric: str) -> None:
+    """Refuse a ledger that claims other than its run folders, which know how far their trials are."""
     here = StudyFolder(folder)
     if not here.trials.is_dir():
         return
-    for trial in (trial for point in points for trial in point.trials if trial.step):
+    for point, trial in ((each, trial) for each in points for trial in each.trials if trial.step):
         run = here.trial(trial.id)
         if not run.path.is_dir():
             continue  # which is mended
@@ -174,20 +180,40 @@ def check_progress(folder: Path, points: Sequence[PointRecord]) -> None:
             found = run.events()
         except FolderError:
             continue  # which is said when the trial goes on
-        measured = {(event.epoch, repr(value)) for event in found for value in event.values.values()}
+        measured = {(event.epoch, repr(event.values[metric])) for event in found if metric in event.values}
         claimed = {(epoch, repr(value)) for epoch, value in trial.curve}
         if trial.value is not None and trial.value not in [value for _, value in trial.curve]:
             claimed.add((math.inf, repr(trial.value)))
         last = max((event.step for event in found), default=0)
         step = committed_step(run) if run.checkpoint_folder.is_dir() else last
-        if step < trial.step or not claimed <= measured:
-            said = f"at step {trial.step}, but its folder is at {step}" if step < trial.step else (
-                "to have measured what its folder does not have"
-            )  # fmt: skip
+        is_behind = step > trial.step and trial.state in ("finished", "paused")
+        said = ""
+        if step < trial.step or is_behind:
+            said = f"to be at step {trial.step}, but its folder is at {step}"
+        elif not claimed <= measured:
+            said = f"to have measured a {metric} that its folder does not have"
+        else:
+            said = _other_values(point, run)
+        if said:
             raise FolderError(
-                f"the ledger {here.ledger} does not agree with its run folders: trial {trial.id} is said to "
-                f"be {said}; {MENDED}"
+                f"the ledger {here.ledger} does not agree with its run folders: trial {trial.id} is said "
+                f"{said}; {MENDED}"
             )
+
+
+def _other_values(point: PointRecord, run: RunFolder) -> str:
+    """What a point is said to have, and a trial of it was not trained with."""
+    try:
+        given = plain(read_file(run.config))
+    except (FolderError, ConfigError, OSError):
+        return ""  # which is said when the trial goes on
+    for key, value in point.values.items():
+        found = given
+        for part in key.split("."):
+            found = found.get(part, value) if isinstance(found, dict) else value
+        if found != value:
+            return f"to have {key} {value!r:.40}, but was trained with {found!r:.40}"
+    return ""
 
 
 def _is_name(text: object) -> bool:

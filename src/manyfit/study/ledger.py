@@ -137,9 +137,10 @@ class Ledger:
         is_ours = self._seals.check()
         points = read_points(self._db, is_ours)
         if not is_ours and points:
-            facts = self._db.execute("select key, value from meta")
-            check_facts({key: json.loads(value) for key, value in facts})
-            check_progress(self.path.parent, points)
+            rows = self._db.execute("select key, value from meta")
+            facts = {key: json.loads(value) for key, value in rows}
+            check_facts(facts)
+            check_progress(self.path.parent, points, metric_of(facts))
         for point in points:
             self.points.append(point)
             self._by_id[point.id] = point
@@ -291,12 +292,17 @@ def read_only(path: Path) -> Read:
             check_facts(facts)
             points = read_points(db, is_ours)
             if not is_ours:
-                check_progress(path.parent, points)
+                check_progress(path.parent, points, metric_of(facts))
             return points, facts, decisions
         finally:
             db.close()
     except UNREADABLE as error:
         raise FolderError(f"the ledger {path} cannot be read: {error}; {MENDED}") from error
+
+
+def metric_of(facts: Mapping[str, Any]) -> str:
+    """The metric that a study compares by, once it has begun."""
+    return str((facts.get("objective") or {}).get("metric", ""))
 
 
 def _plain(failure: Failure) -> dict[str, Any]:

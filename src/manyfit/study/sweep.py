@@ -20,7 +20,7 @@ from manyfit.config.read import dump, read_file
 from manyfit.config.study import StudyConfig, load_study
 from manyfit.config.tree import Leaf, find, plain
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
-from manyfit.core.files import read_text
+from manyfit.core.files import make_folder, read_text
 from manyfit.core.secrets import redact
 from manyfit.data.randomness import own_randomness
 from manyfit.run.journal import logged
@@ -147,7 +147,7 @@ def run(
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
     begin(driver, found, wish)
     if engine.keeps_folders:
-        folder.trials.mkdir(exist_ok=True)
+        make_folder(folder.trials)
     shown: Shown = Silent() if wish.quiet else shown_for(sys.stderr, study, ledger.points)
     stack.callback(shown.close)
     driver.shown = shown
@@ -234,6 +234,7 @@ def write_base(study: StudyConfig, folder: StudyFolder) -> Path:
     """Keep the base as it is now; workers read it, and trials can be understood later."""
     text = f"# Written by manyfit: the base of this study.\n{dump(plain(study.base.given.tree))}"
     file = folder.base(hashlib.sha256(text.encode()).hexdigest())
+    make_folder(file.parent)
     if not file.exists() or read_text(file) != text:
         durable.write(file, text)
     return file.resolve()

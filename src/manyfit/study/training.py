@@ -89,7 +89,9 @@ class Training:
                 config, run, unit.until, watch, study=self.study, given=text_of(config, trial),
                 callbacks=[signs], allowed=allowed,
             )  # fmt: skip
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             seconds = time.perf_counter() - began
             return self._failed(trial, run, failure_of(error), before, seconds)
         return Outcome(

@@ -6,7 +6,6 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from manyfit.study.failures import failure_of
@@ -20,14 +19,23 @@ Work: TypeAlias = "Callable[[Unit, Watch, Callable[[Progress], None]], list[Outc
 
 
 def attempt(work: Work, unit: Unit, watch: Watch, tell: Callable[[Progress], None]) -> list[Outcome]:
-    """Do the work; an exception is how all trials of the unit have ended. Where this process is, it stays."""
-    here = Path.cwd()
+    """Do the work; an exception is how all trials of the unit have ended.
+
+    What the code of a trial changes in its process ends with the trial.
+    """
+    from manyfit.run.process import own_process
+
+    this = os.getpid()
     try:
-        return work(unit, watch, tell)
-    except (Exception, SystemExit) as error:
+        with own_process():
+            return work(unit, watch, tell)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return [Outcome(trial.id, failure=failure_of(error)) for trial in unit.trials]
     finally:
-        os.chdir(here)
+        if os.getpid() != this:  # the code of a trial has forked; only one process may answer
+            os._exit(0)
 
 
 class Executor(ABC):
