@@ -81,6 +81,25 @@ def test_terminal_escapes_of_a_study(project, cli):
     assert harmless(*(answer.out + answer.err for answer in answers))
 
 
+@pytest.mark.parametrize(
+    "words", [["list"], ["--version"], ["--help"], ["show", "runs/a"], ["completion", "bash"]], ids=str
+)
+@pytest.mark.parametrize(("where", "code"), [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0)])
+def test_streams_that_are_closed(project, words, where, code):
+    if words[0] == "show":
+        manyfit.train("runs/a", callbacks=[])
+    line = f"{sys.executable} -m manyfit {' '.join(words)} {where}"
+    done = subprocess.run(line, shell=True, cwd=project.root, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-"])
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(project, where):
+    line = f"{sys.executable} -m manyfit show nope {where}"
+    assert subprocess.run(line, shell=True, cwd=project.root, check=False).returncode == 2
+
+
 def test_a_script_has_no_lines_of_a_name(project, cli):
     name = "runs/x\ntouch owned\n#"
     project.config(project.changed(), "x\ntouch owned\n#")

@@ -13,6 +13,58 @@ import pytest
 
 import manyfit
 
+ENDS = """
+import asyncio, sys
+from models import MLP
+
+
+class Own(BaseException):
+    pass
+
+
+HOW = {"exit": SystemExit(0), "three": SystemExit(3), "own": Own("mine"), "cancel": asyncio.CancelledError("c"),
+       "generator": GeneratorExit("g")}
+
+
+class Ends(MLP):
+    def __init__(self, how: str = "") -> None:
+        super().__init__()
+        self.how, self.seen = how, 0
+
+    def forward(self, images):
+        self.seen += self.training
+        if self.seen == 6:
+            raise HOW[self.how]
+        return super().forward(images)
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "three", "own", "cancel", "generator"])
+def test_code_that_ends_its_process_in_python_has_failed(project, cli, how):
+    """A run that was not finished ended with 0, or with a traceback."""
+    project.write("src/ends.py", ENDS)
+    project.config(project.changed(model={"class": "ends.Ends", "how": how}))
+    answer = cli("train", "runs/a")
+    assert answer.code == 1
+    assert "the run failed with" in answer.err
+    assert "Traceback" not in answer.err
+    assert "ends.py" in (project.run / "run.log").read_text()
+    assert (project.run / "failure.json").is_file()
+    assert "failed" in cli("show", "runs/a").out
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/{last}/manifest.json", "provenance.json"])
+def test_a_file_that_is_too_large_to_be_read(project, cli, name):
+    manyfit.train("runs/a", callbacks=[])
+    last = max(path.name for path in (project.run / "checkpoints").iterdir())
+    os.truncate(project.run / name.format(last=last), 1 << 40)
+    for words in (["show", "runs/a"], ["list"]):
+        answer = cli(*words)
+        assert "Traceback" not in answer.err
+        assert answer.code in (0, 2)
+    assert cli("list").code == 0
+
+
 SLOW_TO_START = '''
 import os, time
 from pathlib import Path

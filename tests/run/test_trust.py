@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
 import json
 import pkgutil
 import random
 import shutil
+import time
 import zipfile
 from pathlib import Path
 
@@ -71,8 +73,6 @@ def rewrite_manifests(run: Path, component: dict) -> None:
         found.pop("digest")
         found["model"]["component"] = component
         text = json.dumps(found, sort_keys=True, separators=(",", ":"))
-        import hashlib
-
         found["digest"] = hashlib.sha256(text.encode()).hexdigest()
         file.write_text(json.dumps(found))
         checkpoints.read(file.parent)  # it is whole
@@ -302,6 +302,111 @@ def test_a_seal_holds_for_one_folder(project, cli):
     for words in (["config", "check"], ["config", "show"], ["check"]):
         assert cli(*words, "runs/returned").code == 2
     assert not (project.root / "mark").exists()
+
+
+@pytest.mark.parametrize("where", ["beside", "runs"])
+def test_a_seal_holds_for_no_copy_of_a_run_outside_of_its_project(
+    project, tmp_path_factory, monkeypatch, cli, where
+):
+    """Such a run names its project, and was taken for one's own wherever it lay."""
+    home, away = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("away")
+    place = "out" if where == "beside" else "work/runs/a"
+    manyfit.train("runs/a", folder=home / place, callbacks=[])
+    assert "project_path" in (home / place / "config.resolved.yaml").read_text()
+    monkeypatch.chdir(away)
+    copied = away / ("evil" if where == "beside" else "bundle/runs/a")
+    shutil.copytree(home / place, copied)
+    mark = away / "ran"
+    (copied / "src").mkdir()
+    (copied / "src/evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    rewrite = project.changed(model={"class": "evil.M"}, project_path=str(copied))
+    (copied / "config.yaml").write_text(json.dumps(rewrite))
+    for words in (["config", "check"], ["check"], ["config", "show"]):
+        answer = cli(*words, copied)
+        assert answer.code == 2, answer.out
+        assert "was not made here" in answer.err
+    assert not mark.exists()
+    with pytest.raises(manyfit.ManyfitError, match=r"evil\.M|models\.MLP"):
+        manyfit.predict(copied)
+    assert manyfit.predict(home / place) is not None
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "run.log"])
+def test_a_file_that_has_another_name_keeps_its_content_there(received, name):
+    """An archive may hold a link to a file that lies where it is unpacked."""
+    other = received.root / "src/precious.py"
+    if (received.run / name).exists():
+        other.write_bytes((received.run / name).read_bytes())
+    else:
+        other.write_text("precious\n")
+    before = other.read_bytes()
+    (received.run / name).unlink(missing_ok=True)
+    (received.run / name).hardlink_to(other)
+    manyfit.evaluate("runs/a")
+    manyfit.train("runs/a", ["train.epochs=3"], callbacks=[])
+    assert other.read_bytes() == before
+
+
+def test_links_inside_of_a_checkpoint_are_refused_by_whoever_writes(received, cli):
+    state = next((received.run / "checkpoints").glob("*/state.safetensors"))
+    shutil.move(state, received.root / "elsewhere")
+    state.symlink_to(received.root / "elsewhere")
+    for verb in ("evaluate", "export"):
+        answer = cli(verb, "runs/a")
+        assert answer.code == 2
+        assert "is a link" in answer.err
+
+
+def test_a_state_that_is_not_what_manyfit_writes(received, cli):
+    for file in received.run.glob("checkpoints/*/manifest.json"):
+        found = json.loads(file.read_text())
+        found.pop("digest")
+        found["values"]["optimizer"] = {"dict": True}
+        text = json.dumps(found, sort_keys=True, separators=(",", ":"))
+        found["digest"] = hashlib.sha256(text.encode()).hexdigest()
+        file.write_text(json.dumps(found))
+    answer = cli("predict", "runs/a")
+    assert answer.code == 2
+    assert "is not what manyfit writes" in answer.err
+
+
+def keras_file(folder: Path, **changes) -> Path:
+    """A model of Keras, with other members in its archive."""
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.save(folder / "whole.keras")
+    with (
+        zipfile.ZipFile(folder / "whole.keras") as archive,
+        zipfile.ZipFile(folder / "x.keras", "w") as other,
+    ):
+        for name in archive.namelist():
+            if changes.get(name, b"") is not None:
+                other.writestr(name, changes.get(name) or archive.read(name))
+    return folder / "x.keras"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config.json": b"[" * 200_000 + b"]" * 200_000},
+        {"config.json": b"[]"},
+        {"config.json": b"{}"},
+        {"model.weights.h5": b"garbage"},
+        {"model.weights.h5": None},
+    ],
+    ids=["deep", "list", "empty", "weights", "none"],
+)
+def test_a_damaged_file_of_keras_is_one_message(tmp_path, changes):
+    with pytest.raises(FolderError):
+        manyfit.load_model(keras_file(tmp_path, **changes))
+
+
+def test_text_of_many_backslashes_is_read_at_once():
+    from manyfit.config.refer import parse
+
+    began = time.process_time()
+    parse("\\" * 400_000)
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("how", ["dangling", "gone"])

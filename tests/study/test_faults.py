@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import signal
@@ -265,6 +266,9 @@ def test_rows_that_are_missing_are_missed(lab, cli, statements):
         "update trials set value = 0.001",
         "update trials set step = 1000000 where point = 0",
         "update trials set seed = 0 where point = 0",
+        "update trials set step = 1, epoch = 0.1 where state in ('finished', 'paused')",
+        """update points set "values" = '{"train.optimizer.lr": 5}'""",
+        "update trials set value = 0.01, curve = '[[1.0, 0.01]]' where point = 0",
     ],
 )
 def test_a_received_ledger_is_compared_with_its_run_folders(lab, cli, statement):
@@ -277,6 +281,103 @@ def test_a_received_ledger_is_compared_with_its_run_folders(lab, cli, statement)
     (lab.folder / "ledger.db").unlink()
     lab.sweep()
     assert all(row[0] > 0.01 for row in lab.rows("select value from trials"))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "create view v as with recursive c(x) as (select 1 union all select x+1 from c) select * from c",
+        "create trigger t after update on trials begin delete from points; end",
+    ],
+)
+def test_what_sqlite_would_execute_in_a_ledger_is_refused(lab, cli, statement):
+    trained(lab)
+    changed(lab.folder, statement)
+    for words in (["status", lab.folder], ["sweep", lab.folder]):
+        answer = cli(*words)
+        assert answer.code == 2
+        assert "which manyfit did not make" in answer.err
+
+
+ROGUE = """
+import os, resource
+import torch
+from models import MLP
+
+
+class Rogue(MLP):
+    def __init__(self, hidden: int = 64, dropout: float = 0.0, mode: str = "") -> None:
+        super().__init__(hidden, dropout)
+        if mode == "grad":
+            torch.set_grad_enabled(False)
+        if mode == "dtype":
+            torch.set_default_dtype(torch.float64)
+        if mode == "limit":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        if mode == "folder":
+            os.chdir("/")
+            os.environ["MANYFIT_ROGUE"] = "1"
+            os.umask(0o777)
+        self.mode, self.seen = mode, 0
+
+    def forward(self, images):
+        self.seen += self.training
+        if self.mode == "fork" and self.seen == 14:
+            os.fork()
+            self.mode = ""
+        if self.mode == "base" and self.seen == 14:
+            raise type("Own", (BaseException,), {})("mine")
+        return super().forward(images)
+"""
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_what_a_trial_changes_in_its_process_ends_with_it(lab, executor):
+    """The rehearsal comes first, with the modes of all of them."""
+    (lab.root / "src/rogue.py").write_text(ROGUE)
+    modes = ["", "grad", "dtype", "limit", "folder", "last"]
+    lab.write(
+        set={"model.class": "rogue.Rogue"}, search={"method": "grid"}, space={"model.mode": modes},
+        execute={"on": executor, "workers": 1} if executor == "processes" else {"on": executor},
+    )  # fmt: skip
+    lab.sweep()
+    found = {json.loads(values)["model.mode"]: (state, value) for values, state, value in lab.rows(
+        'select "values", trials.state, trials.value from points join trials on trials.point = points.number')}  # fmt: skip
+    assert found[""] == found["last"] == found["folder"]
+    assert found[""][0] == "finished"
+    assert found["grad"] != found[""]
+
+
+def test_a_trial_that_forks_answers_once(lab):
+    (lab.root / "src/rogue.py").write_text(ROGUE)
+    lab.write(
+        set={"model.class": "rogue.Rogue", "train.epochs": 5}, search={"method": "grid"}, space={"model.mode": ["", "fork", "base"]},
+        execute={"on": "processes", "workers": 1},
+    )  # fmt: skip
+    lab.sweep()
+    states = dict(
+        lab.rows(
+            'select points."values", trials.state from points join trials on trials.point = points.number'
+        )
+    )
+    assert states['{"model.mode": ""}'] == states['{"model.mode": "fork"}'] == "finished"
+    assert states['{"model.mode": "base"}'] == "failed"
+
+
+@pytest.mark.parametrize("name", ["inbox", "base", "inbox/refused"])
+def test_strange_things_in_the_place_of_folders(lab, cli, name, tmp_path):
+    place = lab.folder / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if name == "inbox/refused":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+        (lab.folder / "inbox/1-x.json").write_text("{}")
+    else:
+        os.mkfifo(place)
+    answer = cli("sweep", lab.folder)
+    assert answer.code == (0 if name == "inbox/refused" else 2), answer.err
+    assert "Traceback" not in answer.err
+    assert not (tmp_path / "elsewhere").exists() or not list((tmp_path / "elsewhere").iterdir())
 
 
 FACTS = ("base", "aim", "budget", "stop", "modules", "rehearsed", "rehearsing", "seconds", "isolates", "space", "trials",
