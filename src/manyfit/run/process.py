@@ -42,9 +42,10 @@ def own_process() -> Iterator[None]:
         for (get, set_), before in zip(MODES, modes, strict=True):
             if get() != before:
                 set_(before)
-        if os.environ.copy() != environment:
-            os.environ.clear()
-            os.environ.update(environment)
+        now = os.environ.copy()
+        for name in now.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in environment.items() if now.get(name) != value})
         for number, (soft, hard) in zip(LIMITS, limits, strict=True):
             if resource.getrlimit(number)[0] != soft:
                 with contextlib.suppress(ValueError, OSError):

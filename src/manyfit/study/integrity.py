@@ -40,12 +40,12 @@ class Seals:
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
         self._sealer = sealer(project_root(path))
-        self._written: dict[str, str] = {}
+        self._written: dict[str, tuple[str, Sequence[Any]]] = {}
         self._known: set[str] = set()
 
     def put(self, table: str, row: Sequence[Any]) -> None:
         """Note that a row is written, whose first column is its name; it is sealed with the transaction."""
-        self._written[f"{table} {row[0]}"] = _text(table, row)
+        self._written[f"{table} {row[0]}"] = table, row
 
     def seal(self) -> None:
         """Seal what the transaction wrote, and how many rows there are: so that a missing one is missed."""
@@ -54,10 +54,10 @@ class Seals:
             return
         new = written.keys() - self._known
         if new:
-            written[f"{COUNT} {COUNT}"] = _text(COUNT, (COUNT, len(self._known) + len(new)))
+            written[f"{COUNT} {COUNT}"] = COUNT, (COUNT, len(self._known) + len(new))
         self._db.executemany(
             "insert or replace into seals values (?, ?)",
-            [(name, self._sealer.seal(text)) for name, text in written.items()],
+            [(name, self._sealer.seal(_text(table, row))) for name, (table, row) in written.items()],
         )
         self._known |= new
 
