@@ -268,7 +268,8 @@ def test_rows_that_are_missing_are_missed(lab, cli, statements):
         "update trials set seed = 0 where point = 0",
         "update trials set step = 1, epoch = 0.1 where state in ('finished', 'paused')",
         """update points set "values" = '{"train.optimizer.lr": 5}'""",
-        "update trials set value = 0.01, curve = '[[1.0, 0.01]]' where point = 0",
+        "update trials set (value, curve) = (select lr, '[[1.0, ' || lr || ']]' from"  # which is measured, too
+        ' (select json_extract("values", \'$."train.optimizer.lr"\') as lr from points where number = point))',
     ],
 )
 def test_a_received_ledger_is_compared_with_its_run_folders(lab, cli, statement):
