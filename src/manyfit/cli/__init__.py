@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -37,6 +38,9 @@ VERBS = {
     "completion": "Print the completion script for a shell.",
 }
 
+
+MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""Errors about a path that somebody has given; a disk that is full is not one."""
 
 ALIASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("trainer",): ("train", "--help"),
@@ -150,7 +154,7 @@ def _main(args: list[str] | None) -> None:
         sys.exit(141)
     except OSError as error:
         _complain(f"manyfit: {error.strerror or error}: {error.filename or ''}".rstrip(": "))
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, MISTAKES) or error.errno == errno.ELOOP else 1)
     except BaseException:
         _complain(traceback.format_exc())
         _complain("manyfit: this is a bug in manyfit; the lines above say where")

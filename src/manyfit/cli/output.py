@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 import click
 
-from manyfit.core.secrets import clean, clean_bytes, redact
+from manyfit.core.secrets import clean, clean_bytes, clean_file, redact
 from manyfit.core.text import printable
 
 
@@ -23,20 +23,35 @@ def say_data(text: str) -> None:
     """Print data for programs as it is; on a terminal it is for people, and printed like anything else."""
     if sys.stdout.isatty():
         say(text, nl=False)
-    else:
-        sys.stdout.write(text)  # click would take escapes out of it
+        return
+    stream = sys.stdout  # click would take escapes out of it
+    whole = stream.inner if isinstance(stream, Cleaned) else stream
+    whole.write(clean_file(text))  # pieces of a secret may be ids
 
 
 class Cleaned:
     """A stream that takes secrets out of what others print to it: code of a run, warnings, libraries."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, is_vital: bool = True) -> None:
+        """`is_vital` says whether one that cannot be written ends the command; notes and bars do not."""
         self._stream = stream
+        self._ignored = () if is_vital else (OSError,)
+
+    @property
+    def inner(self) -> TextIO:
+        """The stream itself, for data."""
+        return self._stream
 
     def write(self, text: str) -> int:
         """Write text without the secrets that were read."""
-        self._stream.write(clean(text))
+        with contextlib.suppress(*self._ignored):
+            self._stream.write(clean(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Hand over what was written."""
+        with contextlib.suppress(*self._ignored):
+            self._stream.flush()
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""
@@ -83,7 +98,7 @@ def safe_streams(for_good: bool = False) -> Iterator[None]:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (cast(TextIO, Cleaned(stream)) for stream in streams)
+    sys.stdout, sys.stderr = cast(TextIO, Cleaned(streams[0])), cast(TextIO, Cleaned(streams[1], False))
     try:
         yield
     finally:

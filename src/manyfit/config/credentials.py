@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from typing import Final
+from urllib.parse import urlsplit
 
 from manyfit.config.refer import MIN_SECRET
 from manyfit.config.tree import Leaf, Map, Node, Seq, leaves
 from manyfit.core.errors import ConfigError, Problem
 from manyfit.core.secrets import PATTERN, has_secrets, templated, value_of
+
+RESOLVED: Final = "config.resolved.yaml"
 
 
 def know_secrets(tree: Map) -> None:
@@ -24,11 +29,30 @@ def hidden(tree: Map) -> Map:
 
     Where no secret may stand, that is then said like any other mistake.
     """
+    check_address(tree)
     if not has_secrets():
         return tree
     found = _hidden(tree)
     assert isinstance(found, Map)
     return found
+
+
+def check_address(tree: Map) -> None:
+    """Refuse a password that stands in the address of MLflow: it would be kept with the config."""
+    track = tree.items.get("track")
+    given = track.items.get("mlflow") if isinstance(track, Map) else None
+    if (
+        not isinstance(given, Leaf)
+        or not isinstance(given.value, str)
+        or given.origin.file.endswith(RESOLVED)
+    ):
+        return  # a run of an earlier version may have kept one
+    with contextlib.suppress(ValueError):  # not an address
+        password = urlsplit(given.value).password
+        if password and "${" not in password:
+            message = "the password stands in plain, and would be kept with the config"
+            hint = "http://name:${secret:NAME}@host, with the password in the environment variable NAME"
+            raise ConfigError([Problem("track.mlflow", given.origin, message, hint)])
 
 
 def _hidden(node: Node) -> Node:

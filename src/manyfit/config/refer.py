@@ -188,7 +188,7 @@ class Resolver:
                 path, origin, f"the environment variable {key!r} is not set", nearest(key, self.environ)
             )
         if name == "secret":
-            if len(_unicode(key, self.environ.get(key, "x" * MIN_SECRET))) < MIN_SECRET:
+            if len(_unicode(key, self.environ.get(key, "x" * MIN_SECRET)).strip()) < MIN_SECRET:
                 raise ValueError(
                     f"the secret {key!r} has fewer than {MIN_SECRET} characters, too few to be hidden"
                 )

@@ -188,6 +188,7 @@ def load_study(
     laid = hidden(laid)
     laid = _known(laid, problems)
     base = _base(laid, place, folder, problems)
+    laid = hidden(laid)  # the base may have named a secret
     described = _described(laid, folder, problems)
     known = [dotted(path) for path, _ in leaves(base.tree)] if base is not None else []
     known += [dotted(path) for path in base.defaults] if base is not None else []

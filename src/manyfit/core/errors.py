@@ -18,8 +18,10 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,10 @@ class Interrupted(ManyfitError):
         self.exit_code = 128 + signal_number
 
 
+LOADER_DIED: Final = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
+"""What torch says when the system, or somebody, has ended a process that loads data."""
+
+
 def kind_of(error: BaseException) -> str:
     """What kind of failure an exception is."""
     if is_out_of_memory(error) or (error.__cause__ is not None and is_out_of_memory(error.__cause__)):
@@ -137,6 +143,8 @@ def kind_of(error: BaseException) -> str:
         return "disk"
     if isinstance(error, FolderError):
         return "folder"
+    if isinstance(error, RuntimeError) and LOADER_DIED.search(str(error)):
+        return "process"
     return "data" if _came_through(error, "manyfit.data") else "user error"
 
 

@@ -23,8 +23,9 @@ PATTERN: Final = re.compile(r"\$\{\s*secret\s*:\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}"
 TEMPLATE: Final = re.compile(r"(\$\{\s*secret\s*:\s*[A-Za-z_][A-Za-z0-9_]*\s*\})")
 PIECE: Final = 8
 """So many characters of a secret, at its beginning or its end, are hidden although the rest was cut off."""
+LONGEST: Final = 8192
 MOST_LINES: Final = 128
-"""Values of more lines are searched for as they are, and not in forms that were quoted twice."""
+"""Longer values, or of more lines, are searched for as they are, and not in forms that were quoted twice."""
 SHORT: Final = {
     "\n": "n",
     "\r": "r",
@@ -42,7 +43,7 @@ CERTAIN: Final = 12
 """So many characters of a secret do not stand in a file by chance, as a part of its syntax."""
 SIGNS: Final = r"(?:[ \t]*(?:\\+[rn]|[\r\n])[-+ >|#\t]*)+"
 """What may stand between two lines of a secret: line ends, as they are or escaped, and signs of a diff."""
-USER: Final = re.compile(r"(?<=://)([^\s/:@?#\"']+):([^\s/@\"']+)(?=@)")
+USER: Final = re.compile(r"(?<=://)([^\s/:@?#\"']*):([^\s/\"]+)(?=@)")
 """A name and a password in an address."""
 
 _revealed: dict[str, str] = {}
@@ -161,6 +162,11 @@ def holds_secret(data: bytes) -> bool:
     return without_values(text) != text
 
 
+def holds_value(data: bytes) -> bool:
+    """Whether bytes, of numbers for one, hold a secret as it is; a look that takes no copy of them."""
+    return any(value.encode("utf-8", "surrogateescape") in data for value in _revealed)
+
+
 @dataclass(frozen=True)
 class _Known:
     """Every spelling of every secret."""
@@ -254,7 +260,7 @@ def _known(revealed: tuple[tuple[str, str], ...]) -> _Known:
         telling = [line for line in lines if _is_telling(line)]
         parts = [part for part in dict.fromkeys([value, value.strip(), *telling]) if len(part) >= LEAST]
         if len(lines) <= MOST_LINES:
-            patterns += [(len(part), *_escaped(part), template) for part in parts]
+            patterns += [(len(part), *_escaped(part), template) for part in parts if len(part) <= LONGEST]
         for part in parts:
             for form in spellings(part):
                 found.setdefault(form, template)
@@ -296,6 +302,8 @@ def _ways(letter: str) -> Iterator[str]:
         yield some + SHORT[letter]
     if letter == " ":
         yield r"\+"
+    if letter == '"':
+        yield '""'  # in CSV
     if letter == "'":
         yield "''"
         yield f"'{any_}\"'{any_}\"'"

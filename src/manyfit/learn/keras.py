@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
@@ -309,12 +309,12 @@ class KerasLearner:
         known = {name for name in state.tensors if name.startswith(KINDS)}
         if known != set(variables):
             odd = sorted(known ^ set(variables))
-            raise RunFailed(f"the checkpoint does not fit the model: {odd[0]} is only in one of them")
+            raise FolderError(f"the checkpoint does not fit the model: {odd[0]} is only in one of them")
         for name, variable in variables.items():
             value = state.tensors[name]
             if tuple(value.shape) != tuple(variable.shape):
                 shapes = f"{tuple(value.shape)}, not {tuple(variable.shape)}"
-                raise RunFailed(f"the checkpoint does not fit the model: {name} has shape {shapes}")
+                raise FolderError(f"the checkpoint does not fit the model: {name} has shape {shapes}")
             variable.assign(value.cpu().numpy().astype(str(variable.dtype).replace("bfloat16", "float32")))
         parts = unpack(State(state.tensors, state.values))
         self.step, self._since, self._pending = parts["step"], parts["since"], parts["pending"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyfit.core.errors import RunFailed
+from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch
@@ -238,11 +238,11 @@ class TorchLearner:
                 self.average.load_state_dict(parts["average"])
             for name, each in self._own.items():
                 each.load_state_dict(parts["own_optimizers"][name])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise RunFailed(f"the checkpoint does not fit the model: {error}") from error
-        self._sums.load(parts.get("sums"))
-        set_random_state(parts.get("random"))
-        self.step = parts["step"]
+            self._sums.load(parts.get("sums"))
+            set_random_state(parts.get("random"))
+            self.step = int(parts["step"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise FolderError(f"the checkpoint does not fit the model: {error}") from error
         self.update.thaw(self.step)
 
     def _reseed(self) -> None:

@@ -142,7 +142,10 @@ class ReportFile:
     def values(self, column: str, ids: Sequence[str]) -> npt.NDArray[np.float64]:
         """A column of numbers for some rows."""
         found = self.columns[column]
-        return np.array([float(found[self.rows[id_]]) for id_ in ids], dtype=np.float64)
+        try:
+            return np.array([float(found[self.rows[id_]]) for id_ in ids], dtype=np.float64)
+        except ValueError as error:
+            raise FolderError(f"a report is damaged: in its column {column}, {error}") from error
 
     def cell(self, column: str, id_: str) -> str:
         """One cell; empty if there is no such column."""

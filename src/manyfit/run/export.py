@@ -30,7 +30,7 @@ from manyfit.config.roles import MODEL
 from manyfit.core.errors import FolderError, ManyfitError, RunFailed, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.lazy import optional
-from manyfit.core.secrets import has_secrets, holds_secret
+from manyfit.core.secrets import has_secrets, holds_secret, holds_value
 from manyfit.core.state import State
 from manyfit.core.version import __version__
 from manyfit.data import ArraySource, Batch, once
@@ -63,13 +63,15 @@ def export_weights(
     from safetensors.torch import save
 
     final = target or run.exported
+    tensors, rest = contents(built)
+    data = save({n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()})
+    if holds_value(data):
+        raise UsageError("the model has kept a secret, which would be exported with it")
+    batch = sample(built)
     temporary = run.path / ".exported.tmp"
     if temporary.exists() or temporary.is_symlink():
         durable.discard(temporary)
     temporary.mkdir(parents=True)
-    tensors, rest = contents(built)
-    data = save({n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()})
-    batch = sample(built)
     durable.write_new(temporary / "model.safetensors", data)
     card = {
         "format": FORMAT,

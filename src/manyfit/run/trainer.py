@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -41,7 +42,7 @@ def fit(
 ) -> None:
     """Train every run of a cohort from where it stands to its end, or until some step."""
     watch, pace = watch or Watch(), pace or Pace(cohort.plan)
-    end = cohort.plan.total if until is None else min(until, cohort.plan.total)
+    end, this = cohort.plan.total if until is None else min(until, cohort.plan.total), os.getpid()
     with ExitStack() as stack:
         for member in cohort.members:
             stack.callback(member.writer.close)
@@ -55,6 +56,8 @@ def fit(
             boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
             pace.begin()
             cohort.learner.train(cohort.batches, boundary.step - cohort.step)
+            if os.getpid() != this:  # user code has forked; only one process may write into the folder
+                os._exit(0)
             boundary = pace.pause(boundary, boundary.step - cohort.step)
             if boundary.step == end:
                 boundary = replace(boundary, checkpoint=True)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
 
-from manyfit.core.errors import FolderError
+from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.files import read_bytes
 from manyfit.core.numbers import as_json, from_json
-from manyfit.core.secrets import redacted
+from manyfit.core.secrets import has_secrets, holds_value, redacted, without_values
 from manyfit.core.state import State
 from manyfit.store import durable
 from manyfit.store.files import read_json, readable
@@ -147,6 +147,22 @@ class Keep:
         return [c for c in every if c.step in steps]
 
 
+def check_state(state: State) -> None:
+    """Refuse a state that holds a secret: a checkpoint would keep it, and without it be another state."""
+    if not has_secrets():
+        return
+    for name in state.tensors:
+        if without_values(name) != name:
+            raise RunFailed(
+                f"a tensor of the run has the value of a secret in its name: {without_values(name)}"
+            )
+    for name, value in state.values.items():
+        if redacted({name: value}) != {name: value}:
+            raise RunFailed(
+                f"the state {without_values(name)!r} of the run holds a secret, which is never kept"
+            )
+
+
 def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | None = None) -> Checkpoint:
     """Write a checkpoint next to its final place and commit it by one rename.
 
@@ -164,7 +180,12 @@ def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | No
     except FileExistsError:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
+    check_state(state)
     data = serialize(dict(state.tensors))
+    if holds_value(data):
+        raise RunFailed(
+            "a tensor of the model or its optimiser holds a secret, which a checkpoint would keep"
+        )
     files = {"state.safetensors": hashlib.sha256(data).hexdigest()}
     manifest = {
         "format": FORMAT,
@@ -174,15 +195,14 @@ def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | No
         "position": note.position,
         "metrics": as_json(note.metrics),
         "log_length": note.log_length,
-        "model": note.model,
+        "model": redacted(note.model),
         "files": files,
         "values": state.values,
     }
-    manifest = redacted(manifest)  # before its digest is taken
     text = json.dumps(manifest, allow_nan=False)
     signed = {**manifest, "digest": hashlib.sha256(_canonical(json.loads(text))).hexdigest()}
     durable.write_new_all(
-        {temporary / "state.safetensors": data, temporary / "manifest.json": readable(signed)}
+        {temporary / "state.safetensors": data, temporary / "manifest.json": readable(signed).encode()}
     )
     if sync is not None:
         sync()

@@ -36,6 +36,9 @@ class Event:
         """Read one line back."""
         row: dict[str, Any] = json.loads(line)
         head = {name: row.pop(name) for name in ("step", "epoch", "time")}
+        is_whole = isinstance(head["step"], int) and head["step"] >= 0
+        if not is_whole or not all(isinstance(value, int | float) for value in head.values()):
+            raise ValueError(f"a row has no step, epoch or time: {line[:80]!r}")
         return Event(**head, values=from_json(row))
 
 
@@ -101,5 +104,5 @@ def read_events(path: Path, length: int | None = None) -> list[Event]:
         raise FolderError(f"{path} is damaged: it is not what a checkpoint has committed")
     try:
         return [Event.parse(line) for line in data[: data.rfind(b"\n") + 1].decode().splitlines()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FolderError(f"{path} is damaged: {error}") from error

@@ -148,7 +148,10 @@ class RunFolder:
         """A checkpoint by a word: `best`, `last`, or the number of a step."""
         if which == "best":
             snapshot = self.trained()
-            return self.chosen(snapshot.values["export.metric"], snapshot.values["export.mode"])
+            try:
+                return self.chosen(snapshot.values["export.metric"], snapshot.values["export.mode"])
+            except KeyError as error:
+                raise FolderError(f"{self.resolved} is damaged: it does not say {error}") from error
         found = {str(c.step): c for c in self.checkpoints()}
         if which == "last" and found:
             return list(found.values())[-1]

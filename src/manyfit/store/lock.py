@@ -50,6 +50,8 @@ def owned(folder: Path) -> Iterator[None]:
 def _opened(path: Path) -> TextIO:
     """Open the lock file; a link there would lead out of the folder."""
     check_file(path)
+    if path.is_dir():
+        raise FolderError(f"{path} is not a file, but a folder; remove it")
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
     except OSError as error:
@@ -75,8 +77,8 @@ def is_owned(folder: Path) -> bool:
     try:
         with os.fdopen(os.open(folder / ".lock", os.O_RDONLY | os.O_NONBLOCK), "r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # nobody can hold what is not there, or no file
+        return False
     return False

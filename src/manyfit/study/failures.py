@@ -39,5 +39,6 @@ def _kind(error: BaseException) -> FailureKind:
         "data": "data",
         "disk": "infrastructure",
         "folder": "infrastructure",
+        "process": "infrastructure",
     }
     return known.get(kind_of(error), "user error")

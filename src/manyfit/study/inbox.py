@@ -51,6 +51,7 @@ def send(inbox: Path, command: Command) -> Path:
         "values": dict(command.values),
         "weights": command.weights,
     }
+    make_folder(inbox)
     durable.write(inbox / name, json.dumps(text, indent=1) + "\n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, contextlib.suppress(OSError):
         bell.setblocking(False)  # nobody listens: the command is read when the study is started again

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from manyfit.core.errors import FolderError, RunFailed
-from manyfit.core.files import check_file
+from manyfit.core.files import check_file, read_bytes
 from manyfit.core.secrets import clean, clean_file
 from manyfit.study.integrity import MENDED, Seals, check_facts, check_point, check_progress, check_trial
 from manyfit.study.points import Candidate, trial_name
@@ -24,6 +24,9 @@ from manyfit.study.units import KINDS, Failure
 FORMAT: Final = 1
 REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs")
 """File systems on which a write-ahead log must not lie: it needs memory that all readers share."""
+
+OF_SEVERAL: Final = bytes.fromhex("d9d505f920a163d7")
+"""How a journal ends that names another one, of several databases at once."""
 
 UNREADABLE: Final = (
     sqlite3.DatabaseError, ValueError, KeyError, IndexError, TypeError, RecursionError,
@@ -55,9 +58,19 @@ create table decisions (
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file as a database; anything that is no file, a pipe for one, is refused."""
-    for each in (path, *(path.with_name(f"{path.name}-{ending}") for ending in ("wal", "shm", "journal"))):
+    """Open the file as a database; anything that is no file, a pipe for one, is refused.
+
+    So is a link, behind which SQLite would write, and a journal that names another file, which it deletes.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    for each in (path, journal, *(path.with_name(f"{path.name}-{ending}") for ending in ("wal", "shm"))):
         check_file(each)
+        if each.is_symlink():
+            raise FolderError(f"{each} is a link, which would lead out of the study; remove it")
+        if each.is_dir():
+            raise FolderError(f"{each} is not a file, but a folder; remove it")
+    if journal.exists() and read_bytes(journal).endswith(OF_SEVERAL):
+        raise FolderError(f"{journal} was not written by manyfit: it names another file; remove it")
     return sqlite3.connect(path, isolation_level=None, timeout=30)
 
 
@@ -296,6 +309,10 @@ def read_only(path: Path) -> Read:
             return points, facts, decisions
         finally:
             db.close()
+    except sqlite3.OperationalError as error:
+        if "no such" in str(error):  # tables or columns are missing
+            raise FolderError(f"the ledger {path} cannot be read: {error}; {MENDED}") from error
+        raise FolderError(f"the ledger {path} cannot be opened here: {error}") from error
     except UNREADABLE as error:
         raise FolderError(f"the ledger {path} cannot be read: {error}; {MENDED}") from error
 
