@@ -94,6 +94,12 @@ def test_streams_that_are_closed(project, words, where, code):
     assert "Traceback" not in done.stderr
 
 
+def test_notes_that_cannot_be_printed_end_nothing(project):
+    line = f"{sys.executable} -m manyfit train runs/a train.epochs=1 2>/dev/full"
+    assert subprocess.run(line, shell=True, cwd=project.root, check=False).returncode == 0
+    assert not (project.run / "failure.json").exists()
+
+
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-"])
 def test_an_error_that_cannot_be_printed_keeps_its_exit_code(project, where):
     line = f"{sys.executable} -m manyfit show nope {where}"

@@ -53,6 +53,38 @@ def test_code_that_ends_its_process_in_python_has_failed(project, cli, how):
     assert "failed" in cli("show", "runs/a").out
 
 
+def test_one_strange_run_does_not_hide_the_others(project, cli):
+    manyfit.train("runs/a", callbacks=[])
+    (project.root / "runs/bad/.lock").mkdir(parents=True)
+    (project.root / "runs/bad/config.yaml").write_text((project.run / "config.yaml").read_text())
+    answer = cli("list")
+    assert answer.code == 0
+    assert "finished" in answer.out
+    answer = cli("train", "runs/bad")
+    assert answer.code == 2
+    assert "is not a file, but a folder" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("metrics.jsonl", '"time": ', '"time": "x", "then": '),
+        ("metrics.jsonl", '"step": ', '"step": -0.0, "then": '),
+        ("metrics.jsonl", "{", "[" * 100_000),
+        ("reports/test.csv", ".", "zz"),
+    ],
+)
+def test_damaged_logs_and_reports_are_one_message(project, cli, name, old, new):
+    manyfit.train("runs/a", callbacks=[])
+    manyfit.train("runs/a", folder="runs/b", callbacks=[])
+    file = project.run / name
+    file.write_text(file.read_text().replace(old, new))
+    answers = [cli("show", "runs/a"), cli("track", "sync", "runs/a"), cli("compare", "runs/a", "runs/b")]
+    assert all("Traceback" not in answer.err for answer in answers)
+    assert 2 in [answer.code for answer in answers]
+    assert all(answer.code in (0, 2) for answer in answers), [answer.err for answer in answers]
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/{last}/manifest.json", "provenance.json"])
 def test_a_file_that_is_too_large_to_be_read(project, cli, name):
     manyfit.train("runs/a", callbacks=[])

@@ -350,6 +350,97 @@ def test_a_metric_that_code_names_by_a_secret_ends_the_run(planted, cli):
     assert not leaked(planted, answer.out, answer.err)
 
 
+NAMED = """
+import torch
+from leaks import Leaky
+
+
+class Named(Leaky):
+    def __init__(self, how: str = "", a: "Annotated[str, Kind.NEUTRAL]" = "") -> None:
+        super().__init__(how, a)
+        if how == "name":
+            self.register_buffer(f"b_{a}".replace(".", "_"), torch.zeros(3))
+        if how == "octets":
+            self.register_buffer("kept_bytes", torch.tensor(list(a.encode().ljust(64)), dtype=torch.uint8))
+
+
+from typing import Annotated
+from manyfit import Kind
+"""
+
+
+@pytest.mark.parametrize("how", ["name", "octets"])
+def test_a_model_that_keeps_a_secret_in_its_tensors_is_refused(planted, cli, how):
+    """Its checkpoint held the secret, or could not be read."""
+    planted.write("src/named.py", NAMED)
+    planted.config(
+        planted.changed(model={"class": "named.Named", "a": "${secret:PLANTED_TOKEN}", "how": how})
+    )
+    answer = cli("train", "runs/a")
+    assert answer.code in (1, 2)
+    assert "a secret" in answer.err
+    assert not leaked(planted, answer.out, answer.err)
+
+
+@pytest.mark.parametrize("value", ["layers.1", "state.safetensors", "optimizer", "digit-0001"])
+def test_a_secret_that_looks_like_a_part_of_the_state_is_said_or_harmless(planted, cli, monkeypatch, value):
+    monkeypatch.setenv("PLANTED_TOKEN", value)
+    planted.config(planted.changed(model={"class": "leaks.Leaky", "a": "${secret:PLANTED_TOKEN}"}))
+    answer = cli("train", "runs/a")
+    if answer.code:
+        assert "secret" in answer.err
+        assert not list(planted.run.glob("checkpoints/*"))
+    else:
+        assert cli("predict", "runs/a").code == cli("show", "runs/a").code == 0
+
+
+def test_ids_that_begin_like_a_secret_are_printed_as_they_are(planted, capsys, monkeypatch):
+    planted.config(planted.changed(model={"class": "leaks.Leaky", "a": "${secret:PLANTED_TOKEN}"}))
+    manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
+    from manyfit.cli.output import safe_streams, say_data
+
+    monkeypatch.setattr(secrets, "_revealed", {"digit-0001": "X"})
+    with safe_streams():
+        say_data("digit-0008,digit-0013\n")
+    assert capsys.readouterr().out == "digit-0008,digit-0013\n"
+
+
+@pytest.mark.parametrize("verb", ["train", "submit"])
+def test_a_password_in_a_config_is_refused(planted, cli, verb):
+    address = "http://bob:VeryLongPassword-0123@127.0.0.1:1/"
+    more = ["--print"] if verb == "submit" else []
+    answer = cli(verb, "runs/a", *more, "-p", "track.mlflow", address)
+    assert answer.code == 2
+    assert "the password stands in plain" in answer.err
+    kept = [
+        path
+        for path in planted.root.rglob("*")
+        if path.is_file() and b"VeryLongPassword" in path.read_bytes()
+    ]
+    assert not kept
+    assert "VeryLongPassword" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize("password", ["OnlyPassword99", "p@ss-w0rd99", "it's-w0rd99"])
+@pytest.mark.parametrize("name", ["", "bob"])
+def test_passwords_in_addresses_are_left_out(name, password):
+    shown = secrets.redact(f"cannot reach http://{name}:{password}@host/x")
+    assert shown == f"cannot reach http://{name}:***@host/x"
+
+
+def test_a_secret_with_the_name_of_a_key_of_the_space_is_refused(planted, cli, monkeypatch):
+    monkeypatch.setenv("PLANTED_TOKEN", "train.optimizer.lr")
+    planted.config(planted.changed(model={"class": "leaks.Leaky", "a": "${secret:PLANTED_TOKEN}"}))
+    planted.write(
+        "studies/s/study.yaml",
+        "base: ../../runs/a/config.yaml\nobjective: {metric: val_loss, mode: min}\nsearch: {method: grid}\n"
+        "space: {train.optimizer.lr: [0.01]}\nexecute: {on: inline}\n",
+    )
+    answer = cli("sweep", "studies/s")
+    assert answer.code == 2
+    assert "a key has the value of a secret" in answer.err
+
+
 def test_a_secret_may_have_the_value_of_its_name(planted, cli, monkeypatch):
     monkeypatch.setenv("PLANTED_TOKEN", "PLANTED_TOKEN")
     planted.config(
@@ -391,7 +482,7 @@ def test_what_is_printed_after_the_end_is_cleaned(planted):
 
 
 def test_a_secret_that_is_too_short_is_refused(planted, cli, monkeypatch):
-    monkeypatch.setenv("PLANTED_TOKEN", "2026")
+    monkeypatch.setenv("PLANTED_TOKEN", "2026    ")
     planted.config(planted.changed(model={"class": "leaks.Leaky", "a": "${secret:PLANTED_TOKEN}"}))
     answer = cli("train", "runs/a")
     assert answer.code == 2

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes
 from manyfit.study.executors.simulated import Simulated
 from manyfit.study.executors.worker import Place
+from manyfit.study.failures import failure_of
 from manyfit.study.inbox import Command, Inbox, send
 from manyfit.study.ledger import Ledger, read_only
 from manyfit.study.points import Candidate
@@ -298,6 +300,47 @@ def test_what_sqlite_would_execute_in_a_ledger_is_refused(lab, cli, statement):
         answer = cli(*words)
         assert answer.code == 2
         assert "which manyfit did not make" in answer.err
+
+
+def test_a_journal_that_names_another_file_deletes_nothing(lab, cli, tmp_path):
+    """SQLite rolls back what a journal says, and deletes the journal of several databases that it names."""
+    trained(lab)
+    victim = tmp_path / "victim.txt"
+    victim.write_text("precious")
+    ledger, name, magic = lab.folder / "ledger.db", str(victim).encode(), bytes.fromhex("d9d505f920a163d7")
+    (size,) = struct.unpack(">H", ledger.read_bytes()[16:18])
+    head = (magic + struct.pack(">5I", 0, 0, ledger.stat().st_size // size, 512, size)).ljust(512, b"\0")
+    tail = struct.pack(">I", 0x40000000 // size + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
+    (lab.folder / "ledger.db-journal").write_bytes(head + tail)
+    for words in (["status"], ["study", "export"], ["track", "sync"], ["sweep"]):
+        answer = cli(*words, lab.folder, *(["--csv", tmp_path / "x.csv"] if words[-1] == "export" else []))
+        assert answer.code == 2, (words, answer.err)
+        assert "names another file" in answer.err
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "inbox"])
+def test_no_verb_writes_behind_a_link_of_a_study(lab, cli, tmp_path, name):
+    trained(lab)
+    (lab.folder / "inbox").mkdir(exist_ok=True)
+    shutil.move(lab.folder / name, tmp_path / "elsewhere")
+    (lab.folder / name).symlink_to(tmp_path / "elsewhere")
+    before = [path.name for path in tmp_path.rglob("elsewhere*")]
+    answer = cli("study", "stop", lab.folder, "0")
+    assert answer.code == 2
+    assert "is a link" in answer.err
+    if name == "ledger.db":
+        assert cli("status", lab.folder).code == 2
+    assert [path.name for path in tmp_path.rglob("elsewhere*")] == before
+    assert not (tmp_path / "elsewhere").is_dir() or not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_loader_that_is_killed_is_not_the_fault_of_the_code():
+    text = "DataLoader worker (pid 123) is killed by signal: Killed. "
+    assert failure_of(RuntimeError(text)).kind == "infrastructure"
+    text = "DataLoader worker (pid(s) 123, 124) exited unexpectedly"
+    assert failure_of(RuntimeError(text)).kind == "infrastructure"
+    assert failure_of(RuntimeError("something else")).kind == "user error"
 
 
 ROGUE = """

@@ -108,13 +108,13 @@ def outside_templates(text: str, change: Callable[[str], str]) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """Clean every text in nested data, keys too, before it is written as JSON. Numbers stay as they are."""
+    """Clean every text in nested data, before it is written as JSON. Keys and numbers stay as they are."""
     if not _revealed:
         return value
     if isinstance(value, str):
         return without_values(value)
     if isinstance(value, Mapping):
-        return {redacted(key): redacted(item) for key, item in value.items()}
+        return {key: redacted(item) for key, item in value.items()}
     return [redacted(item) for item in value] if isinstance(value, list | tuple) else value
 
 

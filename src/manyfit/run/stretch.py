@@ -19,6 +19,7 @@ from manyfit.config.five_components import RESERVED
 from manyfit.core.errors import UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing, nearest
+from manyfit.core.secrets import has_secrets
 from manyfit.core.state import State
 from manyfit.data import Source, once
 from manyfit.data.randomness import own_randomness
@@ -33,7 +34,7 @@ from manyfit.run.signals import Watch
 from manyfit.run.stopping import Ending, ending
 from manyfit.run.trainer import Callback, fit
 from manyfit.store import durable, provenance
-from manyfit.store.checkpoint import Checkpoint, newest, set_aside
+from manyfit.store.checkpoint import Checkpoint, check_state, newest, set_aside
 from manyfit.store.events import EventLog, read_events
 from manyfit.store.folder import COPIED, RunFolder
 
@@ -134,6 +135,9 @@ def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
 def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
     """Keep what was given, what it means, and where it comes from; `given` is the text of config.yaml."""
     config, run = opened.config, opened.run
+    if has_secrets():  # before anything is trained that could not be kept
+        for state in opened.built.learner.state():
+            check_state(state)
     files: dict[Path, bytes | str] = {}
     before = read_text(run.config) if run.config.exists() else ""
     if not given and (not before or before.startswith(COPIED)):

@@ -170,6 +170,7 @@ def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | No
     """
     from safetensors.torch import save as serialize
 
+    check_state(state)
     final = folder / f"step-{note.step:09d}"
     temporary = folder / f".{final.name}.tmp"
     try:
@@ -180,7 +181,6 @@ def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | No
     except FileExistsError:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-    check_state(state)
     data = serialize(dict(state.tensors))
     if holds_value(data):
         raise RunFailed(
