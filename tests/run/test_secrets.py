@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import timeit
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
 import manyfit
@@ -392,6 +394,29 @@ def test_a_secret_that_looks_like_a_part_of_the_state_is_said_or_harmless(plante
         assert not list(planted.run.glob("checkpoints/*"))
     else:
         assert cli("predict", "runs/a").code == cli("show", "runs/a").code == 0
+
+
+def test_a_secret_of_digits_leaves_numbers_alone(monkeypatch):
+    """A file of JSON or CSV in which it stood as a number could not be read any more."""
+    monkeypatch.setattr(secrets, "_revealed", {"123456789012": "X"})
+    for value in ({"a": 123456789012, "b": [1, 123456789012.5]}, [123456789012], {"n": -123456789012}):
+        for text in (
+            json.dumps(value),
+            json.dumps(value, indent=1),
+            json.dumps(value, separators=(",", ":")),
+        ):
+            assert json.loads(secrets.clean_file(text)) == value
+    assert secrets.clean_file("id,x\nrow,123456789012.0\n") == "id,x\nrow,123456789012.0\n"
+    assert secrets.clean_file('{"a": "123456789012"}') == '{"a": "${secret:X}"}'
+    assert secrets.clean_file('{"a": "my 123456789012 key"}') == '{"a": "my ${secret:X} key"}'
+
+
+def test_wide_text_of_numpy_is_found(monkeypatch):
+    monkeypatch.setattr(secrets, "_revealed", {"sUp3rT0kenValue-91x": "X"})
+    stream = io.BytesIO()
+    np.save(stream, np.array(["sUp3rT0kenValue-91x"]))
+    assert secrets.holds_secret(stream.getvalue())
+    assert secrets.holds_value(stream.getvalue())
 
 
 def test_ids_that_begin_like_a_secret_are_printed_as_they_are(planted, capsys, monkeypatch):

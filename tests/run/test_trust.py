@@ -372,6 +372,14 @@ def test_a_state_that_is_not_what_manyfit_writes(received, cli, key, value):
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.parametrize("extra", [[1], "s", 5, None], ids=str)
+def test_an_export_whose_rest_is_strange(received, extra):
+    card = json.loads((received.run / "exported/model.json").read_text())
+    (received.run / "exported/model.json").write_text(json.dumps({**card, "extra": extra}))
+    with pytest.raises(FolderError):
+        manyfit.load_model(received.run / "exported")
+
+
 def keras_file(folder: Path, **changes) -> Path:
     """A model of Keras, with other members in its archive."""
     keras = pytest.importorskip("keras")

@@ -248,6 +248,8 @@ MISSING = [
     "delete from trials; delete from seals where row like 'trials%'",
     "delete from seals where row like 'count%'",
     "delete from points where number = 1; delete from trials where point = 1; delete from seals where row = 'points 1'",
+    "create table t as select * from trials; delete from t where point = 1; insert into t select * from t where point = 0; "
+    "drop table trials; alter table t rename to trials",
 ]
 
 
@@ -317,6 +319,26 @@ def test_a_journal_that_names_another_file_deletes_nothing(lab, cli, tmp_path):
         assert answer.code == 2, (words, answer.err)
         assert "names another file" in answer.err
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        """update trials set state='failed', failure='{"kind":"user error","message":5,"traceback":"","group":""}'""",
+        """update trials set state='failed', failure='{"kind":"user error","message":"","group":[1]}'""",
+        """update points set "values"='{"train.epochs":"x"}'""",
+        """update points set "values"='{"train.epochs":NaN}'""",
+        r"""update points set "values"='{"a":"\ud800"}'""",
+    ],
+)
+def test_strange_values_of_a_received_ledger_are_one_message(lab, cli, statement, tmp_path):
+    trained(lab)
+    changed(lab.folder, "drop table seals")
+    changed(lab.folder, statement)
+    for words in (["status", lab.folder], ["study", "export", lab.folder, "--csv", tmp_path / "x.csv"]):
+        answer = cli(*words)
+        assert answer.code == 2, answer.err
+        assert "Traceback" not in answer.err
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "inbox"])

@@ -159,12 +159,16 @@ def clean_bytes(data: bytes) -> bytes:
 def holds_secret(data: bytes) -> bool:
     """Whether bytes hold a secret as a whole."""
     text = data.decode("utf-8", "surrogateescape")
-    return without_values(text) != text
+    return without_values(text) != text or holds_value(data)
 
 
 def holds_value(data: bytes) -> bool:
-    """Whether bytes, of numbers for one, hold a secret as it is; a look that takes no copy of them."""
-    return any(value.encode("utf-8", "surrogateescape") in data for value in _revealed)
+    """Whether bytes, of numbers for one, hold a secret as it is, or as NumPy keeps text."""
+    return any(
+        value.encode("utf-8", "surrogateescape") in data
+        or any(value.encode(wide, "surrogatepass") in data for wide in ("utf-16-le", "utf-32-le"))
+        for value in _revealed
+    )
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,9 @@ class _Known:
         for form, template in self.forms.items():
             if len(form) < least:
                 break
-            if form in text:
+            if form in text and least and form.isdigit():
+                text = outside_templates(text, functools.partial(_without_digits, form, template))
+            elif form in text:
                 text = outside_templates(text, methodcaller("replace", form, template))
         return text
 
@@ -260,7 +266,10 @@ def _known(revealed: tuple[tuple[str, str], ...]) -> _Known:
         telling = [line for line in lines if _is_telling(line)]
         parts = [part for part in dict.fromkeys([value, value.strip(), *telling]) if len(part) >= LEAST]
         if len(lines) <= MOST_LINES:
-            patterns += [(len(part), *_escaped(part), template) for part in parts if len(part) <= LONGEST]
+            quoted = [
+                part for part in parts if len(part) <= LONGEST and not (part.isascii() and part.isalnum())
+            ]
+            patterns += [(len(part), *_escaped(part), template) for part in quoted]
         for part in parts:
             for form in spellings(part):
                 found.setdefault(form, template)
@@ -271,6 +280,12 @@ def _known(revealed: tuple[tuple[str, str], ...]) -> _Known:
 def _is_telling(line: str) -> bool:
     """Whether a line of a secret says something: the frame of a key does not."""
     return len(line) >= PIECE and not line.startswith("-----")
+
+
+def _without_digits(digits: str, template: str, text: str) -> str:
+    """Take a secret of digits alone out of a file, but not where a number stands: that has to stay one."""
+    number = rf"(?:^|[\[,:\n])[ \t]*-?[\d.]*{digits}[\d.eE+-]*(?=\s*(?:[,\]}}\r\n]|$))"
+    return re.sub(rf"({number})|{digits}", lambda found: found[1] or template, text)
 
 
 def _escaped(value: str) -> tuple[str, re.Pattern[str]]:

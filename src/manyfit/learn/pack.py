@@ -26,7 +26,7 @@ def unpack(state: State) -> dict[str, Any]:
     """Put nested state together again."""
     try:
         return {name: _unpack(value, state.tensors) for name, value in state.values.items()}
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FolderError(f"the state of a checkpoint is not what manyfit writes: {error!r:.200}") from error
 
 

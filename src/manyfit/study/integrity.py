@@ -95,7 +95,8 @@ class Seals:
         known.pop(f"{OWNER} {OWNER}")
         rows = list(_rows(self._db))
         is_whole = self._sealer.holds(count, _text(COUNT, (COUNT, len(known) + 1)))
-        if not is_whole or len(rows) != len(known):
+        named = {f"{table} {row[0]}" for table, row in rows}
+        if not is_whole or len(rows) != len(known) or named != known.keys():
             raise ValueError("rows of it are missing")
         for table, row in rows:
             if not self._sealer.holds(known.get(f"{table} {row[0]}"), _text(table, row)):
@@ -121,7 +122,11 @@ def check_point(row: Sequence[Any]) -> None:
     number, id, values, _, _, attrs, current, state, _, granted = row
     _check(isinstance(number, int) and number >= 0, "a point has no number")
     _check(_is_name(id), f"a point has the name {id!r:.40}")
-    _check(isinstance(json.loads(values), dict), f"point {number} has no values")
+    found = json.loads(values)
+    _check(isinstance(found, dict), f"point {number} has no values")
+    _check(_is_unicode(found), f"point {number} has values that are no text")
+    for key in ("train.epochs", "epochs"):
+        _check(key not in found or _is_amount(found[key]), f"point {number} has no number of epochs")
     _check(isinstance(json.loads(attrs), dict), f"point {number} has no attributes")
     _check(current in (0, 1), f"point {number} is neither there nor gone")
     _check(state in get_args(PointState), f"a point has the state {state!r:.40}")
@@ -218,6 +223,13 @@ def _other_values(point: PointRecord, run: RunFolder) -> str:
 
 def _is_name(text: object) -> bool:
     return isinstance(text, str) and NAME.fullmatch(text) is not None
+
+
+def _is_unicode(value: object) -> bool:
+    try:
+        return bool(json.dumps(value, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_count(value: object) -> bool:

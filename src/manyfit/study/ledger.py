@@ -332,6 +332,8 @@ def _failure(text: str | None) -> Failure | None:
     found: Mapping[str, Any] = json.loads(text)
     if found["kind"] not in KINDS:
         raise ValueError(f"a failure has the kind {found['kind']!r}")
+    if not all(isinstance(found.get(name, ""), str) for name in ("message", "traceback", "group")):
+        raise ValueError("a failure has no message")
     return Failure(**found)
 
 
