@@ -112,7 +112,10 @@ def test_what_was_trained_can_be_used_later(tiny):
         export(folder, ["keras"])
 
 
-@pytest.mark.parametrize("builder", ["Builder", "Forest", "Scaled", "KerasBuilder"])
+@pytest.mark.parametrize(
+    "builder",
+    ["Builder", *(pytest.param(b, marks=pytest.mark.soak) for b in ("Forest", "Scaled", "KerasBuilder"))],
+)
 def test_a_received_run_works_in_the_project_that_has_its_code(
     tiny, builder, monkeypatch, tmp_path_factory, project_cli
 ):

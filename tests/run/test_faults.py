@@ -39,7 +39,10 @@ class Ends(MLP):
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "three", "own", "cancel", "generator"])
+@pytest.mark.parametrize(
+    "how",
+    ["exit", "own", *(pytest.param(h, marks=pytest.mark.soak) for h in ("three", "cancel", "generator"))],
+)
 def test_code_that_ends_its_process_in_python_has_failed(project, cli, how):
     """A run that was not finished ended with 0, or with a traceback."""
     project.write("src/ends.py", ENDS)

@@ -384,7 +384,10 @@ def test_a_model_that_keeps_a_secret_in_its_tensors_is_refused(planted, cli, how
     assert not leaked(planted, answer.out, answer.err)
 
 
-@pytest.mark.parametrize("value", ["layers.1", "state.safetensors", "optimizer", "digit-0001"])
+@pytest.mark.parametrize(
+    "value",
+    ["layers.1", *(pytest.param(v, marks=pytest.mark.soak) for v in ("state.safetensors", "optimizer"))],
+)
 def test_a_secret_that_looks_like_a_part_of_the_state_is_said_or_harmless(planted, cli, monkeypatch, value):
     monkeypatch.setenv("PLANTED_TOKEN", value)
     planted.config(planted.changed(model={"class": "leaks.Leaky", "a": "${secret:PLANTED_TOKEN}"}))

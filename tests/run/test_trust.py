@@ -357,7 +357,9 @@ def test_links_inside_of_a_checkpoint_are_refused_by_whoever_writes(received, cl
         assert "is a link" in answer.err
 
 
-@pytest.mark.parametrize("value", [{"dict": True}, [1], "x", None], ids=str)
+@pytest.mark.parametrize(
+    "value", [{"dict": True}, *(pytest.param(v, marks=pytest.mark.soak) for v in ([1], "x", None))], ids=str
+)
 @pytest.mark.parametrize("key", ["optimizer", "model", "sums", "step"])
 def test_a_state_that_is_not_what_manyfit_writes(received, cli, key, value):
     for file in received.run.glob("checkpoints/*/manifest.json"):

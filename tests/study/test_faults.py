@@ -223,7 +223,9 @@ def test_a_changed_ledger_is_not_believed(lab, cli, statement):
         assert "Traceback" not in answer.err
 
 
-@pytest.mark.parametrize("statement", CHANGES)
+@pytest.mark.parametrize(
+    "statement", [*CHANGES[:6], *(pytest.param(s, marks=pytest.mark.soak) for s in CHANGES[6:])]
+)
 def test_a_received_ledger_gives_no_traceback(lab, cli, statement, monkeypatch, tmp_path_factory):
     """Its seals do not hold here: what it claims is checked as far as it can be."""
     trained(lab)
