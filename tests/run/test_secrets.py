@@ -410,6 +410,9 @@ def test_a_secret_of_digits_leaves_numbers_alone(monkeypatch):
         ):
             assert json.loads(secrets.clean_file(text)) == value
     assert secrets.clean_file("id,x\nrow,123456789012.0\n") == "id,x\nrow,123456789012.0\n"
+    for text in ("123456789012", "the 123456789012"):  # a cell, or a value that is written as JSON later
+        assert "123456789012" not in secrets.clean_file(text) + secrets.without_values(text)
+        assert "123456789012" not in str(secrets.redacted({"a": [text]}))
     assert secrets.clean_file('{"a": "123456789012"}') == '{"a": "${secret:X}"}'
     assert secrets.clean_file('{"a": "my 123456789012 key"}') == '{"a": "my ${secret:X} key"}'
 
@@ -440,6 +443,7 @@ def test_a_password_in_a_config_is_refused(planted, cli, verb):
     answer = cli(verb, "runs/a", *more, "-p", "track.mlflow", address)
     assert answer.code == 2
     assert "the password stands in plain" in answer.err
+    assert "http://name:${secret:NAME}@host" in answer.err
     kept = [
         path
         for path in planted.root.rglob("*")

@@ -146,6 +146,14 @@ def test_what_a_writer_was_given_is_on_disk_as_it_was_then(tmp_path, waits):
     assert writer.done() == 40
 
 
+@pytest.mark.parametrize("head", ['"step": 1, "epoch": 1, "time": "x"', '"step": -0.0, "epoch": 1, "time": 1',
+                                  '"step": 1, "epoch": null, "time": 1', '"step": -1, "epoch": 1, "time": 1'])  # fmt: skip
+def test_a_row_without_a_step_or_a_time_is_damage(tmp_path, head):
+    (tmp_path / "log").write_text(f'{{{head}, "val_loss": 1.0}}\n')
+    with pytest.raises(FolderError, match="damaged"):
+        read_events(tmp_path / "log")
+
+
 @pytest.mark.parametrize("last", [1, 2, 3, 100])
 def test_on_a_slow_disk_the_same_checkpoints_are_left(tmp_path, monkeypatch, last):
     real = durable.sync_folder

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Final
 from urllib.parse import urlsplit
 
+from manyfit.config.artifact import RESOLVED
 from manyfit.config.refer import MIN_SECRET
 from manyfit.config.tree import Leaf, Map, Node, Seq, leaves
 from manyfit.core.errors import ConfigError, Problem
 from manyfit.core.secrets import PATTERN, has_secrets, templated, value_of
-
-RESOLVED: Final = "config.resolved.yaml"
 
 
 def know_secrets(tree: Map) -> None:

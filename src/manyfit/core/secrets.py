@@ -43,8 +43,8 @@ CERTAIN: Final = 12
 """So many characters of a secret do not stand in a file by chance, as a part of its syntax."""
 SIGNS: Final = r"(?:[ \t]*(?:\\+[rn]|[\r\n])[-+ >|#\t]*)+"
 """What may stand between two lines of a secret: line ends, as they are or escaped, and signs of a diff."""
-USER: Final = re.compile(r"(?<=://)([^\s/:@?#\"']*):([^\s/\"]+)(?=@)")
-"""A name and a password in an address."""
+USER: Final = re.compile(r"(?<=://)([^\s/:@?#\"']*):(?!\$\{)([^\s/\"]+)(?=@)")
+"""A name and a password in an address; a template is none."""
 
 _revealed: dict[str, str] = {}
 
@@ -137,14 +137,14 @@ def clean(text: str) -> str:
     return outside_templates(known.without_whole(text), known.without_pieces)
 
 
-def without_values(text: str, least: int = PIECE) -> str:
+def without_values(text: str) -> str:
     """The same for data that is read again: only whole values, and whole lines of them, in any spelling."""
-    return _known(tuple(_revealed.items())).without_whole(text, least) if _revealed else text
+    return _known(tuple(_revealed.items())).without_whole(text, PIECE) if _revealed else text
 
 
 def clean_file(text: str) -> str:
     """The same for the text of a file, in which a short secret could be a part of the syntax."""
-    return without_values(text, CERTAIN)
+    return _known(tuple(_revealed.items())).without_whole(text, CERTAIN, is_file=True) if _revealed else text
 
 
 def clean_bytes(data: bytes) -> bytes:
@@ -200,8 +200,8 @@ class _Known:
             return True
         return any(text[at : at + LEAST] in self._starts for at in range(len(text) - LEAST + 1))
 
-    def without_whole(self, text: str, least: int = 0) -> str:
-        """Take out whole values."""
+    def without_whole(self, text: str, least: int = 0, is_file: bool = False) -> str:
+        """Take out whole values; those of digits alone stay in a file where they are numbers."""
         for length, sure, pattern, template in self.patterns:
             if length >= least and sure in text:
                 text = outside_templates(text, functools.partial(pattern.sub, template))
@@ -210,7 +210,7 @@ class _Known:
         for form, template in self.forms.items():
             if len(form) < least:
                 break
-            if form in text and least and form.isdigit():
+            if form in text and is_file and form.isdigit():
                 text = outside_templates(text, functools.partial(_without_digits, form, template))
             elif form in text:
                 text = outside_templates(text, methodcaller("replace", form, template))
@@ -284,7 +284,7 @@ def _is_telling(line: str) -> bool:
 
 def _without_digits(digits: str, template: str, text: str) -> str:
     """Take a secret of digits alone out of a file, but not where a number stands: that has to stay one."""
-    number = rf"(?:^|[\[,:\n])[ \t]*-?[\d.]*{digits}[\d.eE+-]*(?=\s*(?:[,\]}}\r\n]|$))"
+    number = rf"[\[,:\n][ \t]*-?[\d.]*{digits}[\d.eE+-]*(?=\s*[,\]}}\r\n])"
     return re.sub(rf"({number})|{digits}", lambda found: found[1] or template, text)
 
 
