@@ -291,6 +291,31 @@ def test_a_received_ledger_is_compared_with_its_run_folders(lab, cli, statement)
 
 
 @pytest.mark.parametrize(
+    "stop", [None, *(pytest.param(s, marks=pytest.mark.soak) for s in ("halving", "asha"))]
+)
+def test_an_honest_ledger_from_elsewhere_agrees_with_its_run_folders(lab, cli, stop):
+    """Values of every kind, also whole sub-configurations, are found in the folders as they were given."""
+    optimizers = [{"class": "sgd", "lr": 0.1, "momentum": 0.9}, {"class": "adamw", "lr": 1e-3}]
+    space = {
+        "train.optimizer": optimizers,
+        "train.scheduler": [None, {"class": "cosine"}],
+        "zip": {"train.accumulate": [1, 2], "train.clip_norm": [1.0, 0.5]},
+    }
+    lab.write(
+        space=space, search={"method": "grid", **({"stop": stop} if stop else {})}, set={"train.epochs": 3}
+    )
+    lab.sweep()
+    table = lab.table()
+    changed(lab.folder, "drop table seals")
+    lab.folder.rename(lab.folder.with_name("moved"))
+    lab.folder = lab.folder.with_name("moved")
+    for words in (["status", lab.folder], ["sweep", lab.folder], ["status", lab.folder]):
+        answer = cli(*words)
+        assert answer.code == 0, answer.err
+    assert lab.table() == table
+
+
+@pytest.mark.parametrize(
     "statement",
     [
         "create view v as with recursive c(x) as (select 1 union all select x+1 from c) select * from c",
