@@ -136,6 +136,20 @@ def test_a_received_run_works_in_the_project_that_has_its_code(
         load_model(folder)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("builder", ["Builder", "Forest", "KerasBuilder"])
+def test_a_run_that_knows_a_secret_trains_as_any_other(tiny, builder, monkeypatch):
+    """Its state is looked at before the first step, also that of a model that has none yet."""
+    monkeypatch.setenv("TOKEN", "sUp3rT0kenValue91x")
+    track = {"mlflow": "sqlite:///${secret:TOKEN}.db"}
+    folder = tiny.write(model_builder_class=f"models.{builder}", model_builder={}, epochs=1, track=track)
+    train(folder, callbacks=QUIET)
+    train(folder, ["epochs=2"], callbacks=QUIET)
+    assert len(predict(folder)) and load_model(folder) and load_model(folder / "exported")
+    written = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert not any(b"sUp3rT0kenValue91x" in data for data in written)
+
+
 def test_an_orchestrator_is_train(tiny):
     folder = tiny.write(without=("data_dir",))
     done = Orchestrator(folder, data_dir=tiny.root / "data", overrides=["epochs=1"])

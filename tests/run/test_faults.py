@@ -189,8 +189,9 @@ def test_a_project_that_is_reached_through_a_link(project, tmp_path_factory, mon
     link.symlink_to(project.root)
     monkeypatch.chdir("/")
     manyfit.train(link / "runs/a", callbacks=[])
-    manyfit.predict(link / "runs/a")
-    manyfit.predict(project.run)
+    through, direct = manyfit.predict(link / "runs/a"), manyfit.predict(project.run)
+    assert list(through["id"]) == list(direct["id"])
+    assert list(through["prediction"]) == list(direct["prediction"])
 
 
 KILLED = """
