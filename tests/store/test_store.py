@@ -232,6 +232,13 @@ def test_one_owner(tmp_path):
     assert not is_owned(tmp_path)
 
 
+def test_a_lock_makes_no_folder_above_its_own(tmp_path):
+    moved = tmp_path / "studies" / "s" / "trials"
+    with pytest.raises(FileNotFoundError), owned(moved / "1-0"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_tensorboard_reads_what_was_committed(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -71,7 +71,7 @@ def export_weights(
     temporary = run.path / ".exported.tmp"
     if temporary.exists() or temporary.is_symlink():
         durable.discard(temporary)
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     durable.write_new(temporary / "model.safetensors", data)
     card = {
         "format": FORMAT,

@@ -53,6 +53,8 @@ def train(
 
     config, run = located(source, overrides, folder)
     shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
+    if not debug:
+        run.path.parent.mkdir(parents=True, exist_ok=True)
     with (
         temporary(run, debug) as run,
         kept(run, debug),

@@ -28,8 +28,11 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold a folder, or say who holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Hold a folder, or say who holds it.
+
+    It is made if need be, those above it are not: a study may have been moved away with its trials.
+    """
+    folder.mkdir(exist_ok=True)
     with _opened(folder / ".lock") as file:
         if not _acquired(file):
             file.seek(0)

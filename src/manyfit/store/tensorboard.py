@@ -24,7 +24,7 @@ class TensorBoardMirror:
         spare_tensorflow()
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer = EventFileWriter(str(folder))

@@ -44,8 +44,10 @@ def to_tensorboard(
     from tensorboard.plugins.hparams import summary_v2 as hparams
 
     metric = facts["objective"]["metric"]
+    curves = folder.path / "tensorboard"
+    curves.mkdir(exist_ok=True)
     for point, trial in trials:
-        place = folder.path / "tensorboard" / f"{point.number}-seed-{trial.seed}"
+        place = curves / f"{point.number}-seed-{trial.seed}"
         events = committed_events(folder.trial(trial.id))
         shown = {key: _plain(value) for key, value in point.values.items()}
         first = hparams.hparams_pb({**shown, "seed": trial.seed}, trial_id=trial.id)
