@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
 import sys
 import traceback
@@ -73,14 +74,11 @@ def activate(source: Path) -> None:
     if sys.path[:1] != [str(here)]:
         sys.path[:] = [str(here), *(entry for entry in sys.path if entry != str(here))]
         importlib.invalidate_caches()
-    others = [other for other in _activated if other != here]
+    own = f"{here}{os.sep}"
+    others = tuple(f"{other}{os.sep}" for other in _activated if other != here)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if (
-            file
-            and any(Path(file).is_relative_to(other) for other in others)
-            and not Path(file).is_relative_to(here)
-        ):
+        if isinstance(file, str) and file.startswith(others) and not file.startswith(own):
             del sys.modules[name]
     _activated[:] = [here]
 

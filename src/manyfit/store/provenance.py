@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import os
 import platform
@@ -49,7 +50,7 @@ def session(project: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "python": platform.python_version(),
-        "versions": versions(),
+        "versions": dict(versions()),
         "hardware": hardware(),
         "code": code(project),
         **facts,
@@ -67,8 +68,9 @@ def added(run: RunFolder, session: Mapping[str, Any]) -> str:
     return readable(redacted({"sessions": [*run.sessions(), session]}), 3) + "\n"
 
 
-def versions() -> dict[str, str]:
-    """The versions of the packages that can change a result."""
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """The versions of the packages that can change a result. To look for them takes a tenth of a second."""
     found = {}
     for name in PACKAGES:
         try:
