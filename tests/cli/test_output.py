@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.examples.quick import run
 
 import manyfit
 from manyfit.core.text import printable, printable_line
@@ -131,8 +132,7 @@ def test_rows_for_programs_are_as_they_are(project, capsys):
     )
     project.config(project.changed(data={"class": "odd.Data"}))
     manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
-    words = [sys.executable, "-m", "manyfit", "predict", "runs/a"]
-    out = subprocess.run(words, cwd=project.root, capture_output=True, text=True, check=True).stdout
+    out = run("manyfit predict runs/a", project.root).stdout
     assert [row[0] for row in csv.reader(io.StringIO(out))] == ["id", "=1+1", "@x", "-2", "\x1b[31m"]
     with (project.run / "reports/test.csv").open(newline="") as file:
         assert [row[0] for row in csv.reader(file)][1:] == ["=1+1", "@x", "-2", "\x1b[31m"]

@@ -1,4 +1,4 @@
-"""Runs the lines of a page as a shell would; lines that only call manyfit skip the seconds that imports take."""
+"""Runs the lines of a page as a shell would; calls of manyfit and of scripts skip the seconds of imports."""
 
 import contextlib
 import multiprocessing
@@ -16,6 +16,7 @@ PRELOADED = ["manyfit.cli", "manyfit.run.train", "manyfit.run.check", "manyfit.r
              "manyfit.study.sweep", "manyfit.run.mirror", "tensorboard.summary.writer.event_file_writer",
              "torch._dynamo"]  # fmt: skip
 CHILD = "quick_child"
+VARIABLE = re.compile(r"[A-Z_]+=")
 SPECIAL = set("|&;<>$`*?(){}\n~")
 
 
@@ -28,7 +29,11 @@ class Done(NamedTuple):
 def run(line, folder):
     """Run one line in a folder: in a process of its own, always."""
     words = shlex.split(line) if not SPECIAL & set(re.sub("'[^']*'", "", line)) else []
-    if words[:1] != ["manyfit"]:
+    variables = {}
+    while words and VARIABLE.match(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    if words[:1] not in (["manyfit"], ["python"]):
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(
             line, shell=True, cwd=folder, capture_output=True, text=True, env=environment, check=False
@@ -38,7 +43,7 @@ def run(line, folder):
         files = Path(place) / "out", Path(place) / "err"
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        given = {"GIVEN": (words[1:], str(folder), *map(str, files))}
+        given = {"GIVEN": (words, variables, str(folder), *map(str, files))}
         process = context.Process(target=runpy.run_path, args=(__file__, given, CHILD))
         process.start()
         process.join()
@@ -46,8 +51,9 @@ def run(line, folder):
         return Done(process.exitcode, out, err)
 
 
-def call(words, folder, out, err):
+def call(words, variables, folder, out, err):
     os.chdir(folder)
+    os.environ.update(variables)
     for name, number in ((out, 1), (err, 2)):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
@@ -55,11 +61,16 @@ def call(words, folder, out, err):
     sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", closefd=False)
-    sys.argv = ["manyfit", *words]
-    from manyfit.cli import main
-
+    sys.argv = words
     try:
-        main(words)
+        if words[0] == "python":
+            sys.argv = words[1:]
+            sys.path.insert(0, folder)
+            runpy.run_path(words[1], run_name="__main__")
+        else:
+            from manyfit.cli import main
+
+            main(words[1:])
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

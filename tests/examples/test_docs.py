@@ -13,7 +13,14 @@ PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```console" in 
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+SLOW = ("resuming",)
+"""What other tests prove as well, in less time."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.soak] if p.stem in SLOW else []) for p in PAGES],
+)
 def test_page(page, tmp_path):
     for language, title, body in BLOCK.findall(page.read_text()):
         if title:
