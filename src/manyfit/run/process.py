@@ -32,7 +32,7 @@ def own_process() -> Iterator[None]:
     What was imported stays, and so do classes that were changed; a hard limit cannot be raised again.
     """
     modes = [get() for get, _ in MODES]
-    here, environment = os.getcwd(), os.environ.copy()  # noqa: PTH109
+    here, environment = os.getcwd(), _environment()  # noqa: PTH109
     limits = [resource.getrlimit(number) for number in LIMITS]
     mask = os.umask(0)
     os.umask(mask)
@@ -42,13 +42,20 @@ def own_process() -> Iterator[None]:
         for (get, set_), before in zip(MODES, modes, strict=True):
             if get() != before:
                 set_(before)
-        now = os.environ.copy()
-        for name in now.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update({name: value for name, value in environment.items() if now.get(name) != value})
+        now = _environment()
+        if now != environment:
+            for name in now.keys() - environment.keys():
+                del os.environb[name]
+            os.environb.update({n: value for n, value in environment.items() if now.get(n) != value})
         for number, (soft, hard) in zip(LIMITS, limits, strict=True):
             if resource.getrlimit(number)[0] != soft:
                 with contextlib.suppress(ValueError, OSError):
                     resource.setrlimit(number, (soft, hard))
         os.umask(mask)
         os.chdir(here)
+
+
+def _environment() -> dict[bytes, bytes]:
+    """A copy of the environment. `os.environ.copy()` decodes all of it, which a trial would feel."""
+    data: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
+    return dict(os.environb if data is None else data)
