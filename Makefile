@@ -45,7 +45,7 @@ test: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 --timeout 3600 -m "not soak" tests/config/test_properties.py tests/data tests/store tests/run/test_properties.py
-	$(BIN)/pytest -n 2 --timeout 3600 -m soak
+	$(BIN)/pytest -n 3 --dist worksteal --timeout 3600 -m soak
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
