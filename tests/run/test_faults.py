@@ -220,3 +220,17 @@ def test_nothing_is_left_behind_by_a_process_that_was_killed(project, point):
         manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
         left = [p for p in project.run.rglob(".*") if p.name != ".lock"]
         assert not left, (each, left)
+
+
+def test_the_environment_is_given_back(monkeypatch):
+    from manyfit.run.process import own_process
+
+    monkeypatch.setenv("MANYFIT_CHANGED", "before")
+    monkeypatch.setenv("MANYFIT_REMOVED", "before")
+    before = dict(os.environ)
+    with own_process():
+        os.environ["MANYFIT_CHANGED"] = "after"
+        os.environ["MANYFIT_ADDED"] = "\udcff"
+        del os.environ["MANYFIT_REMOVED"]
+    assert dict(os.environ) == before
+    assert os.getenvb(b"MANYFIT_ADDED") is None

@@ -236,6 +236,8 @@ def test_a_lock_makes_no_folder_above_its_own(tmp_path):
     moved = tmp_path / "studies" / "s" / "trials"
     with pytest.raises(FileNotFoundError), owned(moved / "1-0"):
         pass
+    with pytest.raises(FileNotFoundError):
+        TensorBoardMirror(moved / "1-0" / "tensorboard", [])
     assert list(tmp_path.iterdir()) == []
 
 
