@@ -167,7 +167,6 @@ def test_a_struct_reads_like_a_mapping_and_names_what_is_missing():
         ),
         ({"data_loader_class": "dataset.Pairs"}, "Pairs.create_"),
         ({"data_loader_class": "dataset.Few"}, "Few.create_validation_generator says that there are 20"),
-        ({"data_loader_class": "dataset.Twice"}, "Twice.create_test_generator gives the id 'same' more"),
         ({"model_builder_class": "models.Weighty"}, "Weighty.get_class_weight must return a number for each"),
         (
             {"data_loader_class": "dataset.Broken"},

@@ -11,7 +11,19 @@ from manyfit.config.schema import Freeze, Run
 from manyfit.config.signature import signature_of
 from manyfit.core.names import listing, nearest
 
-RESERVED: Final = ("id", "target", "prediction", "confidence", "loss", "class", "step", "epoch", "time")
+RESERVED: Final = (
+    "id",
+    "row",
+    "part",
+    "target",
+    "prediction",
+    "confidence",
+    "loss",
+    "class",
+    "step",
+    "epoch",
+    "time",
+)
 """Columns of a report and keys of the log, which no metric can be called."""
 
 

@@ -210,6 +210,16 @@ class Limited:
         found: list[str] = self.source.ids(index)
         return found
 
+    @property
+    def remade_by(self) -> str:
+        """Who may leave out rows of the source, or make several of one."""
+        return getattr(self.source, "remade_by", "")
+
+    def prove(self) -> None:
+        """Raise unless the source comes as it was said."""
+        if hasattr(self.source, "prove"):
+            self.source.prove()
+
     def fingerprint(self) -> str:
         """The content of the whole source, and how much of it is used."""
         return f"{self.source.fingerprint()}:{self.rows}"

@@ -7,11 +7,11 @@ middle reads, and drops, what comes before it in its segment, and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,6 +27,7 @@ from manyfit.data.dataset import SAMPLED, update
 from manyfit.data.order import Order
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.pipeline.components import AugmentorBase, DataLoaderBase, PreprocessorBase
+from manyfit.pipeline.numbered import Lost, Track, digest_of, text
 
 log = logging.getLogger("manyfit")
 
@@ -64,11 +65,18 @@ class ComponentSource:
     """Rows that nobody has read yet: a loader may take long to make them."""
     _report: Any = None
     """The pipeline of a report, where it can be walked again and again."""
+    _tracked: tuple[Any, Track, int] | None = None
+    """The same with numbers: the pipeline, who counts what comes back, and how many batches there are."""
+    _is_proven: bool = False
+    _padding: int = 0
+    """Rows beyond the last one of a report, to fill its last batch."""
 
     def __post_init__(self) -> None:
+        self._padding = self.batch_size
         with own_randomness():
             seed_with_tensorflow(0)
             self._fresh, self._rows = self.created()
+            self._is_native = is_dataset(self._fresh)
             self._steps = self.pipeline(self._fresh)[1] if self.split == "train" and self._rows else 0
 
     def __len__(self) -> int:
@@ -84,14 +92,18 @@ class ComponentSource:
             return Feed(self, order, start)
         if order.epochs != 1 or start:
             raise UsageError("generators are walked once, from the beginning, or without end")
-        return self._once(order.count(self._rows))
+        count = order.count(self._rows)
+        return self._by_number(count) if self.split == "test" else self._in_order(count)
+
+    @property
+    def remade_by(self) -> str:
+        """Who may leave out rows, or make several of one, between the loader and the model."""
+        return type(self.preprocessor).__name__
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows: of tests, those that came with them; of validation, the loader's index."""
         if any(int(row) not in self._ids for row in index):
             self._read_ids()
-        elif self.split == "test" and len(self._ids) == len(self) == len(index):
-            self._check_ids([self._ids[row] for row in range(len(self))], METHODS["test"])
         return [self._ids[int(row)] for row in index]
 
     def fingerprint(self) -> str:
@@ -108,14 +120,46 @@ class ComponentSource:
                 update(digest, row)
         return digest.hexdigest()
 
-    def check_count(self) -> None:
-        """Count the data points of a report: the loader may have said that there are more."""
-        rows = self.created()[0]
-        count = (
-            int(rows.cardinality()) if is_dataset(rows) else sum(1 for _ in itertools.islice(rows, len(self)))
-        )
-        if 0 <= count < len(self):
-            raise self._miscounted(str(count) if count else "none")
+    def prove(self) -> None:
+        """Raise unless validation comes as it was said: so many rows, in an order that nobody changes.
+
+        Its ids are those of the loader's index, so nothing but the order says which row is which.
+        """
+        if self._is_proven or self.split != "validation" or not len(self):
+            return
+        first, second = self._digests(0), self._digests(1)
+        if len(first) < len(self):
+            raise self._miscounted(str(len(first) or "none"))
+        moved = sum(a != b for a, b in itertools.zip_longest(first[: len(self)], second[: len(self)]))
+        if moved:
+            raise UsageError(
+                f"{type(self.loader).__name__}.{METHODS[self.split]} gives {moved} of {len(self)} data "
+                "points otherwise, or at another place, when it is called again, so that their ids cannot be "
+                "told: it must not shuffle, nor go on where it stopped"
+            )
+        if first[len(self) :] not in ([], first[:1]):  # it may begin anew
+            raise self._miscounted("more")
+        try:
+            came = [batch.index.astype(np.float64) for batch in self._by_number(len(self))]
+            numbers = np.concatenate(came) if came else np.zeros(0)
+        except Lost:
+            numbers = self._weights(len(self))  # somebody changes weights: their order is told from them
+        if len(numbers) != len(self) or (np.diff(numbers) <= 0).any():
+            lost = len(self) - len(np.unique(numbers))
+            what = f"leaves out {lost} of {len(self)} data points" if lost > 0 else "changes the order"
+            raise UsageError(
+                f"{self.remade_by} {what} of the validation split, so their ids cannot be told: it must give "
+                "every data point once, in the order in which they come"
+            )
+        self._is_proven = True
+
+    def _digests(self, number: int) -> list[bytes]:
+        """A hash of every data point, and of what may come after the last one, under a seed of its own."""
+        with own_randomness():
+            seed_with_tensorflow(derive(0, "proof", self.split, number))
+            rows = self.created()[0]
+            rows = rows.as_numpy_iterator() if is_dataset(rows) else rows
+            return [digest_of(row[:2]) for row in itertools.islice(rows, len(self) + 1)]
 
     def renew(self) -> None:
         """Take a new loader, which knows nothing of what was made before: it may shuffle its own lists."""
@@ -157,43 +201,58 @@ class ComponentSource:
             count = f"{len(row)} values" if isinstance(row, tuple | list) else f"a {type(row).__name__}"
             raise UsageError(f"{name} must yield {ROW[self.split]}, but yields {count}")
 
-    def endless(self, once: bool = False) -> Any:
-        """The loader's rows; a generator that ends is made anew. `once` says that they are for a report."""
+    def endless(self) -> Any:
+        """The loader's rows, for training; a generator that ends is made anew."""
         rows, _ = self.created()
-        if not is_dataset(rows):
-            return self._repeated(rows, once)
-        count = int(rows.cardinality())
-        if once and 0 <= count != len(self):  # below 0 it is not known, or without end
-            raise self._miscounted(str(count))
-        if self.split == "test":  # ids are no weights: a preprocessor could do anything to them
-            one = np.float32(1)
-            rows = rows.map(lambda x, y, id_: (x, y, one))
-        return rows.repeat() if once else rows
+        if is_dataset(rows):
+            return rows
+        return self._repeated(rows)
 
-    def _repeated(self, rows: Iterator[Any], once: bool) -> Iterator[Any]:
+    def _repeated(self, rows: Iterator[Any]) -> Iterator[Any]:
         while True:
             count = 0
             for row in rows:
-                if once and self.split == "test" and count < len(self):
-                    self._ids[count] = text(row[2])
                 yield (row[0], row[1], 1.0) if self.split == "test" else row
                 count += 1
-            if not count or (once and count < len(self)):
-                raise self._miscounted(str(count) if count else "none")
+            if not count:
+                raise self._miscounted("none")
             rows, _ = self.created()
+
+    def _padded(self) -> Any:
+        """The loader's rows once, and some more to fill the last batch: their weights are no numbers."""
+        rows, _ = self.created()
+        padding = self._padding
+        if is_dataset(rows):
+            count = int(rows.cardinality())
+            if 0 <= count != len(self):  # below 0 it is not known, or without end
+                raise self._miscounted(str(count))
+            return rows.take(len(self)).concatenate(rows.take(padding).map(_without_weight))
+        return itertools.chain(
+            self._exactly(rows),
+            (_without_weight(*row) for row in itertools.islice(self._repeated(self.created()[0]), padding)),
+        )
+
+    def _exactly(self, rows: Iterator[Any]) -> Iterator[Any]:
+        count = 0
+        for row in itertools.islice(rows, len(self)):
+            yield row
+            count += 1
+        if count < len(self):
+            raise self._miscounted(str(count) if count else "none")
 
     def _miscounted(self, found: str) -> UsageError:
         name = f"{type(self.loader).__name__}.{METHODS[self.split]}"
         return UsageError(f"{name} says that there are {len(self)} data points, but yields {found}")
 
-    def pipeline(self, rows: Any) -> tuple[Any, int]:
-        """Augment, preprocess, batch."""
+    def pipeline(self, rows: Any, has_weights: bool = True) -> tuple[Any, int]:
+        """Augment, preprocess, batch. Where numbers stand in the place of weights, these are left alone."""
         if self.augmentor is not None:
             training = self.split == "train"
             rows = self.called(
                 self.augmentor, "add_augmentation" if training else "add_validation_augmentation", rows
             )
-        found = self.called(self.preprocessor, "add_preprocess", rows, self._rows)
+        with contextlib.nullcontext() if has_weights else _weightless(self.preprocessor):
+            found = self.called(self.preprocessor, "add_preprocess", rows, self._rows)
         name = f"{type(self.preprocessor).__name__}.batchify"
         if not (isinstance(found, tuple | list) and len(found) == 2 and hasattr(found[1], "__index__")):
             raise UsageError(f"{name} must return a generator of batches and how many make an epoch")
@@ -217,33 +276,127 @@ class ComponentSource:
 
     # -- reading them -----------------------------------------------------------------------------
 
-    def _once(self, count: int) -> Iterator[Batch]:
-        """Every row once, in its order; what a batch has beyond them is cut off."""
+    def _in_order(self, count: int) -> Iterator[Batch]:
+        """Every row once, known by its place; what a batch has beyond the last one is cut off."""
         with own_randomness():
             seed_with_tensorflow(derive(0, "report", self.split))
-            if self._report is None:
-                found, _ = self.pipeline(self.endless(once=True))
+            found = self._report
+            if found is None:
+                found, batches = self.pipeline(self._padded())
+                if self._grown(batches):
+                    found, _ = self.pipeline(self._padded())
                 self._report = found if is_dataset(found) else None
-            else:
-                found = self._report
-            batches = found.as_numpy_iterator() if is_dataset(found) else iter(found)
         done = 0
-        for number in itertools.count():
+        for values in self._pulled(found):
+            batch = self.batch(values, done)
+            batch = batch if done + len(batch) <= count else batch.part(0, count - done)
+            done += len(batch)
+            if _has_padding(batch.weight):
+                break
+            yield batch
             if done >= count:
                 return
-            if is_dataset(found):
+        raise UsageError(f"{self.remade_by} gave batches with {done} data points, but there are {count}")
+
+    def _by_number(self, count: int) -> Iterator[Batch]:
+        """Rows in the order in which they come, known by the numbers that they carry."""
+        for is_text in (True, False) if self._is_native and self.split == "test" else (False,):
+            try:
+                found, track, batches = self._numbered(is_text)
+                track.begin(count, batches)
+                pulled = self._pulled(found)
+                first = next(pulled, None)
+                if first is not None and self._grown(1, len(self.batch(first, 0))):
+                    self._tracked = None  # there is too little to fill its last batch
+                    return (yield from self._by_number(count))
+                break
+            except Exception:  # a preprocessor that wants numbers; what else is wrong is said the second time
+                self._tracked = None
+                if not is_text:
+                    raise
+        for values in itertools.chain([first] if first is not None else [], pulled):
+            batch = self.batch(values, 0)
+            try:
+                numbers, own = track.taken(values[2], len(batch))
+            except Lost as error:
+                raise Lost(
+                    f"{self.remade_by} makes {error} of the third value of a data point, by which its id is "
+                    "found again; weights may be changed in add_weight_preprocess"
+                ) from None
+            if self.split == "test":
+                self._ids = track.ids
+            if own.any():
+                yield Batch(chosen(batch.inputs, own), chosen(batch.target, own), numbers[own])
+            if track.is_over:
+                break
+        self._missing(track)
+
+    def _missing(self, track: Track) -> None:
+        """A data set that does not know its length may have fewer rows than were said."""
+        if track.times.all():
+            return
+        rows = self.created()[0]
+        count = int(rows.reduce(np.int64(0), lambda n, _: n + 1)) if is_dataset(rows) else len(self)
+        if count < len(self):
+            raise self._miscounted(str(count) if count else "none")
+
+    def _numbered(self, is_text: bool) -> tuple[Any, Track, int]:
+        """The pipeline of a report whose rows carry numbers, who counts them, and how many batches it has."""
+        with own_randomness():
+            seed_with_tensorflow(derive(0, "report", self.split))
+            if self._tracked is not None:
+                self._tracked[1].forget()
+                return self._tracked
+            track = Track(len(self), self._padding, self._miscounted)
+            rows, _ = self.created()
+            if is_dataset(rows):
+                is_text = is_text and self.split == "test" and track.takes_text(rows.element_spec[2])
+                found, batches = self.pipeline(track.dataset(rows, is_text), has_weights=False)
+                if self._grown(batches):
+                    track = Track(len(self), self._padding, self._miscounted)
+                    found, batches = self.pipeline(track.dataset(rows, is_text), has_weights=False)
+                if is_dataset(found):
+                    if is_text and found.element_spec[2].dtype.name != "string":
+                        raise Lost("another type")
+                    self._tracked = found, track, batches
+            else:
+                found, batches = self.pipeline(track.rows(rows, lambda: self.created()[0]), has_weights=False)
+                self._grown(batches)
+                track.padding = self._padding
+            return found, track, batches
+
+    def _grown(self, batches: int, rows: int | None = None) -> bool:
+        """Whether batches turn out to be larger than the config says, so that more is needed to fill one."""
+        size = -(-(len(self) if rows is None else rows) // batches)
+        if size <= self._padding:
+            return False
+        self._padding = size
+        return True
+
+    def _weights(self, count: int) -> npt.NDArray[np.float64]:
+        """What a preprocessor makes of increasing weights."""
+        found, _, _ = self._numbered(False)
+        parts: list[Any] = []
+        for values in self._pulled(found):
+            parts.append(np.asarray(values[2], dtype=np.float64).reshape(-1))
+            if sum(map(len, parts)) >= count:
+                break
+        return np.concatenate(parts)[:count] if parts else np.zeros(0)
+
+    def _pulled(self, found: Any) -> Iterator[Any]:
+        """Batches, until there are no more; what is drawn at random is a function of their number."""
+        is_native = is_dataset(found)
+        batches = found.as_numpy_iterator() if is_native else iter(found)
+        for number in itertools.count():
+            if is_native:
                 values = self.next_of(batches)
             else:
                 with own_randomness():
                     seed_for(derive(0, "report", self.split, number))
                     values = self.next_of(batches)
             if values is None:
-                name = type(self.preprocessor).__name__
-                raise UsageError(f"{name} gave batches with {done} data points, but there are {count}")
-            batch = self.batch(values, done)
-            batch = batch if done + len(batch) <= count else batch.part(0, count - done)
-            done += len(batch)
-            yield batch
+                return
+            yield values
 
     def next_of(self, batches: Iterator[Any]) -> Any:
         """The next batch; None at the end."""
@@ -284,12 +437,9 @@ class ComponentSource:
             self._check_ids([text(row[2]) for row in itertools.islice(rows, len(self))], METHODS["test"])
 
     def _check_ids(self, ids: list[str], method: str) -> None:
-        name = f"{type(self.loader).__name__}.{method}"
         if len(ids) != len(self):
+            name = f"{type(self.loader).__name__}.{method}"
             raise UsageError(f"{name} gives {len(ids)} ids for {len(self)} data points")
-        if len(set(ids)) != len(ids):
-            twice = next(id_ for id_, count in Counter(ids).items() if count > 1)
-            raise UsageError(f"{name} gives the id {twice!r} more than once")
         self._ids = dict(enumerate(ids))
 
 
@@ -382,7 +532,43 @@ def arrays(value: Any) -> Any:
     return found.astype(np.float32) if found.dtype == np.float64 else found
 
 
-def text(id_: Any) -> str:
-    """An id as text; bytes are decoded."""
-    plain = id_.item() if hasattr(id_, "item") else id_
-    return plain.decode(errors="replace") if isinstance(plain, bytes) else str(plain)
+def chosen(value: Any, rows: npt.NDArray[np.bool_]) -> Any:
+    """Some rows of arrays, nested as they are."""
+    if value is None or rows.all():
+        return value
+    if isinstance(value, dict):
+        return {name: chosen(item, rows) for name, item in value.items()}
+    return tuple(chosen(item, rows) for item in value) if isinstance(value, tuple) else value[rows]
+
+
+@contextlib.contextmanager
+def _weightless(preprocessor: Any) -> Iterator[None]:
+    """A preprocessor that does nothing to weights."""
+    preprocessor.add_weight_preprocess = lambda generator: generator
+    try:
+        yield
+    finally:
+        del preprocessor.add_weight_preprocess
+
+
+def _without_weight(x: Any, y: Any, weight: Any) -> Any:
+    """A data point that only fills a batch: its weight is no number, where a weight can be that."""
+    if is_tensor(weight):
+        tf: Any = sys.modules["tensorflow"]
+        return (
+            x,
+            y,
+            tf.fill(tf.shape(weight), tf.constant(np.nan, weight.dtype))
+            if weight.dtype.is_floating
+            else weight,
+        )
+    return x, y, weight * np.nan if isinstance(weight, float | np.floating | np.ndarray) else weight
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether something is a tensor of TensorFlow."""
+    return hasattr(getattr(value, "dtype", None), "is_floating")
+
+
+def _has_padding(weight: Any) -> bool:
+    return weight is not None and np.asarray(weight).dtype.kind == "f" and bool(np.isnan(weight).any())

@@ -18,7 +18,7 @@ from manyfit.core.names import listing, nearest
 from manyfit.store.folder import RunFolder
 
 SPLITS: Final = ("train", "validation", "test")
-LABELS: Final = ("id", "target", "prediction", "confidence")
+LABELS: Final = ("id", "row", "part", "target", "prediction", "confidence")
 RESAMPLES: Final = 10_000
 MOST_DRAWS: Final = 200_000_000
 
@@ -172,7 +172,12 @@ def read_report(run: Path, split: str) -> ReportFile:
     if "id" not in header or any(len(row) != len(header) for row in rows):
         raise FolderError(f"{file} is damaged: it is not a report with an id in every row")
     columns: dict[str, list[Any]] = {name: [row[i] for row in rows] for i, name in enumerate(header)}
-    by_id = {id_: i for i, id_ in enumerate(columns["id"])}
+    keys = list(columns["id"])
+    for name in ("row", "part"):  # where ids do not tell rows apart
+        keys = [
+            f"{key}, {name} {cell}" for key, cell in zip(keys, columns.get(name, ()), strict=False)
+        ] or keys
+    by_id = {id_: i for i, id_ in enumerate(keys)}
     if len(by_id) != len(rows):
         raise FolderError(f"{file} is damaged: some ids are repeated")
-    return ReportFile(columns["id"], by_id, columns)
+    return ReportFile(keys, by_id, columns)

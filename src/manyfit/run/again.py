@@ -22,7 +22,7 @@ from manyfit.data import ArraySource, Source, once
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
 from manyfit.run.code import imported
-from manyfit.run.evaluate import Report, check_rows, interpret
+from manyfit.run.evaluate import Report, interpret, keys_of
 from manyfit.run.export import FORMATS, export_weights
 from manyfit.run.finish import report_of, write_report
 from manyfit.run.guard import check_backend, check_code, check_data
@@ -149,9 +149,7 @@ def predict(
             if confidence is not None:
                 parts.setdefault("confidence", []).append(confidence)
         rows = np.concatenate(index)
-        columns: dict[str, Any] = {"id": source.ids(rows)}
-        check_rows(rows, columns["id"], len(source))
-        return columns | {name: np.concatenate(found) for name, found in parts.items()}
+        return keys_of(rows, source) | {name: np.concatenate(found) for name, found in parts.items()}
 
 
 def _as_trained(source: Any, example: Any) -> Any:

@@ -24,7 +24,7 @@ from manyfit.learn.learner import fetch
 from manyfit.learn.torch import TorchLearner
 from manyfit.run.build import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.proof import POINTS, SMALL, difference, killed_and_resumed
-from manyfit.run.stretch import Counted, rehearse
+from manyfit.run.stretch import Proven, rehearse
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30
@@ -83,11 +83,9 @@ def _rows(built: Built, split: str) -> str:
     source = built.split(split)
     assert source is not None
     batch = next(once(source, built.order.batch_size))
-    if isinstance(source, Counted):
-        source.check_count()
+    if isinstance(source, Proven):
+        source.prove()
     ids = source.ids(np.arange(len(source), dtype=np.int64))
-    if len(set(ids)) != len(source):
-        raise RunFailed(f"{len(source)} rows have only {len(set(ids))} ids")
     return f"{len(source):,} rows; {_shapes(batch)}; first id {ids[0]!r}"
 
 

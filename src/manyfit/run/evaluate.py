@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +26,13 @@ from manyfit.run.progress import counted
 from manyfit.run.signals import Watch
 from manyfit.store import durable
 
+log = logging.getLogger("manyfit")
+
 AT_ONCE: Final = 1 << 24
 """Bytes of outputs and targets that functions of one data point see together."""
-HEAD: Final = ("id", "target", "prediction", "confidence")
+HEAD: Final = ("id", "row", "part", "target", "prediction", "confidence")
+KEYS: Final = ("id", "row", "part")
+"""What tells rows apart: the id; the row, where ids are repeated; the part, where a row became several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ class Report:
 
     def write_points(self, folder: Path, split: str, names: Sequence[str]) -> None:
         """Write what an evaluator measured, data point by data point, under the names that its users know."""
-        table = {"id": self.columns["id"], **{name: self.columns[name] for name in names}}
+        known = {name: self.columns[name] for name in KEYS if name in self.columns}
+        table = {**known, **{name: self.columns[name] for name in names}}
         if split == "validation":
             durable.write(folder / "validation_report.csv", as_csv(table))
         elif split == "test":
@@ -110,20 +116,34 @@ def evaluate(
         table.flush()
         measured = {**metrics.values(), **learner.whole()[member]}
     rows = np.concatenate(table.index) if table.index else np.zeros(0, dtype=np.int64)
-    columns: dict[str, Any] = {"id": source.ids(rows)}
+    columns: dict[str, Any] = keys_of(rows, source)
     columns |= {name: np.concatenate(found) for name, found in table.parts.items() if found}
-    check_rows(rows, columns["id"], len(source))
     means = {name: float(values.mean()) for name, values in columns.items() if name not in HEAD}
     return Report(columns, means, table.classes, measured)
 
 
-def check_rows(rows: npt.NDArray[np.int64], ids: list[str], wanted: int) -> None:
-    """Every row of the split is in the report exactly once, and no id twice."""
-    if len(rows) != wanted or len(set(ids)) != wanted:
-        raise RunFailed(
-            f"the report would hold {len(rows)} rows with {len(set(ids))} ids, "
-            f"but the split has {wanted} rows"
-        )
+def keys_of(rows: npt.NDArray[np.int64], source: Source) -> dict[str, Any]:
+    """What tells rows apart; every row of the split is there exactly once, or it is said who is to blame."""
+    ids, wanted = source.ids(rows), len(source)
+    distinct, which, times = np.unique(rows, return_inverse=True, return_counts=True)
+    missing, repeated = wanted - len(distinct), len(rows) - len(distinct)
+    who = getattr(source, "remade_by", "")
+    if (missing or repeated) and not (who and len(rows)):
+        raise RunFailed(f"the report would hold {len(distinct)} rows, but the split has {wanted}")
+    found: dict[str, Any] = {"id": ids}
+    if missing or repeated:
+        log.warning(
+            "%s makes %d rows of %d data points: %d are missing, %d are there more than once",
+            who, len(rows), wanted, missing, int((times > 1).sum()),
+        )  # fmt: skip
+    if len(set(ids)) != len(distinct):
+        found["row"] = rows
+    if repeated:
+        order = np.argsort(which, kind="stable")
+        part = np.empty(len(rows), dtype=np.int64)
+        part[order] = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+        found["part"] = part
+    return found
 
 
 class Table:

@@ -163,8 +163,8 @@ def rehearse(built: Built, config: Config) -> None:
             test.ids(np.arange(len(test)) if len(test) <= FEW else batch.index)
         outputs = _one_batch(built, first)
         first.ids(outputs.index)
-        if isinstance(first, Counted) and len(first) <= FEW:
-            first.check_count()
+        if isinstance(first, Proven):
+            first.prove()
         whole = Whole(built.whole)
         whole.update(outputs, 0)
         whole.values()
@@ -181,15 +181,11 @@ def _one_batch(built: Built, source: Source) -> Outputs:
 
 
 @runtime_checkable
-class Counted(Protocol):
-    """A source that was told how many rows it has, and can find out whether that is so."""
+class Proven(Protocol):
+    """A source that was told how many rows it has and in which order, and can find out whether that is so."""
 
-    def __len__(self) -> int:
-        """How many rows there are said to be."""
-        ...
-
-    def check_count(self) -> None:
-        """Raise if there are fewer."""
+    def prove(self) -> None:
+        """Raise if they are fewer, or more, or if they come in another order."""
         ...
 
 

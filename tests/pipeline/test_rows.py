@@ -1,0 +1,253 @@
+"""Rows and ids belong together: whatever loaders and preprocessors do, an id is that of its own row."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from manyfit.core.errors import RunFailed, UsageError
+from manyfit.data import Limited, Order, once
+from manyfit.pipeline import DataLoaderBase, PreprocessorBase
+from manyfit.pipeline.stream import ComponentSource
+from manyfit.run.evaluate import keys_of
+
+COUNT = 22
+
+
+class Loader(DataLoaderBase):
+    """Row i is [i], its label i, its id "id i"."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.shuffles = options.get("shuffles", False)
+        self.says = options.get("says", COUNT)
+        self.gives = options.get("gives", COUNT)
+        self.repeats = options.get("repeats", False)
+        self.ids = options.get("ids", lambda i: f"id {i}")
+        self.goes_on = options.get("goes_on", False)
+        self.weight = options.get("weight", lambda i: 1.0)
+        self._kept = None
+
+    def rows(self, third):
+        while True:
+            order = np.arange(self.gives)
+            if self.shuffles:
+                np.random.shuffle(order)
+            for i in order:
+                yield np.array([float(i)], np.float32), int(i), third(int(i))
+            if not self.repeats:
+                return
+
+    def create_training_generator(self):
+        return self.rows(self.weight), self.says
+
+    def create_validation_generator(self):
+        if not self.goes_on:
+            return self.rows(self.weight), self.says
+        self._kept = self._kept or self.rows(self.weight)
+        return self._kept, self.says
+
+    def create_test_generator(self):
+        return self.rows(self.ids), self.says
+
+
+class Preprocessor(PreprocessorBase):
+    size = 4
+
+    def image_preprocess(self, image):
+        return image
+
+    def label_preprocess(self, label):
+        return label
+
+    def add_image_preprocess(self, generator):
+        return generator
+
+    def add_label_preprocess(self, generator):
+        return generator
+
+    def batchify(self, generator, n):
+        return self.batches(generator), -(-n // self.size)
+
+    def batches(self, generator):
+        while True:
+            rows = [next(generator) for _ in range(self.size)]
+            yield tuple(np.array(column) for column in zip(*rows, strict=True))
+
+
+class Draining(Preprocessor):
+    """The last batch is what is left."""
+
+    def batches(self, generator):
+        while rows := list(itertools.islice(generator, self.size)):
+            yield tuple(np.array(column) for column in zip(*rows, strict=True))
+
+
+class Shuffling(Draining):
+    def batchify(self, generator, n):
+        rows = list(generator)
+        np.random.shuffle(rows)
+        return super().batchify(iter(rows), n)
+
+
+class Filtering(Preprocessor):
+    def add_image_preprocess(self, generator):
+        for x, y, w in generator:
+            if x[0] % 5:
+                yield x, y, w
+
+
+class Doubling(Preprocessor):
+    def add_image_preprocess(self, generator):
+        for x, y, w in generator:
+            yield x, y, w
+            yield x, y, w
+
+
+class Sorting(Preprocessor):
+    def batches(self, generator):
+        for x, y, w in super().batches(generator):
+            order = np.argsort(-y)
+            yield x[order], y[order], w[order]
+
+
+class Weighing(Preprocessor):
+    def add_label_preprocess(self, generator):
+        for x, y, w in generator:
+            yield x, y, w * 2
+
+
+class Hidden(Preprocessor):
+    def add_label_preprocess(self, generator):
+        for x, y, _ in generator:
+            yield x, y, 1.0
+
+
+def source(split, preprocessor, size=4, **options):
+    return ComponentSource(split, Loader(**options), None, preprocessor, size)
+
+
+def read(found):
+    """What a report is made of: indices, and what each row says of itself."""
+    batches = list(once(found, 4))
+    index = np.concatenate([batch.index for batch in batches])
+    rows = np.concatenate([np.asarray(batch.inputs) for batch in batches])[:, 0].astype(int)
+    labels = np.concatenate([np.asarray(batch.target) for batch in batches])
+    assert rows.tolist() == labels.tolist()
+    return index, rows
+
+
+KEEPING = {"plain": Preprocessor, "draining": Draining, "shuffling": Shuffling, "sorting": Sorting}
+
+
+@pytest.mark.parametrize("made", KEEPING.values(), ids=KEEPING)
+@pytest.mark.parametrize("shuffles", [False, True], ids=["as it lies", "shuffled"])
+@pytest.mark.parametrize("repeats", [False, True], ids=["ends", "endless"])
+def test_an_id_is_that_of_its_row(made, shuffles, repeats):
+    if shuffles and repeats:
+        pytest.skip("an endless generator that shuffles begins with another row each time")
+    found = source("test", made(), shuffles=shuffles, repeats=repeats)
+    for _ in range(2):
+        index, rows = read(found)
+        assert sorted(rows) == list(range(COUNT))
+        assert found.ids(index) == [f"id {row}" for row in rows]
+        assert list(keys_of(index, found)) == ["id"]
+    index, rows = read(Limited(found, 7))
+    assert len(index) == 7
+    assert found.ids(index) == [f"id {row}" for row in rows]
+
+
+@pytest.mark.parametrize(("made", "kept", "times"), [(Filtering, 17, 1), (Doubling, 22, 2)], ids=str)
+def test_what_is_left_out_or_doubled_is_said(made, kept, times, caplog):
+    found = source("test", made())
+    index, rows = read(found)
+    assert found.ids(index) == [f"id {row}" for row in rows]
+    assert len(set(rows)) == kept and len(rows) == kept * times
+    keys = keys_of(index, found)
+    missing, more = COUNT - kept, kept if times > 1 else 0
+    assert f"{missing} are missing, {more} are there more than once" in caplog.text
+    assert len(set(zip(*keys.values(), strict=True))) == len(rows)
+    assert ("part" in keys) == (times > 1)
+
+
+def test_ids_may_be_repeated():
+    found = source("test", Preprocessor(), ids=lambda i: f"patient {i // 2}")
+    index, rows = read(found)
+    keys = keys_of(index, found)
+    assert keys["id"] == [f"patient {row // 2}" for row in rows]
+    assert keys["row"].tolist() == rows.tolist()
+
+
+def test_a_row_that_comes_back_without_its_number_is_an_error():
+    for made in (Weighing, Hidden):
+        with pytest.raises(UsageError, match=rf"{made.__name__} makes .* of the third value of a data point"):
+            read(source("test", made()))
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+@pytest.mark.parametrize(("says", "gives", "words"), [(22, 30, "more"), (22, 20, "20"), (22, 0, "none")])
+def test_a_count_that_is_not_true(split, says, gives, words):
+    found = source(split, Preprocessor(), says=says, gives=gives)
+    with pytest.raises(UsageError, match=f"says that there are {says} data points, but yields {words}"):
+        found.prove() if split == "validation" else read(found)
+
+
+@pytest.mark.parametrize(
+    "options", [{"shuffles": True}, {"goes_on": True}, {"shuffles": True, "repeats": True}], ids=str
+)
+def test_validation_in_another_order_is_refused(options):
+    with pytest.raises(UsageError, match=r"Loader\.create_validation_generator gives \d+ of 22 data points"):
+        source("validation", Preprocessor(), **options).prove()
+
+
+@pytest.mark.parametrize("made", [Shuffling, Sorting, Filtering, Doubling])
+def test_a_preprocessor_that_changes_the_order_of_validation_is_refused(made):
+    with pytest.raises(UsageError, match=rf"{made.__name__} (leaves out \d+|changes the order)"):
+        source("validation", made()).prove()
+
+
+@pytest.mark.parametrize("made", [Preprocessor, Draining, Weighing])
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("size", [4, 11, 22, 50])
+def test_validation_as_it_was_said(made, repeats, size):
+    preprocessor = made()
+    preprocessor.size = size
+    found = source("validation", preprocessor, size, repeats=repeats, weight=lambda i: float(i + 1))
+    found.prove()
+    for _ in range(2):
+        index, rows = read(found)
+        assert index.tolist() == rows.tolist() == list(range(COUNT))
+        weights = np.concatenate([batch.weight for batch in once(found, 4)])
+        assert (weights / weights[0]).tolist() == [float(i + 1) for i in range(COUNT)]
+
+
+def test_rows_left_out_by_their_weight_are_missed():
+    class ByWeight(Preprocessor):
+        def add_image_preprocess(self, generator):
+            for x, y, w in generator:
+                if w != 3.0:
+                    yield x, y, w
+
+    found = source("validation", ByWeight(), weight=lambda i: float(i + 1))
+    found.prove()
+    with pytest.raises(UsageError, match="ByWeight gave batches with"):
+        read(found)
+
+
+def test_sources_that_nobody_remakes_must_be_whole():
+    class Some:
+        def __len__(self):
+            return 3
+
+        def ids(self, index):
+            return [str(row) for row in index]
+
+    with pytest.raises(RunFailed, match="the report would hold 2 rows, but the split has 3"):
+        keys_of(np.array([0, 1]), Some())
+
+
+def test_training_is_not_numbered():
+    batch = next(iter(source("train", Weighing()).batches(Order(4, seed=1))))
+    assert batch.weight.tolist() == [2.0] * 4
