@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 
 import numpy as np
 import pytest
+import torch
 
+import manyfit
+from manyfit.config import load_config
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.data import Limited, Order, once
 from manyfit.pipeline import DataLoaderBase, PreprocessorBase
 from manyfit.pipeline.stream import ComponentSource
+from manyfit.report.compare import compare
+from manyfit.run.build import build
 from manyfit.run.evaluate import keys_of
 
 COUNT = 22
@@ -251,3 +257,95 @@ def test_sources_that_nobody_remakes_must_be_whole():
 def test_training_is_not_numbered():
     batch = next(iter(source("train", Weighing()).batches(Order(4, seed=1))))
     assert batch.weight.tolist() == [2.0] * 4
+
+
+SPLIT = """
+
+class Split(Loader):
+    \"\"\"Splits its rows at random when it is made, and shuffles its own list when it is asked.\"\"\"
+
+    def __init__(self, config, data_dir):
+        super().__init__(config, data_dir)
+        self.x = np.arange(40)[:, None] * np.ones((1, 4))
+        order = (np.random.default_rng() if ENTROPY else np.random.mtrand._rand).permutation(40)
+        self.parts = {"train": list(order[:20]), "validation": list(order[20:30]), "test": list(order[30:])}
+        if LOCKED:
+            import threading
+            self.lock = threading.Lock()
+
+    def rows(self, split, third):
+        part = self.parts[split]
+        if split == "train":
+            np.random.shuffle(part)
+        for i in part:
+            yield self.x[i], int(i) % 3, third(i)
+
+    def create_training_generator(self):
+        return self.rows("train", lambda i: 1.0), 20
+
+    def create_validation_generator(self):
+        return self.rows("validation", lambda i: 1.0), 10
+
+    def create_test_generator(self):
+        return self.rows("test", lambda i: f"row-{i}"), 10
+
+    def get_validation_index(self):
+        return [f"row-{i}" for i in self.parts["validation"]]
+"""
+
+
+@pytest.mark.parametrize(("entropy", "locked"), [(False, False), (True, False), (False, True)])
+def test_no_row_of_validation_or_test_is_trained_on(tiny, entropy, locked):
+    text = SPLIT.replace("ENTROPY", str(entropy)).replace("LOCKED", str(locked))
+    (tiny.root / "src/dataset.py").write_text((tiny.root / "src/dataset.py").read_text() + text)
+    built = build(load_config(tiny.write(data_loader_class="dataset.Split")))
+
+    def seen(batches):
+        return {int(x) for batch in batches for x in np.asarray(batch.inputs)[:, 0]}
+
+    trained = seen(itertools.islice(built.train.batches(built.order), 40))
+    assert len(trained) == 20
+    assert not trained & (seen(once(built.validation, 4)) | seen(once(built.test, 4)))
+    again = [b.inputs.tolist() for b in itertools.islice(built.train.batches(built.order, 7), 5)]
+    assert again == [b.inputs.tolist() for b in itertools.islice(built.train.batches(built.order), 7, 12)]
+
+
+SHUFFLED = """
+
+class Shuffled(Loader):
+    def rows(self, split, third):
+        x, y = arrays(split)
+        for i in np.random.permutation(len(x)) if split == "test" else range(len(x)):
+            yield x[i], y[i], third(i)
+"""
+
+
+def test_every_row_of_a_report_is_what_a_plain_forward_pass_gives(tiny):
+    (tiny.root / "src/dataset.py").write_text((tiny.root / "src/dataset.py").read_text() + SHUFFLED)
+    folder = tiny.write(data_loader_class="dataset.Shuffled")
+    manyfit.train(folder, callbacks=[])
+    from dataset import arrays
+
+    model = manyfit.load_model(folder).eval()
+    for split, name in (("test", "row-{}"), ("validation", "v{}")):
+        x, y = arrays(split)
+        with torch.no_grad():
+            losses = torch.nn.functional.cross_entropy(
+                model(torch.from_numpy(x.astype(np.float32))), torch.from_numpy(y), reduction="none"
+            )
+        with (folder / f"reports/{split}.csv").open() as file:
+            rows = {row["id"]: row for row in csv.DictReader(file)}
+        assert set(rows) == {name.format(i) for i in range(len(x))}
+        for i in range(len(x)):
+            row = rows[name.format(i)]
+            assert int(row["target"]) == y[i]
+            assert float(row["loss"]) == pytest.approx(float(losses[i]), rel=1e-5)
+
+
+def test_a_report_with_repeated_ids_can_be_compared(tiny):
+    folder = tiny.write(data_loader_class="dataset.Twice")
+    manyfit.train(folder, callbacks=[])
+    with (folder / "reports/eval_report.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["row"] for row in rows if row["id"] == "same"] == ["3", "5"]
+    assert compare(folder, folder).rows == 11

@@ -14,6 +14,7 @@ from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.core.trace import user_frame
 from manyfit.data.source import Split
 from manyfit.pipeline.components import AugmentorBase, ConfigStruct, EvaluatorBase, ModelBuilderBase
+from manyfit.pipeline.kept import Kept
 from manyfit.pipeline.stream import ComponentSource
 
 
@@ -44,8 +45,8 @@ class ComponentData:
     ) -> None:
         self.batch_size = batch_size
         self.settings = settings
-        self._make_loader = functools.partial(made, loader, settings, data_dir)
-        self.loader = self._make_loader()
+        self._kept = Kept(functools.partial(made, loader, settings, data_dir))
+        self.loader = self._kept.loader
         self.augmentor: AugmentorBase | None = made(augmentor, settings) if augmentor is not None else None
         self.preprocessor = made(preprocessor, settings)
         if self.augmentor is None and (augment_training or augment_validation):
@@ -70,7 +71,7 @@ class ComponentData:
             self.augmentor if self._augmented[split] else None,
             self.preprocessor,
             self.batch_size,
-            self._make_loader,
+            self._kept.renewed,
         )
 
 

@@ -162,7 +162,7 @@ class ComponentSource:
             return [digest_of(row[:2]) for row in itertools.islice(rows, len(self) + 1)]
 
     def renew(self) -> None:
-        """Take a new loader, which knows nothing of what was made before: it may shuffle its own lists."""
+        """Take the loader as it was at first: it may have shuffled its own lists meanwhile."""
         if self.make_loader is not None:
             self.loader = self.make_loader()
 

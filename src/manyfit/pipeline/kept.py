@@ -1,0 +1,84 @@
+"""One loader for all splits, which begins anew for each segment of training as it was when it was made."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from manyfit.data.randomness import own_randomness
+
+log = logging.getLogger("manyfit")
+
+LARGE: Final = 1 << 24
+"""Bytes from which on an array is not copied, but shared."""
+
+
+class Kept:
+    """A loader, and copies of it as it was at first.
+
+    It may split its files at random when it is made, and shuffle its own lists later: so all splits have to
+    come from one loader, and each segment of training needs it as it was.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._states: Any = _states()
+        self.loader = make()
+        self._shared = list(_large(vars(self.loader)))
+        self._sums = [_sum(array) for array in self._shared]
+        self._is_warned = False
+        self._copy: Any = None
+        try:
+            self._copy = copy.deepcopy(self.loader, self._memo())
+        except Exception as error:  # it holds what cannot be copied: a file, a lock, a data set of TensorFlow
+            log.info("%s cannot be copied (%s): it is made anew", type(self.loader).__name__, error)
+
+    def renewed(self) -> Any:
+        """The loader as it was when it was made."""
+        if not self._is_warned and [_sum(array) for array in self._shared] != self._sums:
+            self._is_warned = True
+            log.warning(
+                "%s changes its arrays in place: what it gives depends on how often it was asked, and going "
+                "on is not exact",
+                type(self.loader).__name__,
+            )
+        if self._copy is not None:
+            return copy.deepcopy(self._copy, self._memo())
+        with own_randomness():
+            _restore(self._states)
+            return self._make()
+
+    def _memo(self) -> dict[int, Any]:
+        return {id(array): array for array in self._shared}
+
+
+def _states() -> Any:
+    import torch
+
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _restore(states: Any) -> None:
+    import torch
+
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def _large(value: Any, depth: int = 4) -> Iterator[Any]:
+    if int(getattr(value, "nbytes", 0) or 0) >= LARGE:
+        yield value
+    elif depth and isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _large(item, depth - 1)
+
+
+def _sum(array: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
