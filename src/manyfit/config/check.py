@@ -154,14 +154,20 @@ class Checker(Values):
         signature = optional(target) if deferred and role is CALLABLE else signature_of(target)
         keep = kept_as is not None
         waived = torch_facts.missing_horizon(name, params.items) if keep else ""
+        own = {key for key in role.beside if key in params.items and key not in signature.parameters}
         self.inside += 1
+        beside = {
+            key: self.parameter(params.items[key], Parameter(key, role.beside[key]), (*path, key), name)
+            for key in own
+        }
+        params = params.without(*own)
         given = self.parameters(params, signature, (*supplied, waived), path, name)
         self.inside -= 1
-        if given is INVALID:
+        if given is INVALID or INVALID in beside.values():
             return INVALID
         where = self.located(path)
         component = Component(
-            target, name, given, role, dotted(path), where, supplied, deferred, keep, kept_as or name
+            target, name, given, role, dotted(path), where, supplied, deferred, keep, kept_as or name, beside
         )
         return self.finish(component, params, path) if is_record(target) and not keep else component
 

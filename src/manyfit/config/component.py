@@ -31,6 +31,8 @@ class Component:
     """Whether the section around it holds the component itself, to be built when its time comes."""
     written: str = ""
     """The class path as it stands in the config: a short name, or the full path."""
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    """What stands beside its parameters and is said to manyfit."""
     derived: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a record that were computed already, before its secrets are filled in."""
 

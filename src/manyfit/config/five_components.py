@@ -29,6 +29,8 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "data_dir": ("data", "data_dir"),
     "do_train_augmentation": ("data", "augment_training"),
     "do_validation_augmentation": ("data", "augment_validation"),
+    "allow_overlap": ("data", "allow_overlap"),
+    "unused": ("data", "unused"),
     "epochs": ("train", "epochs"),
 }
 """Where the reserved keys of this layout stand in the layout of a run."""
@@ -57,6 +59,8 @@ KINDS: Final[dict[Path, Kind]] = {
     ("project_name",): Kind.NEUTRAL,
     ("src_code_path",): Kind.NEUTRAL,
     ("data_dir",): Kind.NEUTRAL,
+    ("allow_overlap",): Kind.NEUTRAL,
+    ("unused",): Kind.NEUTRAL,
     ("evaluator_class",): Kind.NEUTRAL,
     ("evaluator",): Kind.NEUTRAL,
 }

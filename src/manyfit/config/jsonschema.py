@@ -17,7 +17,7 @@ from manyfit.config.config import Config
 from manyfit.config.five_components import CLASSES, REQUIRED, SHARED
 from manyfit.config.kinds import Derived, Kind
 from manyfit.config.resolve import ResolveError, resolve
-from manyfit.config.roles import FEEDER, Role, is_record, supplied_to
+from manyfit.config.roles import DATA, FEEDER, Role, is_record, supplied_to
 from manyfit.config.schema import Run
 from manyfit.config.signature import Parameter, signature_of
 from manyfit.config.variants import CHECKPOINT, FEEDERS, SUMMARY, VALIDATE, is_variant
@@ -76,6 +76,7 @@ def variant_schema(run: Run) -> dict[str, Any]:
         feeders[key] = {**found, "required": []} if found is not None else {"type": "object"}
         feeders[key].setdefault("properties", {})["type"] = {"type": "string"}
     cadences = dict.fromkeys((*CHECKPOINT, *VALIDATE, *SUMMARY), number)
+    beside = {name: value(annotation, {}, name) for name, annotation in DATA.beside.items()}
     model = {name: parameter(p, {}, name) for name, p in signature_of(run.model.target).parameters.items()}
     text = {"type": "string"}
     properties = {
@@ -85,7 +86,11 @@ def variant_schema(run: Run) -> dict[str, Any]:
             "properties": {"type": text, "class": text, "model_dir": text, **model},
             "additionalProperties": signature_of(run.model.target).open,
         },
-        "train": {**train, "required": [], "properties": {**train["properties"], **feeders, **cadences}},
+        "train": {
+            **train,
+            "required": [],
+            "properties": {**train["properties"], **feeders, **cadences, **beside},
+        },
         "extend": {"anyOf": [text, {"type": "array", "items": text}]},
     }
     return {
@@ -103,7 +108,8 @@ def flat_schema(run: Run) -> dict[str, Any]:
     properties = {key: known[key] for key in SHARED if key in known}
     properties |= {key: {"type": "string"} for key in (*CLASSES, "data_dir", "extend")}
     properties |= {
-        key: {"type": "boolean"} for key in ("do_train_augmentation", "do_validation_augmentation")
+        key: {"type": "boolean"}
+        for key in ("do_train_augmentation", "do_validation_augmentation", "allow_overlap")
     }
     properties |= {key: {"anyOf": [{"type": "integer"}, REFERENCE]} for key in ("epochs", "batch_size")}
     # What a compiled model brings need not be said here.
@@ -199,7 +205,9 @@ def _variant(path: str, role: Role) -> dict[str, Any] | None:
     except ResolveError:
         return None
     signature = signature_of(target)
-    parameters = {n: p for n, p in signature.parameters.items() if n not in supplied_to(target, role)}
+    beside = {name: Parameter(name, annotation) for name, annotation in role.beside.items()}
+    own = {n: p for n, p in signature.parameters.items() if n not in supplied_to(target, role)}
+    parameters = {**beside, **own}
     return {
         "type": "object",
         "required": ["class"],

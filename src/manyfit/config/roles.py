@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from manyfit.config.allowed import BUILDING_BLOCKS
+from manyfit.config.kinds import Kind
 from manyfit.core.names import indefinite
 
 
@@ -29,6 +30,8 @@ class Role:
     supplied: tuple[str, ...] = ()
     function_of: int = 0
     short: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that stand beside the parameters of the class and are not its own, with their types."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -95,7 +98,15 @@ FEEDER = Role(
         "TFRecordExamplesFeeder=TFRecordExamplesFeeder MemorySamplesFeeder=MemorySamplesFeeder",
     ),
 )
-DATA = Role("data set", methods=("source",), short={"digits": "manyfit.datasets.Digits"})
+DATA = Role(
+    "data set",
+    methods=("source",),
+    short={"digits": "manyfit.datasets.Digits"},
+    beside={
+        "allow_overlap": Annotated[bool, Kind.NEUTRAL],
+        "unused": Annotated[Sequence[str], Kind.NEUTRAL],
+    },
+)
 OPTIMIZER = Role(
     "optimizer",
     bases=("torch.optim.optimizer.Optimizer",),

@@ -65,9 +65,9 @@ class Map:
         keys = {**self.keys, key: origin or value.origin}
         return Map({**self.items, key: value}, self.origin, keys)
 
-    def without(self, key: str) -> Map:
-        """Return a copy that lacks `key`."""
-        return Map({k: v for k, v in self.items.items() if k != key}, self.origin, self.keys)
+    def without(self, *keys: str) -> Map:
+        """Return a copy that lacks some keys."""
+        return Map({k: v for k, v in self.items.items() if k not in keys}, self.origin, self.keys)
 
 
 Node: TypeAlias = Leaf | Seq | Map

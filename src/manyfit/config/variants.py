@@ -31,12 +31,13 @@ FEEDERS: Final = {"train_feeder": "train", "eval_feeder": "validation", "test_fe
 CHECKPOINT: Final = {"save_checkpoint_steps": "ba", "save_checkpoint_secs": "s"}
 VALIDATE: Final = {"validation_steps": "ba", "validation_secs": "s"}
 SUMMARY: Final = {"save_summary_steps": "ba"}
-OWN: Final = (*FEEDERS, *CHECKPOINT, *VALIDATE, *SUMMARY)
+BESIDE: Final = ("allow_overlap", "unused")
+OWN: Final = (*FEEDERS, *CHECKPOINT, *VALIDATE, *SUMMARY, *BESIDE)
 """Keys of `train` that only this layout has."""
 MADE: Final = "manyfit.feeders.Feeders"
 KINDS: Final[dict[Path, Kind]] = {
     ("model", "model_dir"): Kind.NEUTRAL,
-    **{("train", key): Kind.NEUTRAL for key in (*CHECKPOINT, *SUMMARY)},
+    **{("train", key): Kind.NEUTRAL for key in (*CHECKPOINT, *SUMMARY, *BESIDE)},
 }
 
 
@@ -105,8 +106,10 @@ def translate(tree: Map, project: FilePath) -> Translation:
         where = tree.key_origin("train")
         problems.append(Problem("train.train_feeder", where, "this key is required", wanted, "nothing"))
     where = train.key_origin("train_feeder") if "train_feeder" in train.items else train.origin
-    data: dict[str, Node] = {"class": Leaf(MADE, where), **feeders}
+    beside = {key: train.items[key] for key in BESIDE if key in train.items}
+    data: dict[str, Node] = {"class": Leaf(MADE, where), **feeders, **beside}
     origins = {FEEDERS[key]: train.key_origin(key) for key in FEEDERS if key in train.items}
+    origins |= {key: train.key_origin(key) for key in beside}
     items: dict[str, Node] = {k: v for k, v in tree.items.items() if k not in ("train", "model")}
     made, source = _model(tree, model, project, problems)
     if source is not None:
@@ -120,6 +123,7 @@ def translate(tree: Map, project: FilePath) -> Translation:
         assumed["export", "formats"] = "auto"
     keys = {**tree.keys, "data": where}
     places: dict[Path, Path] = {("data", split): ("train", key) for key, split in FEEDERS.items()}
+    places |= {("data", key): ("train", key) for key in BESIDE}
     for at, names in (("checkpoint", CHECKPOINT), ("validate", VALIDATE), ("log", SUMMARY)):
         given = next((key for key in names if key in train.items), None)
         if given is not None:
