@@ -244,7 +244,7 @@ OWN = {"train__loss": None}
         {**OWN, "model": {"class": "forms.WithRowLoss", "hidden": 8}},
         {"model": {"class": "forms.Pair"}, "train__optimizer": {"encoder": {"class": "adam", "lr": 0.01}, "decoder": {"class": "sgd", "lr": 0.1}},
          "train__scheduler": {"decoder": {"class": "step", "step_size": 3}}},
-        {"model": {"class": "forms.ByName", "hidden": 8}, "data": {"class": "sets.Named"}},
+        {"model": {"class": "forms.ByName", "hidden": 8}, "data": {"class": "sets.Named", "unused": ["extra"]}},
         {"data": {"class": "sets.Weighted"}},
         {"data": {"class": "sets.Plain"}},
         {"data": {"class": "sets.Generated"}},

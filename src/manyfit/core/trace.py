@@ -10,6 +10,11 @@ _OURS = str(Path(__file__).parents[1])
 _PYTHONS = sysconfig.get_path("stdlib")
 
 
+def notes(error: BaseException) -> str:
+    """What was added to an exception on its way, each on a line of its own."""
+    return "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+
+
 def user_frame(error: BaseException) -> str:
     """The last place in the traceback that is neither manyfit's, Python's nor a library's; else the last."""
     frames = traceback.extract_tb(error.__traceback__)

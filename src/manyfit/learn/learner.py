@@ -29,6 +29,8 @@ class Outputs:
     target: npt.NDArray[Any] | None
     rows: Mapping[str, npt.NDArray[np.float64]]
     """Numbers for each row: `loss`, where there is one, and every metric, of shape (n, rows)."""
+    shared: frozenset[str] = frozenset()
+    """Those of them that are numbers of the whole batch, the same for all its rows."""
 
 
 def fetch(value: Any) -> npt.NDArray[np.float64]:

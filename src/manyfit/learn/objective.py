@@ -6,25 +6,33 @@ A model may return
 - `(outputs, loss)`, with one loss for the batch or one for each row;
 - `(outputs, None)`: it has updated itself.
 
-It is called with the inputs by position, or, where they are a dict, with those that `forward` has
-parameters for. A parameter named `target` gets the target.
+It is called with the inputs by position, or, where they are a dict, by name: what `forward` has no
+parameter for is an error, unless it was declared unused. A parameter named `target` gets the target.
+
+A loss has a value for each row, unless it couples the rows of a batch (a contrastive or a ranking loss): then
+it is measured batch by batch, and every row of a batch counts the same.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from manyfit.core.errors import RunFailed
+from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
-from manyfit.learn.rowwise import reduction_of, rowwise
+from manyfit.learn.rowwise import is_separable, reduction_of, rowwise
 
 log = logging.getLogger("manyfit")
+
+NEAR: Final = 1e-3
+"""How far the mean over rows may lie from the loss of a batch, as a part of it; in half precision, 30 times
+as far."""
 
 
 def _nested(rows: Any) -> Tensor:
@@ -37,14 +45,28 @@ def _nested(rows: Any) -> Tensor:
 class Objective:
     """A module and what it is measured by."""
 
-    def __init__(self, module: nn.Module, loss: Callable[..., Tensor] | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[..., Tensor] | None,
+        device: torch.device,
+        unused: Collection[str] = (),
+        fed_by: str = "the data",
+        unused_key: str = "data.unused",
+    ) -> None:
+        """`unused` are inputs that the model need not take; `fed_by` says whom to name if it lacks one."""
         self.loss = loss
+        self.is_coupled: bool | None = False if loss is not None and is_separable(loss) else None
+        """Whether the loss couples the rows of a batch; None as long as nobody knows."""
+        self._unused = set(unused)
+        self._fed_by = fed_by
+        self._unused_key = unused_key
+        self._matching: Any = None
         self.device = device
         self.on_cpu = device.type == "cpu"
         self.sums = loss is not None and reduction_of(loss) == "sum"
         self.row_loss = rowwise(loss) if loss is not None else None
         self._forms(module)
-        self._noted = False
 
     def _forms(self, module: nn.Module) -> None:
         """Look at what `forward` takes."""
@@ -54,6 +76,7 @@ class Objective:
         self._names = set(by_name)
         self._required = {name for name, p in by_name.items() if p.default is p.empty}
         self._takes_target = "target" in by_name
+        self._optional = [name for name in by_name if name not in self._required]
 
     def __call__(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The output and the loss to descend; None if the model has updated itself."""
@@ -80,20 +103,58 @@ class Objective:
         if given is not None:
             self._check_single(module)
         if self.row_loss is not None and batch.target is not None:
-            return output, self.row_loss(output, self.target(batch))
+            return output, self._measured(output, self.target(batch))
         if given is None or given.shape == (len(batch),):
             return output, given
-        if len(batch) == 1:
-            return output, given.reshape(1)
-        if not self._noted:
-            self._noted = True
-            log.warning(
-                "%s returns one loss for a batch, so rows are evaluated one by one; return one loss for each "
-                "row to be faster",
-                type(module).__name__,
+        if given.ndim:
+            raise RunFailed(
+                f"{type(module).__name__} must return one loss, or one for each of {len(batch)} rows, but "
+                f"returned shape {tuple(given.shape)}"
             )
-        alone = [self._split(module, self._called(module, batch.part(i, i + 1))) for i in range(len(batch))]
-        return output, torch.stack([loss.reshape(()) for _, loss in alone if loss is not None])
+        if len(batch) == 1 and not self.is_coupled:
+            return output, given.reshape(1)
+
+        def alone() -> Tensor:
+            parts = [batch.part(i, i + 1) for i in range(len(batch))]
+            found = [self._split(module, self._called(module, part))[1] for part in parts]
+            return torch.stack([loss.reshape(()) for loss in found if loss is not None])
+
+        return output, self._by_row(f"{type(module).__name__} returns one loss for a batch", given, alone)
+
+    def _measured(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of each row, or of the batch if it couples them."""
+        assert self.row_loss is not None
+        assert self.loss is not None
+        if self.is_coupled is False or (self.is_coupled is None and len(output) < 2):
+            return self._checked(self.row_loss, output, target)
+        whole, row_loss = single(self._checked(self.loss, output, target)), self.row_loss
+        return self._by_row(
+            "train.loss gives one number for a batch", whole, lambda: row_loss(output, target)
+        )
+
+    def _by_row(self, what: str, whole: Tensor, alone: Callable[[], Tensor]) -> Tensor:
+        """The loss of each row, if these come to the same as the loss of the batch; else that."""
+        if self.is_coupled:
+            return whole
+        if self.is_coupled is not None:
+            return alone()
+        rows: Tensor | None = None
+        try:
+            rows = alone()
+            reason = f"it is {float(whole):.4g}, but the mean over its rows is {float(rows.mean()):.4g}"
+        except Exception as error:
+            reason = f"it fails for a single row ({type(error).__name__}: {error})"
+        self.is_coupled = rows is None or not agree(whole, rows)
+        if self.is_coupled:
+            log.warning(
+                "%s, and %s: it couples rows, so it is measured batch by batch, and reports have none",
+                what, reason,
+            )  # fmt: skip
+        else:
+            log.warning(
+                "%s, so rows are evaluated one by one; return one loss for each row to be faster", what
+            )
+        return whole if rows is None or self.is_coupled else rows
 
     def _check_single(self, module: nn.Module) -> None:
         if self.loss is not None:
@@ -122,22 +183,56 @@ class Objective:
                 "there is no loss: the model returned an output alone, and train.loss is null; "
                 "set train.loss, or return (outputs, loss)"
             )
+        target = self.target(batch)
         if batch.weight is None:
-            loss = self.loss(output, self.target(batch))
-            if not isinstance(loss, Tensor) or loss.ndim:
-                shape = (
-                    f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-                )
-                raise RunFailed(f"the loss must return a tensor with one number, but returned {shape}")
-            return loss
+            return single(self._checked(self.loss, output, target))
         assert self.row_loss is not None
-        losses: Tensor = self.row_loss(output, self.target(batch)) * self._weight(batch)
+        if self.is_coupled is None:
+            with torch.no_grad():
+                self._measured(output, target)
+        if self.is_coupled:
+            raise UsageError(
+                f"{self._fed_by} has weights for rows, but train.loss couples the rows of a batch, so that "
+                "they cannot be weighed one by one"
+            )
+        losses: Tensor = self._checked(self.row_loss, output, target) * self._weight(batch)
         return losses.sum() if self.sums else losses.mean()
+
+    def _checked(self, loss: Callable[..., Tensor], output: Tensor, target: Tensor) -> Tensor:
+        """Call a loss; what it raises says what it was given."""
+        try:
+            return loss(output, target)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            error.add_note(f"train.loss was given {shown(output)} and {shown(target)} as the target")
+            if hint := loss_hint(output, target):
+                error.add_note(hint)
+            raise
 
     def _weight(self, batch: Batch) -> Any:
         return None if batch.weight is None else self.tensor(batch.weight)
 
     def _called(self, module: nn.Module, batch: Batch) -> Any:
+        try:
+            return self._forward(module, batch)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            given = batch.inputs
+            named = (
+                given
+                if isinstance(given, dict)
+                else dict(enumerate(given))
+                if isinstance(given, tuple)
+                else {}
+            )
+            arrays = {f"{name}: ": array for name, array in named.items()} or {"": given}
+            text = ", ".join(f"{name}{shown(array)}" for name, array in arrays.items())
+            error.add_note(f"{type(module).__name__}.forward was given {text} by {self._fed_by}")
+            if any("float64" in str(getattr(array, "dtype", "")) for array in arrays.values()):
+                error.add_note(
+                    "the data is float64, but weights are float32: cast it where it is read, to np.float32"
+                )
+            raise
+
+    def _forward(self, module: nn.Module, batch: Batch) -> Any:
         inputs = batch.inputs
         if isinstance(inputs, dict):
             return module(**self._matched(module, inputs, batch))
@@ -154,12 +249,27 @@ class Objective:
         given = self.taken(inputs)
         if self._takes_target and "target" not in given and batch.target is not None:
             given["target"] = batch.target
-        if missing := self._required - set(given):
-            raise RunFailed(
-                f"{type(module).__name__}.forward needs {', '.join(sorted(missing))}, "
-                f"but the batch has {', '.join(inputs)}"
-            )
+        if self._matching != inputs.keys():
+            self._check_names(module, inputs, given)
+            self._matching = set(inputs)
         return {name: self.tensor(array) for name, array in given.items()}
+
+    def _check_names(self, module: nn.Module, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """Every input reaches a parameter, and every parameter that needs one has an input."""
+        name, has = type(module).__name__, listing(list(inputs))
+        free = [key for key in inputs if key not in given and key != "target"]
+        if missing := sorted(self._required - set(given)):
+            best = nearest(missing[0], free)
+            hint = f"; did you mean {best}?" if best else ""
+            raise UsageError(f"{name}.forward needs {listing(missing)}, but {self._fed_by} gives {has}{hint}")
+        if lost := [key for key in free if key not in self._unused]:
+            best = nearest(lost[0], [key for key in self._optional if key not in given])
+            hint = f"did you mean {best}? " if best else ""
+            takes = listing(sorted(self._names)) or "nothing by name"
+            raise UsageError(
+                f"{self._fed_by} gives {listing(lost)}, but {name}.forward takes {takes}; {hint}Rename it, "
+                f"leave it out of the data, or write {self._unused_key}: [{', '.join(lost)}]"
+            )
 
     def _split(self, module: nn.Module, result: Any) -> tuple[Tensor, Tensor | None]:
         if isinstance(result, Tensor):
@@ -174,3 +284,41 @@ class Objective:
             f"{type(module).__name__} must return a tensor, or (outputs, loss), "
             f"but returned a {type(result).__name__}"
         )
+
+
+def single(loss: Any) -> Tensor:
+    """A loss, after a look whether it is one number."""
+    if isinstance(loss, Tensor) and not loss.ndim:
+        return loss
+    shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise RunFailed(
+        f"the loss must return a tensor with one number, but returned {shape}: see train.loss (a loss of "
+        "torch has reduction: mean or sum; your own has to take the mean)"
+    )
+
+
+def agree(whole: Tensor, rows: Tensor) -> bool:
+    """Whether the losses of rows come to the same as that of their batch, as a mean or as a sum."""
+    near = NEAR * (30 if rows.dtype in (torch.float16, torch.bfloat16) else 1)
+    rows, total = rows.double(), float(whole)
+    return any(abs(float(found) - total) <= near * abs(total) + 1e-6 for found in (rows.mean(), rows.sum()))
+
+
+def shown(array: Any) -> str:
+    """An array, or a tensor, in a few words."""
+    dtype = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
+    return f"{dtype}{list(getattr(array, 'shape', []))}"
+
+
+def loss_hint(output: Tensor, target: Tensor) -> str:
+    """What is probably wrong with what a loss was given."""
+    is_classes = output.ndim == target.ndim + 1
+    if is_classes and target.is_floating_point() and not target.frac().any():
+        return "numbers of classes must be whole numbers: let the data give the target as int64"
+    if is_classes and not target.is_floating_point() and target.numel():
+        low, high = int(target.min()), int(target.max())
+        if low < 0 or high >= output.shape[1]:
+            return f"the model has {output.shape[1]} outputs, but targets go from {low} to {high}: see model"
+    if not is_classes and output.ndim == target.ndim and target.dtype != output.dtype:
+        return f"let the data give the target as {str(output.dtype).removeprefix('torch.')}"
+    return ""

@@ -32,6 +32,11 @@ def rowwise(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     ).reshape(len(output))
 
 
+def is_separable(loss: Callable[..., Tensor]) -> bool:
+    """Whether a loss can be asked for its value in each row of a batch."""
+    return bool(reduction_of(loss)) if isinstance(loss, nn.Module) else "reduction" in _parameters(loss)
+
+
 def reduction_of(loss: Callable[..., Tensor]) -> str:
     """How a loss puts the rows of a batch together: mean, sum, batchmean; empty if it does not say."""
     if isinstance(loss, nn.Module):

@@ -20,7 +20,7 @@ class Sums:
     def __init__(self, device: torch.device) -> None:
         # float64 is what keeps a sum of many losses exact enough, and MPS does not have it.
         self._device = torch.device("cpu") if device.type == "mps" else device
-        self.rate = 0.0
+        self.rates: Mapping[str, float] = {"lr": 0.0}
         self._clear()
 
     def _clear(self) -> None:
@@ -29,6 +29,14 @@ class Sums:
         self._by_row: Tensor | None = None
         self._by_batch: Tensor | None = None
         self._count = 0
+        self._named: dict[str, Sums] = {}
+
+    def add_named(self, losses: Mapping[str, Tensor], rows: int) -> None:
+        """Add further losses of one batch, which have names."""
+        for name, loss in losses.items():
+            if name not in self._named:
+                self._named[name] = Sums(self._device)
+            self._named[name].add(loss, rows)
 
     def add(self, loss: Tensor, rows: int) -> None:
         """Add the loss of one batch."""
@@ -38,14 +46,21 @@ class Sums:
             self._fold()
 
     def take(self, per_row: bool) -> Metrics:
-        """The mean loss since the last call (absent if there was none) and the last rate, of shape (1,)."""
-        self._fold()
-        found: dict[str, Any] = {"lr": np.array([self.rate], dtype=np.float64)}
-        total = self._by_row if per_row else self._by_batch
-        if total is not None:
-            found["train_loss"] = (total / self._count)[None]
+        """The mean losses since the last call (absent if there were none), the last rates, of shape (1,)."""
+        found: dict[str, Any] = {
+            name: np.array([rate], dtype=np.float64) for name, rate in self.rates.items()
+        }
+        if (mean := self._mean(per_row)) is not None:
+            found["train_loss"] = mean
+        for name, each in self._named.items():
+            found[f"train_{name}"] = each._mean(per_row)
         self._clear()
         return found
+
+    def _mean(self, per_row: bool) -> Tensor | None:
+        self._fold()
+        total = self._by_row if per_row else self._by_batch
+        return None if total is None else (total / self._count)[None]
 
     def _fold(self) -> None:
         if not self._losses:
@@ -61,8 +76,11 @@ class Sums:
 
     def state(self) -> dict[str, Any]:
         """What was added up so far, without folding: where a checkpoint stands must not change a sum."""
+        rates = {"rate": float(self.rates["lr"])}
+        if len(self.rates) > 1:
+            rates["rates"] = dict(self.rates)  # type: ignore[assignment]
         if not self._count and not self._losses:
-            return {"rate": float(self.rate)}
+            return rates
         recent = torch.stack([loss.reshape(()) for loss in self._losses]) if self._losses else None
         return {
             "recent": recent,
@@ -70,7 +88,8 @@ class Sums:
             "by_row": self._by_row,
             "by_batch": self._by_batch,
             "count": self._count,
-            "rate": float(self.rate),
+            **rates,
+            **({"named": {name: each.state() for name, each in self._named.items()}} if self._named else {}),
         }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
@@ -78,12 +97,15 @@ class Sums:
         self._clear()
         if state is None:
             return
-        self.rate = state["rate"]
+        self.rates = state.get("rates", {"lr": state["rate"]})
         if "count" not in state:
             return
         if state["recent"] is not None:
             self._losses = list(state["recent"].to(self._device))
         self._rows = list(state["rows"])
         self._count = state["count"]
+        for name, part in state.get("named", {}).items():
+            self._named[name] = Sums(self._device)
+            self._named[name].load(part)
         if self._count:
             self._by_row, self._by_batch = (state[name].to(self._device) for name in ("by_row", "by_batch"))

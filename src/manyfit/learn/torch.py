@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyfit.core.errors import FolderError, RunFailed
+from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch
@@ -25,6 +25,7 @@ from manyfit.learn.sums import Sums
 from manyfit.learn.update import Update
 
 RowMetric = Callable[[Tensor, Tensor], Tensor]
+_NONE, _LOSS = frozenset[str](), frozenset({"loss"})
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -64,15 +65,17 @@ class TorchLearner:
         stepping, average = bool(update.stepping), self.average
         if update.frozen:
             update.thaw(self.step)
+        is_first = not self.step
         for _ in range(steps):
             self._reseed()
             batch = next(batches, None)
             if batch is None:
                 raise RunFailed(f"the data ended at step {self.step}; a source goes on, epoch after epoch")
-            loss = one(batch)
+            loss = self._first(batch) if is_first else one(batch)
+            is_first = False
             if loss is not None:
                 sums.add(loss, len(batch))
-            sums.rate = update.rate
+            sums.rates = update.rates()
             self.step += 1
             if stepping:
                 update.advance(self.step)
@@ -84,6 +87,40 @@ class TorchLearner:
     def take(self) -> Metrics:
         """Means since the last call, and the last rate."""
         return self._sums.take(per_row=not self.objective.sums)
+
+    def _first(self, batch: Batch) -> Tensor | None:
+        """The first step: whoever shall train the model has to find something to do in it."""
+        moved: set[str] = set()
+        hooks = [
+            optimizer.register_step_post_hook(lambda *_, name=name: moved.add(name))
+            for name, optimizer in self.update.optimizers.items()
+            if self._stepper is not None
+        ]
+        loss = self._one_simple(batch) if self._simple else self._one(batch)
+        for hook in hooks:
+            hook.remove()
+        if not self.update.optimizers:
+            return loss
+        name = type(self.module).__name__
+        if self._stepper is not None:
+            if not moved:
+                raise UsageError(f"{name}.train_step has not stepped any optimizer in the first step")
+            return loss
+        if loss is None:
+            raise UsageError(
+                f"{name} gave no loss in the first step, so the optimizer of the config has nothing to do: "
+                "forward must return (outputs, loss), or an output alone for train.loss; a model that "
+                "updates itself needs train.optimizer: null"
+            )
+        for key, optimizer in self.update.optimizers.items():
+            trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+            if trained and all(p.grad is None for p in trained):
+                which = f"the optimizer {key!r}" if key else "the optimizer"
+                raise UsageError(
+                    f"no gradient of the loss reaches what {which} trains ({len(trained)} parameters of "
+                    f"{name}): it moves nothing"
+                )
+        return loss
 
     def _one_simple(self, batch: Batch) -> Tensor | None:
         """One step, where nothing was asked for but a loss and an optimiser."""
@@ -146,10 +183,21 @@ class TorchLearner:
             loss = self._stepper(moved, given)
         if loss is None:
             return None
+        if isinstance(loss, Mapping) and loss:
+            named = {str(name): self._single(each) for name, each in loss.items()}
+            total = named.pop("loss", None)
+            self._sums.add_named(named, len(batch))
+            return torch.stack(list(named.values())).sum() if total is None else total
+        return self._single(loss)
+
+    def _single(self, loss: Any) -> Tensor:
+        if isinstance(loss, int | float):
+            return torch.tensor(float(loss), device=self.device)
         if not (isinstance(loss, Tensor) and loss.ndim == 0):
             name = type(self.module).__name__
             raise RunFailed(
-                f"{name}.train_step must return a loss (a tensor with one number) or None, not {loss!r:.60}"
+                f"{name}.train_step must return a loss (a tensor with one number), losses by name, or None, "
+                f"not {loss!r:.60}"
             )
         return loss.detach()
 
@@ -173,13 +221,16 @@ class TorchLearner:
                 self._seed(self._measuring + number)
                 with self._autocast():
                     output, losses = self.objective.rows(module, batch)
+                shared = _LOSS if losses is not None and not losses.ndim else _NONE
+                if losses is not None and shared:
+                    losses = losses.expand(len(batch))
                 rows = {} if losses is None else {"loss": self._rows("loss", losses, batch)}
                 target = None if batch.target is None else self.objective.tensor(batch.target)
                 if target is not None:
                     for name, metric in self.metrics.items():
                         rows[name] = self._rows(name, measured(name, metric, output, target), batch)
                 shown = None if target is None else numpy_of(target)[None]
-                yield Outputs(batch.index, numpy_of(output)[None], shown, rows)
+                yield Outputs(batch.index, numpy_of(output)[None], shown, rows, shared)
 
     @property
     def evaluated(self) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +18,16 @@ class Frozen:
 
     parameters: Sequence[nn.Parameter]
     until: int | None = None
+
+
+def _rated(optimizers: Optimizers) -> Iterator[tuple[str, torch.optim.Optimizer, int]]:
+    """The names of all rates, and the groups of the optimisers that have them."""
+    for number, (name, optimizer) in enumerate(optimizers.items()):
+        for i in range(len(optimizer.param_groups)):
+            if not number and not i:
+                yield "lr", optimizer, i
+            if len(optimizers) > 1 or i:
+                yield "_".join(["lr", *([name] if name else []), *([str(i)] if i else [])]), optimizer, i
 
 
 @dataclass
@@ -41,6 +51,7 @@ class Update:
         self.stepping = [s for s in self.schedulers.values() if not isinstance(s, plateau)]
         self.thaws_at = {entry.until for entry in self.frozen}
         self._all = list(self.optimizers.values())
+        self._rated = list(_rated(self.optimizers))
         self._parameters = [p for o in self._all for group in o.param_groups for p in group["params"]]
         self.plain = (
             len(self._all) == 1
@@ -50,10 +61,9 @@ class Update:
             and not isinstance(self._all[0], torch.optim.LBFGS)
         )
 
-    @property
-    def rate(self) -> float:
-        """The learning rate of the first group."""
-        return float(self._all[0].param_groups[0]["lr"]) if self._all else 0.0
+    def rates(self) -> dict[str, float]:
+        """The learning rate of every group: `lr` is that of the first one, others have names or numbers."""
+        return {name: float(o.param_groups[i]["lr"]) for name, o, i in self._rated} or {"lr": 0.0}
 
     def zero(self) -> None:
         """Forget gradients."""

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from manyfit.config import Component, Config
 from manyfit.config.consistency import RESERVED
 from manyfit.config.schema import Train
+from manyfit.config.variants import is_variant
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
@@ -196,7 +197,14 @@ def torch_learner(
         averaged = AveragedModel(module, multi_avg_fn=rule, use_buffers=True)
     return TorchLearner(
         module,
-        Objective(module, loss, device),
+        Objective(
+            module,
+            loss,
+            device,
+            run.data.beside.get("unused", ()),
+            f"{run.data.origin}: data: {run.data.path}",
+            key_of(config, "unused"),
+        ),
         update,
         {**compiled.metrics, **{name: metric for name, metric in metrics.items() if not is_whole(metric)}},
         run.train.accumulate,
@@ -204,6 +212,13 @@ def torch_learner(
         averaged,
         run.seed,
     )
+
+
+def key_of(config: Config, name: str) -> str:
+    """Where a key that stands beside a data set stands in the user's file."""
+    if config.meaning is config.tree:
+        return f"data.{name}"
+    return f"train.{name}" if is_variant(config.tree) else name
 
 
 def _own_optimizer(config: Config, module: torch.nn.Module) -> Any:

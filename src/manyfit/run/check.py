@@ -16,7 +16,7 @@ from manyfit.config import Config, load_config
 from manyfit.config.artifact import HINT
 from manyfit.config.override import Overrides
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
-from manyfit.core.trace import user_frame
+from manyfit.core.trace import notes, user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.estimator import EstimatorLearner
@@ -76,7 +76,8 @@ def _tried(
     except ManyfitError as error:
         yield Finding(name, False, str(error)), None
     except Exception as error:
-        yield Finding(name, False, f"{type(error).__name__}: {error}\n  at {user_frame(error)}"), None
+        text = f"{type(error).__name__}: {error}{notes(error)}\n  at {user_frame(error)}"
+        yield Finding(name, False, text), None
 
 
 def _rows(built: Built, split: str) -> str:
@@ -140,7 +141,9 @@ def _evaluated(built: Built, config: Config) -> str:
     rehearse(built, config)
     names = [name for name, _, _ in config.run.train.named_metrics()] + list(built.evaluator.functions)
     own = [name for name in built.learner.whole()[0] if name != "loss"]
-    return ", ".join(["loss", *own, *names])
+    objective = getattr(built.learner, "objective", None)
+    is_coupled = objective is not None and objective.is_coupled
+    return ", ".join(["loss (of each batch, as it couples rows)" if is_coupled else "loss", *own, *names])
 
 
 def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -> Iterator[Finding]:

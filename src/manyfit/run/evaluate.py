@@ -118,6 +118,7 @@ def evaluate(
     rows = np.concatenate(table.index) if table.index else np.zeros(0, dtype=np.int64)
     columns: dict[str, Any] = keys_of(rows, source)
     columns |= {name: np.concatenate(found) for name, found in table.parts.items() if found}
+    measured |= {name: float(columns.pop(name).mean()) for name in table.shared if name in columns}
     means = {name: float(values.mean()) for name, values in columns.items() if name not in HEAD}
     return Report(columns, means, table.classes, measured)
 
@@ -153,6 +154,8 @@ class Table:
         self.parts: dict[str, list[Any]] = {"target": [], "prediction": [], "confidence": []}
         self.index: list[npt.NDArray[np.int64]] = []
         self.classes = 0
+        self.shared: set[str] = set()
+        """Columns that hold a number of the batch in every row: they are measured, but not reported."""
         self._evaluator = evaluator
         self._waiting: list[tuple[npt.NDArray[Any], npt.NDArray[Any] | None]] = []
         self._bytes = 0
@@ -160,6 +163,7 @@ class Table:
     def add(self, outputs: Outputs, member: int) -> None:
         """Add the rows of a batch."""
         self.index.append(outputs.index)
+        self.shared |= outputs.shared
         for name, values in outputs.rows.items():
             self.parts.setdefault(name, []).append(values[member])
         output = outputs.output[member]
