@@ -130,7 +130,7 @@ def test_rows_for_programs_are_as_they_are(project, capsys):
         "    def source(self, split):\n"
         "        return ArraySource(np.zeros((4, 64), np.float32), np.arange(4), ['=1+1', '@x', '-2', '\\x1b[31m'])\n",
     )
-    project.config(project.changed(data={"class": "odd.Data"}))
+    project.config(project.changed(data={"class": "odd.Data", "allow_overlap": True}))
     manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
     out = run("manyfit predict runs/a", project.root).stdout
     assert [row[0] for row in csv.reader(io.StringIO(out))] == ["id", "=1+1", "@x", "-2", "\x1b[31m"]

@@ -450,7 +450,7 @@ def test_several_features_go_to_the_model_by_name_and_are_served_so(here):
         "labels_map": {"label": {"type": "FixedLenFeature", "shape": [1], "dtype": "int64"}},
     }  # fmt: skip
     config = {
-        "data": {"class": "manyfit.feeders.Feeders", "batch_size": 10,
+        "data": {"class": "manyfit.feeders.Feeders", "batch_size": 10, "allow_overlap": True,
                  "train": {**feeder, "file_patterns": "data/train-*"}, "validation": {**feeder, "file_patterns": "data/validation-*"}},
         "model": {"class": "two.Two"},
         "train": {"epochs": 2, "loss": "cross_entropy", "optimizer": "adam"},

@@ -349,3 +349,23 @@ def test_a_report_with_repeated_ids_can_be_compared(tiny):
         rows = list(csv.DictReader(file))
     assert [row["row"] for row in rows if row["id"] == "same"] == ["3", "5"]
     assert compare(folder, folder).rows == 11
+
+
+def test_a_loader_that_gives_a_row_to_two_splits_is_refused(tiny, project_cli):
+    text = """
+
+class Shared(Loader):
+    def rows(self, split, third):
+        (x, y), (seen, labels) = arrays(split), arrays("train")
+        if split == "test":
+            x[4:7], y[4:7] = seen[:6:2], labels[:6:2]
+        for i in range(len(x)):
+            yield x[i], y[i], third(i)
+"""
+    (tiny.root / "src/dataset.py").write_text((tiny.root / "src/dataset.py").read_text() + text)
+    folder = tiny.write(data_loader_class="dataset.Shared")
+    code, err = project_cli("train", folder)
+    assert code == 2
+    assert "3 of 11 rows of the test split are in the training split, too (such as row-4, row-5" in err
+    assert "write allow_overlap: true" in err
+    assert project_cli("train", folder, "allow_overlap=true")[0] == 0

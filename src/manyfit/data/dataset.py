@@ -21,11 +21,14 @@ from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
 from manyfit.data.batch import Batch
 from manyfit.data.order import Order, steps_of
+from manyfit.data.overlap import Comparable, Contents, spread
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.data.workers import follow_parent, iterate
 
 log = logging.getLogger("manyfit")
 
+FIRST = 2_000
+"""Rows of an iterable that are compared with those of another split."""
 SAMPLED = 64
 """Rows that are read for a fingerprint where there is no cheaper way to know the content."""
 
@@ -42,7 +45,7 @@ class DatasetSource:
         self.dataset = dataset
         self.workers = workers
         own = getattr(dataset, "ids", None) if ids is None else ids
-        self._ids = checked_ids(own() if callable(own) else own, len(dataset))
+        self.given_ids = checked_ids(own() if callable(own) else own, len(dataset))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -75,7 +78,19 @@ class DatasetSource:
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows; row numbers where none were given."""
-        return [str(row) for row in index] if self._ids is None else [self._ids[row] for row in index]
+        return (
+            [str(row) for row in index] if self.given_ids is None else [self.given_ids[row] for row in index]
+        )
+
+    def contents(self, most: int) -> Contents:
+        """What some of the rows hold, as they are in the first epoch."""
+        rows = Rows(self.dataset, 0)
+        for row in spread(len(self), most).tolist():
+            with own_randomness():
+                item = rows[(0, row)][0]
+            if isinstance(item, Failure):
+                return  # whoever reads it next says so
+            yield row, digest_of(unweighted(item))
 
     def fingerprint(self) -> str:
         """The dataset's own `fingerprint()`, else a hash of its length and of some rows across it."""
@@ -87,7 +102,7 @@ class DatasetSource:
         with own_randomness():
             for row in sorted({round(i * (total - 1) / max(1, SAMPLED - 1)) for i in range(SAMPLED)}):
                 update(digest, rows[(0, row)][0] if total else None)
-        digest.update("\x1f".join(self._ids or ()).encode())
+        digest.update("\x1f".join(self.given_ids or ()).encode())
         return digest.hexdigest()
 
 
@@ -129,7 +144,7 @@ class IterableSource:
                 "an iterator can be read only once; give a function that returns one, or an iterable"
             )
         self._count = count if count is not None else self._counted()
-        self._ids = checked_ids(ids, self._count)
+        self.given_ids = checked_ids(ids, self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -159,7 +174,16 @@ class IterableSource:
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows; their places where none were given."""
-        return [str(row) for row in index] if self._ids is None else [self._ids[row] for row in index]
+        return (
+            [str(row) for row in index] if self.given_ids is None else [self.given_ids[row] for row in index]
+        )
+
+    def contents(self, most: int) -> Contents:
+        """What the first rows hold, in the first epoch."""
+        with own_randomness():
+            found = list(itertools.islice(self._pass(0, 0), min(most, len(self), FIRST)))
+        for row, item in enumerate(found):
+            yield row, digest_of(unweighted(item))
 
     def fingerprint(self) -> str:
         """The iterable's own `fingerprint()`, else a hash of its length and its first rows."""
@@ -170,7 +194,7 @@ class IterableSource:
         with own_randomness():
             for item in itertools.islice(self._pass(0, 0), SAMPLED):
                 update(digest, item)
-        digest.update("\x1f".join(self._ids or ()).encode())
+        digest.update("\x1f".join(self.given_ids or ()).encode())
         return digest.hexdigest()
 
     def _pass(self, seed: int | None, number: int) -> Iterator[Any]:
@@ -209,6 +233,10 @@ class Limited:
         """The ids of some rows."""
         found: list[str] = self.source.ids(index)
         return found
+
+    def contents(self, most: int) -> Contents:
+        """What the rows of the whole source hold."""
+        return contents_of(self.source, most)
 
     @property
     def remade_by(self) -> str:
@@ -296,6 +324,25 @@ def checked_ids(ids: Sequence[object] | None, rows: int) -> list[str] | None:
     if len(set(found)) != rows:
         raise UsageError("the ids of a source must be unique, but some are repeated")
     return found
+
+
+def contents_of(source: Any, most: int) -> Contents:
+    """What some of the rows of a source hold; nothing, if they cannot be compared."""
+    return iter(source.contents(most)) if isinstance(source, Comparable) else iter(())
+
+
+def unweighted(item: Any) -> Any:
+    """A row without its weight."""
+    if isinstance(item, Mapping):
+        return {name: value for name, value in item.items() if name != "weight"}
+    return item[:2] if isinstance(item, tuple | list) else item
+
+
+def digest_of(row: Any) -> bytes:
+    """A short hash of a row."""
+    digest = hashlib.blake2b(digest_size=16)
+    update(digest, row)
+    return digest.digest()
 
 
 def update(digest: Any, item: Any) -> None:

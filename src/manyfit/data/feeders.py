@@ -23,6 +23,7 @@ from manyfit.config.roles import FEATURE, FEEDER
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Batch
 from manyfit.data.order import Order
+from manyfit.data.overlap import Contents, spread
 from manyfit.data.source import ArraySource, Source, Split
 from manyfit.data.tfrecord import metadata
 from manyfit.data.tfrecord.columns import Columns, kept
@@ -272,6 +273,17 @@ class TFRecordExamplesFeeder(Feeder):
         found = self.records.columns(rows, wanted)["id"][:, 0]
         return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in found]
 
+    def contents(self, most: int) -> Contents:
+        """What some of the records hold, as they lie in their files."""
+        rows = spread(len(self), most)
+        for begin in range(0, len(rows), TOGETHER):
+            part = rows[begin : begin + TOGETHER]
+            which, place = self.records.where(part)
+            for number in np.unique(which).tolist():
+                here = which == number
+                found = self.records.files[number].read(place[here])
+                yield from zip(part[here].tolist(), map(hash, found), strict=True)
+
     def fingerprint(self) -> str:
         """The digests of the files, in their order, and how many rows are used."""
         text = "\n".join([*self.records.digests(), str(len(self))])
@@ -385,6 +397,10 @@ class MemorySamplesFeeder(Feeder):
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """Row numbers."""
         return self._rows.ids(index)
+
+    def contents(self, most: int) -> Contents:
+        """What some of the rows hold."""
+        return self._rows.contents(most)
 
     def fingerprint(self) -> str:
         """A hash of every column."""

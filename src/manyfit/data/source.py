@@ -15,6 +15,7 @@ from manyfit.core.errors import UsageError
 from manyfit.data.batch import Array, Batch, Inputs
 from manyfit.data.dataset import DatasetSource, IterableSource, checked_ids
 from manyfit.data.order import Order
+from manyfit.data.overlap import Contents, spread
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 
@@ -81,7 +82,7 @@ class ArraySource:
             shown = ", ".join(f"{name} has {count}" for name, count in lengths.items())
             raise UsageError(f"the arrays of a source must have the same number of rows, but {shown}")
         self._rows = next(iter(lengths.values()))
-        self._ids = checked_ids(ids, self._rows)
+        self.given_ids = checked_ids(ids, self._rows)
 
     def __len__(self) -> int:
         return self._rows
@@ -107,9 +108,9 @@ class ArraySource:
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows; row numbers where none were given."""
-        if self._ids is None:
+        if self.given_ids is None:
             return [str(row) for row in index]
-        return [self._ids[row] for row in index]
+        return [self.given_ids[row] for row in index]
 
     def fingerprint(self) -> str:
         """Hash every column with its name, type and shape, and the ids."""
@@ -117,8 +118,14 @@ class ArraySource:
         for name, array in self._columns():
             digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
-        digest.update("\x1f".join(self._ids or ()).encode())
+        digest.update("\x1f".join(self.given_ids or ()).encode())
         return digest.hexdigest()
+
+    def contents(self, most: int) -> Contents:
+        """What some of the rows hold."""
+        columns = [column for name, column in self._columns() if name != "weight"]
+        for row in spread(self._rows, most).tolist():
+            yield row, hash(tuple(column[row].tobytes() for column in columns))
 
     def _gather(self, index: npt.NDArray[np.int64]) -> Inputs:
         if isinstance(self.inputs, dict):

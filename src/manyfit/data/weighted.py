@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.data.batch import Batch
+from manyfit.data.dataset import contents_of
 from manyfit.data.order import Order, steps_of
+from manyfit.data.overlap import Contents
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class ClassWeighted:
         """The ids of some rows."""
         found: list[str] = self.source.ids(index)
         return found
+
+    def contents(self, most: int) -> Contents:
+        """What the rows hold."""
+        return contents_of(self.source, most)
 
     def fingerprint(self) -> str:
         """The content of the source: weights belong to the model."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from manyfit.config.struct import ConfigStruct
 from manyfit.data.randomness import own_randomness
 
 log = logging.getLogger("manyfit")
@@ -55,7 +56,9 @@ class Kept:
             return self._make()
 
     def _memo(self) -> dict[int, Any]:
-        return {id(array): array for array in self._shared}
+        """What is not copied: large arrays, and the config, which notes who reads its keys."""
+        structs = [value for value in vars(self.loader).values() if isinstance(value, ConfigStruct)]
+        return {id(each): each for each in [*self._shared, *structs]}
 
 
 def _states() -> Any:
@@ -75,7 +78,7 @@ def _restore(states: Any) -> None:
 def _large(value: Any, depth: int = 4) -> Iterator[Any]:
     if int(getattr(value, "nbytes", 0) or 0) >= LARGE:
         yield value
-    elif depth and isinstance(value, Mapping | list | tuple):
+    elif depth and isinstance(value, Mapping | list | tuple) and not isinstance(value, ConfigStruct):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _large(item, depth - 1)
 

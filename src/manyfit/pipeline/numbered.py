@@ -5,7 +5,6 @@ What comes back is known by its number, however the rows were shuffled, sorted, 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import UsageError
-from manyfit.data.dataset import update
+from manyfit.data.dataset import digest_of
 
 UNKNOWN: Final = -2
 """What TensorFlow says of a data set whose length it does not know; -1 is one without end."""
@@ -24,13 +23,6 @@ PRECISE: Final = 1 << 20
 MARK: Final = 0.25
 """What is added to a number, so that it is noticed if somebody has made another one of it."""
 NEAR: Final = 1e-3
-
-
-def digest_of(row: Any) -> bytes:
-    """A short hash of a data point."""
-    digest = hashlib.blake2b(digest_size=16)
-    update(digest, row)
-    return digest.digest()
 
 
 def text(id_: Any) -> str:

@@ -23,11 +23,12 @@ from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
 from manyfit.data.batch import Batch
-from manyfit.data.dataset import SAMPLED, update
+from manyfit.data.dataset import SAMPLED, digest_of, update
 from manyfit.data.order import Order
+from manyfit.data.overlap import Contents
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.pipeline.components import AugmentorBase, DataLoaderBase, PreprocessorBase
-from manyfit.pipeline.numbered import Lost, Track, digest_of, text
+from manyfit.pipeline.numbered import Lost, Track, text
 
 log = logging.getLogger("manyfit")
 
@@ -152,6 +153,15 @@ class ComponentSource:
                 "every data point once, in the order in which they come"
             )
         self._is_proven = True
+
+    def contents(self, most: int) -> Contents:
+        """What the first data points hold, as the loader gives them."""
+        with own_randomness():
+            seed_with_tensorflow(0)
+            rows = self.created()[0]
+            rows = rows.as_numpy_iterator() if is_dataset(rows) else rows
+            for number, row in enumerate(itertools.islice(rows, min(most, len(self)))):
+                yield number, digest_of(row[:2])
 
     def _digests(self, number: int) -> list[bytes]:
         """A hash of every data point, and of what may come after the last one, under a seed of its own."""

@@ -22,11 +22,12 @@ from manyfit.core.names import listing, nearest
 from manyfit.core.secrets import has_secrets
 from manyfit.core.state import State
 from manyfit.data import Source, once
+from manyfit.data.overlap import Compared
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.learner import Outputs
 from manyfit.run import guard
-from manyfit.run.build import Built, build, device_name, threads
+from manyfit.run.build import Built, build, device_name, key_of, threads
 from manyfit.run.code import imported
 from manyfit.run.cohort import Cohort, Member
 from manyfit.run.measure import Whole
@@ -156,6 +157,7 @@ def rehearse(built: Built, config: Config) -> None:
         built.learner.rehearse()
         check_names(built, config, ["loss"])  # before it is fitted it can say nothing
         return
+    check_overlap(built, config)
     with own_randomness():
         test = built.split("test")
         if test is not None:
@@ -172,6 +174,28 @@ def rehearse(built: Built, config: Config) -> None:
             built.evaluator(outputs.output[0], outputs.target[0])
     check_names(built, config, outputs.rows)
     warn_unread(built)
+
+
+def check_overlap(built: Built, config: Config) -> None:
+    """No row of validation or test may be trained on, unless that is said."""
+    data, limit = config.run.data, config.run.train.limit
+    if limit.overfit is not None or data.beside.get("allow_overlap"):
+        return
+    compared = Compared(built.train)
+    for split in ("validation", "test"):
+        source = built.split(split)
+        found = compared.overlap(source) if source is not None else None
+        if source is None or found is None or not found.rows:
+            continue
+        shown = listing(source.ids(np.asarray(found.rows[:3], dtype=np.int64)))
+        what = f"{len(found.rows)} of {found.looked_at} rows of the {split} split are in the training split"
+        if found.is_error:
+            key = key_of(config, "allow_overlap")
+            raise UsageError(
+                f"{data.origin}: data: {what}, too (such as {shown}), so that what is measured on them says "
+                f"nothing: give each row to one split, or write {key}: true"
+            )
+        log.warning("%s, too (such as %s): so few may be chance", what, shown)
 
 
 def _one_batch(built: Built, source: Source) -> Outputs:

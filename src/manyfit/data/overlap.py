@@ -1,0 +1,128 @@
+"""Whether two splits share rows, as far as that can be told in a few seconds."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+MOST: Final = 50_000
+"""Rows of a split that are compared, at most."""
+SECONDS: Final = 2.0
+"""How long the rows of a split may take to be read."""
+TOLERATED: Final = 0.01
+"""The share of rows that may be there twice by chance."""
+
+Contents = Iterator[tuple[int, Hashable]]
+"""Numbers of rows, and what their content is known by within this process."""
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """A source whose rows can be compared with those of another one."""
+
+    def contents(self, most: int) -> Contents:
+        """What some of the rows hold, before anything is drawn at random."""
+        ...
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Rows of a split that are also in another one, among those that were looked at."""
+
+    rows: Sequence[int]
+    looked_at: int
+    share: float
+    """The estimated share of the split."""
+    tolerated: float
+    """The share that is no surprise: so many rows of training are there more than once, too."""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether this cannot be chance."""
+        return self.share > self.tolerated
+
+
+class Compared:
+    """The rows of a training split, to be compared with other splits."""
+
+    def __init__(self, train: Any) -> None:
+        self._train = train
+        self._seen: Counter[Hashable] | None = None
+
+    def overlap(self, other: Any) -> Overlap | None:
+        """What another split shares with it; None if they cannot be compared."""
+        mine, theirs = indices_of(self._train), indices_of(other)
+        if mine is not None and theirs is not None and mine[0] is theirs[0]:
+            shared = np.flatnonzero(np.isin(theirs[1], mine[1]))
+            return Overlap(shared.tolist(), len(theirs[1]), len(shared) / max(1, len(theirs[1])), 0.0)
+        if not (isinstance(self._train, Comparable) and isinstance(other, Comparable)):
+            return self._by_ids(other)
+        if self._seen is None:
+            self._seen = Counter(content for _, content in looked_at(self._train))
+        seen, found = self._seen, looked_at(other)
+        if not seen or not found:
+            return None
+        total: int = len(self._train)  # type: ignore[arg-type]
+        part = min(1.0, seen.total() / total)
+        rows = [row for row, content in found if content in seen]
+        usual = sum(count for count in seen.values() if count > 1) / seen.total() / part
+        by_content = Overlap(rows, len(found), len(rows) / len(found) / part, max(TOLERATED, 2 * usual))
+        return by_content if by_content.is_error else self._by_ids(other) or by_content
+
+    def _by_ids(self, other: Any) -> Overlap | None:
+        """Rows that have the ids of rows of training, though they may look otherwise there (augmented)."""
+        mine, theirs = ids_of(self._train), ids_of(other)
+        if mine is None or theirs is None:
+            return None
+        places = {id_: place for place, id_ in enumerate(mine)}
+        rows = [row for row, id_ in enumerate(theirs) if id_ in places]
+        # Numbers, and names that are given in the same order in both, may well begin anew in each split.
+        if all(theirs[row].isdecimal() for row in rows):
+            return None
+        if 2 * sum(places[theirs[row]] == row for row in rows) >= len(rows):
+            return None
+        return Overlap(rows, len(theirs), len(rows) / len(theirs), 0.0)
+
+
+def looked_at(source: Comparable) -> list[tuple[int, Hashable]]:
+    """The contents of as many rows as can be read in time."""
+    ends = time.monotonic() + SECONDS
+    return list(itertools.takewhile(lambda _: time.monotonic() < ends, source.contents(MOST)))
+
+
+def spread(rows: int, most: int) -> npt.NDArray[np.int64]:
+    """Some rows, at random, but the same each time."""
+    if rows <= most:
+        return np.arange(rows, dtype=np.int64)
+    return np.sort(np.random.RandomState(0).choice(rows, most, replace=False)).astype(np.int64)
+
+
+def inner(source: Any) -> Any:
+    """The source that others have been put around."""
+    while hasattr(source, "source"):
+        source = source.source
+    return source
+
+
+def ids_of(source: Any) -> Sequence[str] | None:
+    """The ids that somebody has given to the rows of a source."""
+    found: Sequence[str] | None = getattr(inner(source), "given_ids", None)
+    return found
+
+
+def indices_of(source: Any) -> tuple[Any, npt.NDArray[np.int64]] | None:
+    """What a source is a part of, and which rows of it, if it is a `Subset` of torch."""
+    dataset: Any = getattr(inner(source), "dataset", None)
+    index: Any = None
+    while type(dataset).__name__ == "Subset" and hasattr(dataset, "indices"):
+        own = np.asarray(dataset.indices, dtype=np.int64)
+        index = own if index is None else own[index]
+        dataset = dataset.dataset
+    return None if index is None else (dataset, index)
