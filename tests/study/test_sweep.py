@@ -452,7 +452,7 @@ def test_a_dry_run_trains_nothing_and_says_what_it_costs(lab, cli):
     lab.write(space={"train.optimizer.lr": [0.1, 1e-1, 0.2], "model.hidden": [4, 8]}, search__seeds=3)
     said = cli("sweep", lab.folder, "--dry-run", "--json")
     facts = json.loads(said.out)
-    assert (facts["points"], facts["trials"], facts["duplicates"], facts["structures"]) == (4, 12, 2, 2)
+    assert (facts["points"], facts["trials"], facts["duplicates"], facts["structures"]) == (4, 12, 2, 3)
     assert facts["seconds"] > 0 and facts["bytes"] > 0
     assert sorted(path.name for path in lab.folder.iterdir()) == ["study.yaml"]
 

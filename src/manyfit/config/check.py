@@ -153,7 +153,10 @@ class Checker(Values):
         deferred = not inspect.isclass(target) and (bool(role.function_of) or role is CALLABLE)
         signature = optional(target) if deferred and role is CALLABLE else signature_of(target)
         keep = kept_as is not None
-        waived = torch_facts.missing_horizon(name, params.items) if keep else ""
+        waived = ["", ""]
+        if keep or path[:2] == ("train", "scheduler"):  # those inside a sequence, too
+            waived = [torch_facts.missing_horizon(name, params.items)]
+            waived.append(torch_facts.missing_rate(name, params.items))
         own = {key for key in role.beside if key in params.items and key not in signature.parameters}
         self.inside += 1
         beside = {
@@ -161,7 +164,7 @@ class Checker(Values):
             for key in own
         }
         params = params.without(*own)
-        given = self.parameters(params, signature, (*supplied, waived), path, name)
+        given = self.parameters(params, signature, (*supplied, *waived), path, name)
         self.inside -= 1
         if given is INVALID or INVALID in beside.values():
             return INVALID

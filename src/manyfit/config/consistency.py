@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from manyfit.config.cadence import Cadence, several
-from manyfit.config.schema import Freeze, Run
+from manyfit.config.schema import Freeze, Run, Train, every_scheduler
 from manyfit.config.signature import signature_of
+from manyfit.config.torch_facts import RATES
 from manyfit.core.names import listing, nearest
 
 RESERVED: Final = (
@@ -173,6 +174,22 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
         }
         for key in (key for key, is_asked in asked.items() if is_asked):
             yield Contradiction(("train", key), "this cannot be used with LBFGS, which takes its own steps")
+
+
+def overridden(train: Train, searched: Iterable[str] | None = None) -> Iterator[str]:
+    """Rates of optimisers that have no effect, given or searched, because a schedule has one of its own."""
+    owners = train.optimizers()
+    places = {name: f"train.optimizer.{name}.lr" if name else "train.optimizer.lr" for name in owners}
+    if searched is None:
+        keys = [key for name, key in places.items() if "lr" in owners[name].params]
+    else:
+        keys = [key for key in searched if key in places.values()]
+    for each in every_scheduler(train.scheduler) if keys else ():
+        name = RATES.get(each.path, "")
+        if name in each.params:
+            hint = "leave one of them out" if searched is None else "search that instead"
+            schedule = each.path.rpartition(".")[2]
+            yield f"{listing(keys)} has no effect: {schedule} sets the rate by its own {name}; {hint}"
 
 
 def _patterns(run: Run) -> Iterator[Contradiction]:

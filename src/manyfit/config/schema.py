@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
@@ -32,7 +32,17 @@ from manyfit.config.torch_facts import missing_horizon
 
 def needs_horizon(scheduler: Component | Mapping[str, Component] | None) -> bool:
     """Whether a schedule's length was left to follow from the number of epochs."""
-    return any(missing_horizon(each.path, each.params) for each in by_name(scheduler).values())
+    return any(missing_horizon(each.path, each.params) for each in every_scheduler(scheduler))
+
+
+def every_scheduler(scheduler: Component | Mapping[str, Component] | None) -> Iterator[Component]:
+    """Schedules, and those that they are made of."""
+    for each in by_name(scheduler).values():
+        yield each
+        inner = each.params.get("schedulers")
+        if isinstance(inner, list | tuple):
+            for part in inner:
+                yield from every_scheduler(part if isinstance(part, Component) else None)
 
 
 def by_name(given: Component | Mapping[str, Component] | None) -> dict[str, Component]:
@@ -94,7 +104,7 @@ class Limit:
     validation: Annotated[int | None, Gt(0)] = None
     test: Annotated[int | None, Gt(0)] = None
     overfit: Annotated[int | None, Gt(0)] = None
-    """Train on these first batches, and validate on them, too."""
+    """Train on so many batches, and validate on them, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +129,8 @@ class Freeze:
     up_to: str | None = None
     """A module: all parameters that are defined before it ends are frozen."""
     epochs: Annotated[int | None, Gt(0)] = None
+    statistics: bool = False
+    """Whether the running statistics of frozen normalisation layers go on changing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,8 @@ class Frozen:
 
     parameters: Sequence[nn.Parameter]
     until: int | None = None
+    norms: Sequence[nn.Module] = ()
+    """Layers whose running statistics stand still as long."""
 
 
 def _rated(optimizers: Optimizers) -> Iterator[tuple[str, torch.optim.Optimizer, int]]:
@@ -113,12 +115,15 @@ class Update:
                 scheduler.step()
 
     def thaw(self, step: int) -> None:
-        """Freeze and unfreeze what is due at a step."""
+        """Freeze and unfreeze what is due at a step, in a model that is being trained."""
         held = [entry for entry in self.frozen if entry.until is None or step < entry.until]
         still = {id(parameter) for entry in held for parameter in entry.parameters}
         for entry in self.frozen:
             for parameter in entry.parameters:
                 parameter.requires_grad_(id(parameter) not in still)
+        resting = {id(norm) for entry in held for norm in entry.norms}
+        for norm in {id(n): n for entry in self.frozen for n in entry.norms}.values():
+            norm.train(id(norm) not in resting)
 
     def observe(self, row: Mapping[str, float]) -> None:
         """Tell schedules that wait for the validation loss what it was."""

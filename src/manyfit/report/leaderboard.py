@@ -55,9 +55,23 @@ def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderbo
 def _row(rank: int, point: Point, base: Mapping[str, Any]) -> Row:
     values, seeds = _values(point), len(point.trials)
     shown = str(seeds) if len(values) == seeds else f"{len(values)} of {seeds}"
-    return Row(
-        rank, point.number, mean_of(values), shown, point.epochs, point.state, {**base, **point.values}
-    )
+    given = {**_kept(base, point.values), **point.values}
+    return Row(rank, point.number, mean_of(values), shown, point.epochs, point.state, given)
+
+
+def _kept(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the base says where a point says nothing: not about a component that the point replaces."""
+    found: dict[str, Any] = {}
+    for key, value in base.items():
+        around = next((other for other in values if key.startswith(f"{other}.")), None)
+        inside = (
+            values[around].get(key[len(around) + 1 :])
+            if around and isinstance(values[around], dict)
+            else None
+        )
+        if around is None or inside is not None:
+            found[key] = value if around is None else inside
+    return found
 
 
 def _values(point: Point) -> list[float]:

@@ -14,10 +14,11 @@ from torch import nn
 
 from manyfit.config import Component, Config
 from manyfit.config.schema import Freeze, Train
-from manyfit.config.torch_facts import missing_horizon
+from manyfit.config.torch_facts import missing_horizon, missing_rate
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Source, once
+from manyfit.data.overlap import inner
 from manyfit.learn.update import Frozen, Update
 from manyfit.store.weights import read_weights
 
@@ -55,6 +56,7 @@ def _weight_parameter(loss: Component) -> str:
 
 def balanced(source: Source) -> Any:
     """A weight for each class, so that all classes count the same: rows / (classes · rows of the class)."""
+    source = inner(source)  # all rows, however few are trained on
     target = getattr(source, "target", None)
     if target is None:
         target = np.concatenate([np.asarray(batch.target) for batch in once(source, 1024)])
@@ -155,7 +157,20 @@ def _owner(parameter: str, names: Sequence[str]) -> str:
     return next((n for n in names if parameter == n or parameter.startswith(f"{n}.")), _NOBODY)
 
 
-def fine_tuned(config: Config, named: Named) -> list[Frozen]:
+def norms_of(module: nn.Module, frozen: Sequence[nn.Parameter]) -> list[nn.Module]:
+    """Layers whose running statistics stand still with these parameters: all of their own, or, where they
+    have none, all of the part of the model that they lie in."""
+    ids, parts = {id(p) for p in frozen}, dict(module.named_modules())
+    found: list[nn.Module] = []
+    for name, part in parts.items():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            around = part if any(True for _ in part.parameters()) else parts[name.rpartition(".")[0]]
+            own = [id(p) for p in around.parameters()]
+            found += [part] if own and ids.issuperset(own) else []
+    return found
+
+
+def fine_tuned(config: Config, module: nn.Module, named: Named) -> list[Frozen]:
     """Everything outside of the scopes that are fine-tuned."""
     inside: set[str] = set()
     for i, scope in enumerate(config.run.train.fine_tune):
@@ -168,12 +183,12 @@ def fine_tuned(config: Config, named: Named) -> list[Frozen]:
             raise UsageError(f"{where}: train.fine_tune.{i}: no parameter lies in {scope!r}; {hint}")
         inside |= lies
     outside = [parameter for name, parameter in named.items() if name not in inside]
-    return [Frozen(outside, None)] if inside and outside else []
+    return [Frozen(outside, None, norms_of(module, outside))] if inside and outside else []
 
 
 def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoch: int) -> list[Frozen]:
     """What is not trained, and until when."""
-    found = fine_tuned(config, named)
+    found = fine_tuned(config, module, named)
     for i, entry in enumerate(config.run.train.freeze):
         where = f"{config.origin(f'train.freeze.{i}') or config.origin('train.freeze')}: train.freeze.{i}"
         freeze = Freeze(match=entry) if isinstance(entry, str) else entry
@@ -196,19 +211,39 @@ def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoc
             chosen = [p for name, p in named.items() if re.search(freeze.match or "", name)]
         if not chosen:
             raise UsageError(f"{where}: no parameter is frozen by this; there are {listing(list(named))}")
-        found.append(Frozen(chosen, None if freeze.epochs is None else freeze.epochs * steps_per_epoch))
+        norms = [] if freeze.statistics else norms_of(module, chosen)
+        until = None if freeze.epochs is None else freeze.epochs * steps_per_epoch
+        found.append(Frozen(chosen, until, norms))
     return found
 
 
 def build_scheduler(
     component: Component, train: Train, optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> Any:
-    """Build a schedule; if its length was left out, it follows from the horizon."""
+    """Build a schedule; if its length or its rate was left out, they follow from the training's."""
+    scale = steps_per_epoch if train.scheduler_every == "step" else 1
+    total = (train.horizon or train.epochs) * scale
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return lengthened(component, total, rates).build(optimizer=optimizer)
+
+
+def lengthened(component: Component, total: int, rates: list[float]) -> Component:
+    """A schedule with its length; those of a sequence last from one milestone to the next."""
     params = dict(component.params)
     if missing := missing_horizon(component.path, params):
-        scale = steps_per_epoch if train.scheduler_every == "step" else 1
-        params[missing] = (train.horizon or train.epochs) * scale
-    return dataclasses.replace(component, params=params).build(optimizer=optimizer)
+        params[missing] = total
+    if missing := missing_rate(component.path, params):
+        params[missing] = rates
+    parts = params.get("schedulers")
+    if isinstance(parts, list | tuple) and all(isinstance(part, Component) for part in parts):
+        ends = [*params.get("milestones", ()), total] if "milestones" in params else [total] * len(parts)
+        begins = [0, *ends] if "milestones" in params else [0] * len(parts)
+        lengths = [max(1, int(end) - int(begin)) for begin, end in zip(begins, ends, strict=False)]
+        if len(lengths) == len(parts):  # else torch says that they do not fit
+            params["schedulers"] = [
+                lengthened(part, length, rates) for part, length in zip(parts, lengths, strict=True)
+            ]
+    return dataclasses.replace(component, params=params)
 
 
 def warm_start_keras(config: Config, variables: Sequence[Any]) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from manyfit.config import Config
+from manyfit.config.consistency import overridden
 from manyfit.config.identity import digest
-from manyfit.config.space import MOST_POINTS, Patch, located
+from manyfit.config.space import MOST_POINTS, Axis, Patch, located
 from manyfit.config.study import StudyConfig
 from manyfit.config.tree import plain
 from manyfit.core.errors import ConfigError, Problem, UsageError
@@ -16,7 +19,11 @@ from manyfit.study.points import Candidate, configured, name
 from manyfit.study.records import PointRecord
 from manyfit.study.sampling import EXHAUSTED, Sampler, grid, is_blind, is_point
 
+log = logging.getLogger("manyfit")
+
 MOST_PROBLEMS: Final = 50
+MOST_COMPARED: Final = 1000
+"""Points among which the best one to try is looked for."""
 MOST_KEPT: Final = 1000
 """Configs that are kept: a few MB."""
 
@@ -51,16 +58,19 @@ def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
     `known` are points that were asked for before: only the missing ones are drawn.
     """
     found = Survey(seeds=len(study.seeds))
+    if not any(key.startswith("train.scheduler") for key in study.space.keys):
+        for text in overridden(study.base.run.train, study.space.keys):
+            log.warning("%s", text)
     base = configured(study.base, {}, study.base.run.seed)  # so that these are configs of trials, too
     problems: dict[Problem, None] = {}
-    seen: dict[str, None] = {}
+    seen: dict[str, Candidate] = {}
     for number, (patch, attrs) in enumerate(_patches(study, found, known)):
         if number >= MOST_POINTS:
             raise UsageError(f"{study.space.origin}: space: it has more than {MOST_POINTS:,} points")
         try:
             config = configured(base, patch)
         except ConfigError as error:
-            problems |= dict.fromkeys(error.problems)
+            problems |= dict.fromkeys(_hinted(problem, patch) for problem in error.problems)
             if len(problems) >= MOST_PROBLEMS:
                 break
             continue
@@ -68,9 +78,9 @@ def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
         if id in seen:
             found.duplicates += is_blind(study)
             continue
-        seen[id] = None
         values = {key: plain(node) for key, node in patch.items()}
         kept = Candidate(id, values, "grid" if study.is_grid else "asked", attrs=attrs)
+        seen[id] = kept
         found.structures.setdefault(structure(config), kept)
         if is_blind(study):
             found.candidates.append(kept)
@@ -78,6 +88,8 @@ def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
                 found.configs[id] = config
     if problems:
         raise ConfigError(list(problems)[:MOST_PROBLEMS])
+    for kept in covering(study.space.axes, list(seen.values()), list(found.structures.values())):
+        found.structures[f"values of {kept.id}"] = kept
     found.planned = len(found.candidates) if is_blind(study) else study.search.trials or 0
     if not found.planned:
         raise UsageError(f"{study.space.origin}: space: the constraints leave no point")
@@ -136,6 +148,42 @@ def _drawn(
                 break
         else:
             return
+
+
+def _hinted(problem: Problem, patch: Patch) -> Problem:
+    """What does not fit a class that the space has chosen alone is chosen together with it."""
+    owner, _, key = problem.path.rpartition(".")
+    if f"{owner}.class" not in patch or not re.match("unknown key|.* needs the parameter", problem.message):
+        return problem
+    way = f"choose classes with their parameters: {owner}: [{{class: …, {key}: …}}, {{class: …}}]"
+    return replace(problem, expected=f"{problem.expected}; or {way}")
+
+
+def covering(
+    axes: Sequence[Axis], candidates: Sequence[Candidate], built: Sequence[Candidate]
+) -> list[Candidate]:
+    """Few points that, with those that are built anyway, hold every option and both ends of every range."""
+    ranges = {key for axis in axes if axis.range is not None for key in axis.keys}
+    numbers = {key: [c.values[key] for c in candidates if key in c.values] for key in ranges}
+    ends = {key: {min(found), max(found)} for key, found in numbers.items() if found}
+
+    def held(candidate: Candidate) -> set[tuple[str, str]]:
+        return {
+            (key, repr(value))
+            for key, value in candidate.values.items()
+            if key not in ends or value in ends[key]
+        }
+
+    left = {each.id: held(each) for each in candidates}
+    done = set().union(*(held(each) for each in built))
+    by_id, chosen = {each.id: each for each in candidates}, list[Candidate]()
+    while True:
+        left = {id: rest for id, held_ in left.items() if (rest := held_ - done)}
+        if not left:
+            return chosen
+        best = max(left, key=lambda id: len(left[id])) if len(left) <= MOST_COMPARED else next(iter(left))
+        chosen.append(by_id[best])
+        done |= left[best]
 
 
 def structure(config: Config) -> str:
