@@ -13,7 +13,10 @@ from torch.nn import functional as F
 
 import manyfit
 from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.gpus import Gpu
 from manyfit.data import once
+from manyfit.data.feeders import MemorySamplesFeeder
+from manyfit.learn.metrics import accuracy
 from manyfit.run.build import build
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
@@ -332,3 +335,287 @@ def test_what_torch_says_comes_with_the_key_to_look_at(silent, changes, words):
     with pytest.raises(RunFailed) as error:
         train(silent, **changes)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+TOTAL = 8
+SCHEDULES = {
+    "polynomial": {"class": "polynomial"},
+    "linear": {"class": "linear", "start_factor": 1.0, "end_factor": 0.1},
+    "sequential": {
+        "class": "sequential",
+        "schedulers": [{"class": "linear", "start_factor": 0.1}, {"class": "cosine"}],
+        "milestones": [3],
+    },
+    "chained": {"class": "chained", "schedulers": [{"class": "polynomial"}, {"class": "linear"}]},
+    "one_cycle": {"class": "one_cycle"},
+}
+
+
+def rates(project, every="step", folder="runs/b", **schedule):
+    train(
+        project,
+        "train.every.log=1ba" if every == "step" else "train.every.log=1ep",
+        train__scheduler=schedule,
+        train__scheduler_every=every,
+        train__epochs=2 if every == "step" else TOTAL,
+        train__optimizer={"class": "sgd", "lr": 0.1},
+        folder=folder,
+    )
+    return [e.values["lr"] for e in events(folder) if "lr" in e.values]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("every", ["step", "epoch"])
+def test_a_schedule_lasts_as_long_as_the_training(silent, name, every):
+    found = rates(silent, every, **SCHEDULES[name])
+    assert len(found) == TOTAL
+    expected = {
+        "polynomial": [0.1 * (1 - i / TOTAL) for i in range(TOTAL)],
+        "linear": [0.1 * (1 - 0.9 * i / TOTAL) for i in range(TOTAL)],
+        "sequential": [0.01, 0.04, 0.07, *(0.05 * (1 + np.cos(np.pi * i / 5)) for i in range(5))],
+        "chained": [0.1 * (1 - i / TOTAL) * (1 / 3 + 2 / 3 * i / TOTAL) for i in range(TOTAL)],
+    }
+    if name in expected:
+        assert found == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
+    else:
+        assert max(found) == pytest.approx(0.1, rel=0.05)
+        assert found[-1] < 0.01
+
+
+def test_lengths_that_are_given_are_kept(silent):
+    found = rates(silent, **{"class": "polynomial", "total_iters": 4})
+    assert found[4:] == [0.0] * 4
+    found = rates(silent, folder="runs/c", **{"class": "one_cycle", "max_lr": 0.5})
+    assert max(found) == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_rate_that_a_schedule_overrides_is_said(silent, caplog):
+    train(silent, train__scheduler={"class": "one_cycle", "max_lr": 0.5})
+    assert (
+        caplog.text.count("train.optimizer.lr has no effect: OneCycleLR sets the rate by its own max_lr") == 1
+    )
+
+
+@pytest.mark.parametrize("classes", [3, 7])
+def test_accuracy_is_the_share_of_elements(classes):
+    state = np.random.RandomState(classes)
+    scores = torch.from_numpy(state.normal(size=(5, classes, 4, 6)))
+    target = torch.from_numpy(state.randint(0, classes, (5, 4, 6)))
+    target[:, 0, :3] = -100
+    found = accuracy(scores, target)
+    for i in range(5):
+        valid = target[i] >= 0
+        assert found[i] == pytest.approx(float((scores[i].argmax(0) == target[i])[valid].float().mean()))
+    plain, classes_of = scores[:, :, 1, 1], target[:, 1, 1]
+    assert accuracy(plain, classes_of).tolist() == (plain.argmax(1) == classes_of).tolist()
+    assert accuracy(plain.argmax(1), classes_of).tolist() == accuracy(plain, classes_of).tolist()
+    hot = F.one_hot(classes_of, classes).double()
+    assert accuracy(plain, hot).tolist() == accuracy(plain, classes_of).tolist()
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "words"),
+    [
+        (torch.zeros(4), torch.zeros(4, dtype=torch.long), "see binary_accuracy"),
+        (torch.zeros(4, 1), torch.zeros(4, dtype=torch.long), "see binary_accuracy"),
+        (
+            torch.zeros(4, 3, 5),
+            torch.zeros(4, dtype=torch.long),
+            r"classes of shape \(4, 5\) with targets of",
+        ),
+        (torch.zeros(4, 3), torch.zeros(4, 5, dtype=torch.long), r"classes of shape \(4,\) with targets of"),
+    ],
+)
+def test_accuracy_refuses_what_does_not_fit(output, target, words):
+    with pytest.raises(ValueError, match=words):
+        accuracy(output, target)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "torchmetrics.MeanMetric"])
+def test_a_metric_without_a_target_is_an_error(silent, metric):
+    pytest.importorskip("torchmetrics")
+    silent.write(
+        "src/untold.py",
+        "from points import Blobs\nfrom manyfit.data import ArraySource\nclass Untold(Blobs):\n"
+        "    def source(self, split):\n        found = super().source(split)\n"
+        "        return ArraySource({'images': found.inputs, 'labels': found.target})\n",
+    )
+    changes = {"model": {"class": "silent.Named"}, "data": {"class": "untold.Untold"}, "train__loss": None}
+    with pytest.raises(
+        UsageError, match=r"train\.metrics: .* needs a target, but .*untold\.Untold gives none"
+    ):
+        train(silent, train__metrics=[metric], **changes)
+    assert train(silent, train__metrics=[], folder="runs/c", **changes).step
+
+
+SORTED = '''
+import numpy as np
+import torch
+from torch import nn
+from manyfit.data import ArraySource, DatasetSource, IterableSource
+
+
+class Sorted:
+    """Rows by class, many more of the last one."""
+
+    def __init__(self, kind: str = "array") -> None:
+        self.batch_size, self.kind = 8, kind
+
+    def source(self, split):
+        target = np.repeat(np.arange(10), [10] * 9 + [70])
+        state = np.random.RandomState(len(split))
+        inputs = state.normal(size=(160, 64)).astype("float32")
+        if self.kind == "dataset":
+            return DatasetSource([(torch.from_numpy(x), int(y)) for x, y in zip(inputs, target)])
+        return ArraySource(inputs, target)
+
+
+class Normed(nn.Module):
+    def __init__(self, affine: bool = True) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16, affine=affine), nn.ReLU())
+        self.head = nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 10))
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+    def training_step(self, batch, index):
+        raise AssertionError
+
+    def custom_evaluation(self, batch):
+        raise AssertionError
+'''
+
+
+@pytest.fixture
+def sorted_(project):
+    project.write("src/sorted_.py", SORTED)
+    return project
+
+
+@pytest.mark.parametrize("kind", ["array", "dataset"])
+def test_class_weights_come_from_all_rows_and_limits_take_rows_at_random(sorted_, cli, kind):
+    changes = {"data": {"class": "sorted_.Sorted", "kind": kind}, "train__class_weights": "balanced"}
+    config = manyfit.load_config(
+        sorted_.changed(**changes), ["train.limit.train=4", "train.limit.validation=3"]
+    )
+    built = build(config)
+    assert built.learner.objective.loss.weight.tolist() == pytest.approx([1.6] * 9 + [16 / 70])
+    seen = [b for b, _ in zip(built.train.batches(built.order), range(4), strict=False)]
+    rows = np.concatenate([b.index for b in seen])
+    assert len(set(rows.tolist())) == 32
+    assert len({int(t) for b in seen for t in b.target}) > 4
+    again = build(config)
+    assert [b.index.tolist() for b in once(again.validation, 8)] == [
+        b.index.tolist() for b in once(built.validation, 8)
+    ]
+    other = build(manyfit.load_config(sorted_.changed(**changes, seed=9), ["train.limit.validation=3"]))
+    assert [b.index.tolist() for b in once(other.validation, 8)] != [
+        b.index.tolist() for b in once(built.validation, 8)
+    ]
+    sorted_.config(sorted_.changed(**changes))
+    assert cli("train", "runs/a", "--fast-dev-run").code == 0
+    assert cli("train", "runs/a", "--limit-train-batches", 2).code == 0
+
+
+def test_reports_of_limited_splits_hold_the_rows_that_they_name(sorted_):
+    result = train(sorted_, "train.limit.test=2", data={"class": "sorted_.Sorted"})
+    module, source = manyfit.load_model(result.folder).eval(), build(
+        manyfit.load_config(sorted_.changed(data={"class": "sorted_.Sorted"}))
+    ).split("test")  # fmt: skip
+    with Path("runs/b/reports/test.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 16
+    for row in rows:
+        i = int(row["id"])
+        with torch.no_grad():
+            output = module(torch.from_numpy(source.inputs[i : i + 1]))
+        loss = F.cross_entropy(output, torch.from_numpy(source.target[i : i + 1]))
+        assert float(row["loss"]) == pytest.approx(float(loss), rel=1e-4)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    ("how", "still"),
+    [
+        ({"train__freeze": ["body"]}, True),
+        ({"train__freeze": [{"match": "body", "statistics": True}]}, False),
+        ({"train__freeze": [{"up_to": "body"}]}, True),
+        ({"train__fine_tune": ["head"]}, True),
+        ({"train__freeze": [{"match": "body", "epochs": 1}]}, False),
+        ({}, False),
+    ],
+)
+def test_frozen_means_frozen(sorted_, how, still, affine):
+    changes = {"model": {"class": "sorted_.Normed", "affine": affine}, **how}
+    resumes(sorted_, sorted_.changed(**changes))
+    fresh = build(manyfit.load_config(sorted_.changed(**changes))).learner.module
+    found = manyfit.load_model("runs/whole")
+    assert torch.equal(fresh.body[1].running_mean, found.body[1].running_mean) == still
+    assert not torch.equal(fresh.head[0].running_mean, found.head[0].running_mean)
+
+
+def test_statistics_move_once_a_layer_is_thawed(sorted_):
+    tree = sorted_.changed(model={"class": "sorted_.Normed"}, train__freeze=[{"match": "body", "epochs": 1}])
+    learner = build(manyfit.load_config(tree)).learner
+    fresh = learner.module.body[1].running_mean.clone()
+    built = build(manyfit.load_config(tree))
+    batches = built.train.batches(built.order)
+    learner.train(batches, 4)
+    assert torch.equal(fresh, learner.module.body[1].running_mean)
+    learner.train(batches, 1)
+    assert not torch.equal(fresh, learner.module.body[1].running_mean)
+
+
+def test_hooks_of_other_systems_are_said(sorted_, caplog):
+    train(sorted_, model={"class": "sorted_.Normed"})
+    assert "nothing calls training_step, custom_evaluation of Normed" in caplog.text
+
+
+def test_a_batch_larger_than_the_data_is_said(silent, caplog):
+    train(silent, data={"class": "points.Blobs", "batch_size": 100})
+    assert "a batch has 100 rows, but there are only 64 to train on: each epoch is one step" in caplog.text
+
+
+def test_workers_of_an_iterable_are_said(silent, caplog):
+    silent.write(
+        "src/streams.py",
+        "from points import Blobs\nfrom torch.utils.data import IterableDataset\n"
+        "class Rows(IterableDataset):\n"
+        "    def __init__(self, found):\n        self.found = found\n"
+        "    def __iter__(self):\n        return zip(self.found.inputs, self.found.target.tolist())\n"
+        "    def __len__(self):\n        return len(self.found)\n"
+        "class Streams(Blobs):\n    workers = 2\n"
+        "    def source(self, split):\n        return Rows(super().source(split))\n",
+    )
+    train(silent, data={"class": "streams.Streams"})
+    assert "workers: 2 has no effect on an iterable" in caplog.text
+
+
+def test_validation_without_targets_is_an_error(silent):
+    silent.write(
+        "src/half.py",
+        "from points import Blobs\nfrom manyfit.data import ArraySource\nclass Half(Blobs):\n"
+        "    def source(self, split):\n        found = super().source(split)\n"
+        "        return found if split == 'train' else ArraySource(found.inputs)\n",
+    )
+    with pytest.raises(UsageError, match=r"validation split have no target.*labels_map"):
+        train(silent, data={"class": "half.Half"}, train__metrics=[])
+
+
+def test_max_examples_beyond_the_data_is_said(caplog):
+    feeder = MemorySamplesFeeder(np.zeros((5, 2), "float32"), np.arange(5), max_examples=9)
+    assert len(feeder) == 5
+    assert "max_examples is 9, but x has 5 rows" in caplog.text
+
+
+def test_a_gpu_that_torch_cannot_use_is_an_error(silent, monkeypatch, cli):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU that torch can use")
+    monkeypatch.setattr("manyfit.core.gpus.gpus", lambda: [Gpu(0, 0, 0), Gpu(1, 0, 0)])
+    for name in ("MANYFIT_GPU", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "")
+    found = cli("train", "runs/a", "-g", "0", "-g", "1")
+    assert found.code == 2
+    assert "--gpu 0,1: torch cannot use a GPU here" in found.err
+    assert "a run is trained on one GPU, 0; several are for studies" in found.err

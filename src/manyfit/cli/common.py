@@ -288,7 +288,7 @@ def gpu_option(function: F) -> F:
         metavar="N",
         expose_value=False,
         callback=_pinned,
-        help="Use this GPU only; may be repeated. `idle` picks one that nobody uses.",
+        help="Use this GPU only; for a study it may be repeated. `idle` picks one that nobody uses.",
     )(function)
 
 
@@ -296,7 +296,9 @@ def _pinned(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     if value:
         from manyfit.core.gpus import pin
 
-        pin(value)
+        chosen = pin(value)
+        if len(set(chosen)) > 1 and ctx.info_name == "train":
+            say(f"a run is trained on one GPU, {chosen[0]}; several are for studies", err=True)
 
 
 def study_argument(function: F) -> F:

@@ -11,6 +11,8 @@ from typing import Final
 
 from manyfit.core.errors import UsageError
 
+PINNED: Final = "MANYFIT_GPU"
+"""Tells this process and its children that GPUs were asked for."""
 IDLE_MEMORY: Final = 0.05
 """A GPU that has less than this part of its memory in use …"""
 IDLE_WORK: Final = 10
@@ -87,6 +89,7 @@ def pin(wanted: Sequence[str]) -> list[int]:
         else:
             known = ", ".join(str(gpu.number) for gpu in here)
             raise UsageError(f"--gpu: there is no GPU {word!r}; there are {known}, or idle")
+    os.environ[PINNED] = ",".join(wanted)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver counts them
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys(chosen)))
     return chosen

@@ -212,11 +212,12 @@ class IterableSource:
 
 
 class Limited:
-    """The first rows of another source."""
+    """Some rows of another source: chosen at random by a seed, or the first ones."""
 
-    def __init__(self, source: Any, rows: int) -> None:
+    def __init__(self, source: Any, rows: int, seed: int | None = None) -> None:
         self.source = source
         self.rows = min(rows, len(source))
+        self.seed = seed
 
     def __len__(self) -> int:
         return self.rows
@@ -226,8 +227,9 @@ class Limited:
         return steps_of(self.source, replace(order, limit=order.count(self.rows)))
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield the first rows, epoch after epoch."""
-        return iter(self.source.batches(replace(order, limit=order.count(self.rows)), start))
+        """Yield these rows, epoch after epoch."""
+        limited = replace(order, limit=order.count(self.rows), sample=self.seed)
+        return iter(self.source.batches(limited, start))
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows."""
@@ -250,7 +252,7 @@ class Limited:
 
     def fingerprint(self) -> str:
         """The content of the whole source, and how much of it is used."""
-        return f"{self.source.fingerprint()}:{self.rows}"
+        return f"{self.source.fingerprint()}:{self.rows}" + (":sampled" if self.seed is not None else "")
 
 
 def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:

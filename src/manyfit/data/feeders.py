@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import math
 import os
 import re
@@ -29,6 +30,8 @@ from manyfit.data.tfrecord import metadata
 from manyfit.data.tfrecord.columns import Columns, kept
 from manyfit.data.tfrecord.features import Feature, FixedLenFeature, ImageFeature, Mapper, VarLenFeature
 from manyfit.data.tfrecord.records import Records
+
+log = logging.getLogger("manyfit")
 
 Features: TypeAlias = Annotated[Feature | Mapping[str, Feature], FEATURE]
 """Features by name. (The role says that each of them is named by its `type`.)"""
@@ -153,6 +156,7 @@ class TFRecordExamplesFeeder(Feeder):
         self.id_feature = id_feature
         _check_names(self.features, self.labels)
         self._records: Records | None = None
+        self._is_said = False
         self._kept: Columns | None = None
         self._wanted: dict[str, tuple[str, Feature]] = {
             **{f"feature {name}": (name, feature) for name, feature in self.features.items()},
@@ -171,6 +175,10 @@ class TFRecordExamplesFeeder(Feeder):
 
     def __len__(self) -> int:
         rows = len(self.records)
+        if self.max_examples is not None and self.max_examples > rows and not self._is_said:
+            self._is_said = True
+            shown = ", ".join(self.file_patterns)
+            log.warning("max_examples is %d, but %s has %d rows", self.max_examples, shown, rows)
         return rows if self.max_examples is None else min(rows, self.max_examples)
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
@@ -378,6 +386,9 @@ class MemorySamplesFeeder(Feeder):
                 )
             inputs = {**{name: target[name] for name in rest}, **inputs} if rest else inputs
             target = target[first]
+        rows = len(next(iter(inputs.values())) if isinstance(inputs, dict) else inputs)
+        if max_examples is not None and max_examples > rows:
+            log.warning("max_examples is %d, but x has %d rows", max_examples, rows)
         if max_examples is not None:
             target = None if target is None else target[:max_examples]
             inputs = (

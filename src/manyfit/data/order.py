@@ -21,7 +21,9 @@ class Order:
     epochs: int | None = None
     """How often all rows are walked; without end if nobody says."""
     limit: int | None = None
-    """Walk only this many rows, the first ones."""
+    """Walk only this many rows: the first ones, or some at random."""
+    sample: int | None = None
+    """The seed by which these are chosen. A source that can only be read in order takes the first ones."""
     drop_remainder: bool = False
     """Leave out the last batch of an epoch if it is short."""
 
@@ -36,12 +38,17 @@ class Order:
 
     def epoch(self, rows: int, epoch: int) -> npt.NDArray[np.int64]:
         """The rows of one epoch, in order."""
-        rows = self.count(rows)
-        if self.seed is None:
-            return np.arange(rows, dtype=np.int64)
+        count = self.count(rows)
         # RandomState's streams are frozen by NumPy's compatibility policy; Generator's methods are not.
-        state = np.random.RandomState(np.random.MT19937(derive(self.seed, "order", epoch)))
-        return state.permutation(rows).astype(np.int64, copy=False)
+        if self.seed is None:
+            order = np.arange(count, dtype=np.int64)
+        else:
+            state = np.random.RandomState(np.random.MT19937(derive(self.seed, "order", epoch)))
+            order = state.permutation(count).astype(np.int64, copy=False)
+        if self.sample is None or count == rows:
+            return order
+        chosen = np.random.RandomState(np.random.MT19937(derive(self.sample, "limit"))).permutation(rows)
+        return np.sort(chosen[:count]).astype(np.int64)[order]
 
     def walk(self, rows: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the rows of each step from step `start` on, epoch after epoch."""

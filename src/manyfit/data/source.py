@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -16,6 +17,8 @@ from manyfit.data.batch import Array, Batch, Inputs
 from manyfit.data.dataset import DatasetSource, IterableSource, checked_ids
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
+
+log = logging.getLogger("manyfit")
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 
@@ -171,6 +174,8 @@ def as_source(found: Any, workers: int = 0) -> Source | None:
     if rows and not streams:
         return DatasetSource(found, workers)
     if isinstance(found, Iterable) and not isinstance(found, dict | str):
+        if workers:
+            log.warning("workers: %d has no effect on an iterable, which is read in this process", workers)
         return IterableSource(found)
     raise NotASource(f"{type(found).__name__!r} is neither a source, nor a dataset, nor an iterable")
 

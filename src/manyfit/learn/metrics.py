@@ -10,14 +10,32 @@ from torch import Tensor
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """1 where the class with the highest score is the target."""
-    if output.ndim > 1 and output.shape[1] == 1:
+    """The share of a row's elements whose class is the target: a row has one, or one for each pixel or token.
+
+    Outputs are scores of classes, along dimension 1, or classes; targets are classes, or one-hot. Elements
+    whose target is no class (-100, or 255 among fewer classes) do not count.
+    """
+    classes = 0
+    if not output.is_floating_point():
+        found = output
+    elif output.ndim < 2:
+        raise ValueError("accuracy needs scores of classes, but there is one number; see binary_accuracy")
+    elif output.shape[1] == 1:
         raise ValueError("accuracy needs a score for each class, but there is only one; see binary_accuracy")
-    return (
-        (output.argmax(dim=1) == target).flatten(1).all(dim=1)
-        if target.ndim > 1
-        else output.argmax(dim=1) == target
-    )
+    else:
+        found, classes = output.argmax(dim=1), output.shape[1]
+        if target.is_floating_point() and target.shape == output.shape:
+            target = target.argmax(dim=1)
+    if found.shape != target.shape:
+        raise ValueError(
+            f"accuracy compares classes of shape {tuple(found.shape)} with targets of shape "
+            f"{tuple(target.shape)}"
+        )
+    hits = found == target
+    if target.ndim < 2:
+        return hits
+    counts = (target >= 0) & (target < classes) if classes else target >= 0
+    return (hits & counts).flatten(1).sum(dim=1) / counts.flatten(1).sum(dim=1)
 
 
 def top_k_accuracy(output: Tensor, target: Tensor, k: int = 5) -> Tensor:

@@ -20,6 +20,7 @@ from manyfit.config.consistency import RESERVED
 from manyfit.config.schema import Train
 from manyfit.config.variants import is_variant
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
+from manyfit.core.gpus import PINNED
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
@@ -96,6 +97,7 @@ def build(config: Config, *, warm: bool = False) -> Built:
     device = device_of(run.train.device, config.origin("train.device"))
     made = seeded_model(config)
     if not (made.is_keras or made.is_estimator):
+        check_gpu(device)
         made.model.to(device)
         if warm and (count := warm_start(config, made.model)):
             log.info("began with %d tensors from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
@@ -301,12 +303,12 @@ def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
     limit = run.train.limit
     sources: dict[str, Source | None] = {split: split_of(run.data, data, split) for split in SPLITS}
     if limit.overfit is not None and sources["train"] is not None:
-        first = Limited(sources["train"], limit.overfit * data.batch_size)
+        first = Limited(sources["train"], limit.overfit * data.batch_size, run.seed)
         sources |= {"train": first, "validation": first}
     for split in SPLITS:
         batches, source = getattr(limit, split), sources[split]
         if batches is not None and source is not None:
-            sources[split] = Limited(source, batches * data.batch_size)
+            sources[split] = Limited(source, batches * data.batch_size, run.seed)
     return Order(data.batch_size, run.seed), sources
 
 
@@ -353,6 +355,15 @@ def _split_failed(component: Component, split: str, error: Exception) -> Compone
     )
     failed.kind = "data"
     return failed
+
+
+def check_gpu(device: torch.device) -> None:
+    """Whoever asks for a GPU does not get the CPU."""
+    asked = os.environ.get(PINNED)
+    if asked and device.type == "cpu" and not torch.cuda.is_available():
+        built = torch.version.cuda
+        reason = f"it was built for CUDA {built}, but finds no GPU" if built else "it was built without CUDA"
+        raise UsageError(f"--gpu {asked}: torch cannot use a GPU here: {reason}")
 
 
 def device_of(name: str, asked: Origin | None) -> torch.device:

@@ -14,14 +14,14 @@ import numpy as np
 
 from manyfit.config import Config, patch
 from manyfit.config.artifact import sealed
-from manyfit.config.consistency import chosen
+from manyfit.config.consistency import chosen, overridden
 from manyfit.config.five_components import RESERVED
 from manyfit.core.errors import UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing, nearest
 from manyfit.core.secrets import has_secrets
 from manyfit.core.state import State
-from manyfit.data import Source, once
+from manyfit.data import Limited, Source, once
 from manyfit.data.overlap import Compared
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.estimator import EstimatorLearner
@@ -158,12 +158,15 @@ def rehearse(built: Built, config: Config) -> None:
         check_names(built, config, ["loss"])  # before it is fitted it can say nothing
         return
     check_overlap(built, config)
+    for text in [*overridden(config.run.train), *overlooked(built)]:
+        log.warning("%s", text)
     with own_randomness():
         test = built.split("test")
         if test is not None:
             batch = next(once(test, built.order.batch_size))
             test.ids(np.arange(len(test)) if len(test) <= FEW else batch.index)
         outputs = _one_batch(built, first)
+        check_target(built, config, outputs)
         first.ids(outputs.index)
         if isinstance(first, Proven):
             first.prove()
@@ -196,6 +199,47 @@ def check_overlap(built: Built, config: Config) -> None:
                 f"nothing: give each row to one split, or write {key}: true"
             )
         log.warning("%s, too (such as %s): so few may be chance", what, shown)
+
+
+def check_target(built: Built, config: Config, outputs: Outputs) -> None:
+    """What compares outputs with targets needs some."""
+    if outputs.target is not None:
+        return
+    if config.run.train.loss is not None:
+        raise UsageError(
+            f"{config.run.data.origin}: data: the rows of the validation split have no target, so that "
+            "val_loss cannot be measured (a feeder needs labels_map, a data set gives (input, target))"
+        )
+    rows = list(getattr(built.learner, "metrics", ()))
+    asked = {"train.metrics": [*rows, *built.whole], "evaluate": list(built.evaluator.functions)}
+    for key, names in asked.items():
+        if names:
+            where = config.origin(key) or config.run.data.origin
+            raise UsageError(
+                f"{where}: {key}: {listing(names)} needs a target, but {config.run.data.path} gives none; "
+                "what a row is compared with is its second part, or the input named target"
+            )
+
+
+HOOKS: Final = (
+    "training_step", "validation_step", "test_step", "predict_step", "custom_evaluation", "train_dataloader",
+    "val_dataloader", "test_dataloader", "on_train_start", "on_train_epoch_end", "on_validation_epoch_end",
+)  # fmt: skip
+"""Methods that other systems call."""
+
+
+def overlooked(built: Built) -> Iterator[str]:
+    """What was written and has no effect."""
+    module = getattr(built.learner, "module", None)
+    found = [name for name in HOOKS if callable(getattr(type(module), name, None))]
+    if found:
+        yield (
+            f"nothing calls {listing(found)} of {type(module).__name__}: it is trained by forward and "
+            "train.loss, or by train_step(batch, optimizer)"
+        )
+    size, rows = built.order.batch_size, len(built.train)
+    if size > rows and not isinstance(built.train, Limited):
+        yield f"a batch has {size} rows, but there are only {rows} to train on: each epoch is one step"
 
 
 def _one_batch(built: Built, source: Source) -> Outputs:
