@@ -353,11 +353,11 @@ MISTAKES = [
     ),
     swap("unknown device", "epochs: 2", "epochs: 2\n  device: gpu", 8, "train.device", "'gpu'"),
     swap(
-        "schedule inside a schedule without its length",
+        "schedule inside a schedule with a misspelt length",
         "    lr: 1e-2",
-        "    lr: 1e-2\n  scheduler: {class: sequential, milestones: [1], schedulers: [cosine]}",
+        "    lr: 1e-2\n  scheduler: {class: sequential, milestones: [1], schedulers: [{class: cosine, T_mx: 3}]}",
         13,
-        "train.scheduler.schedulers.0.T_max",
+        "train.scheduler.schedulers.0.T_mx",
     ),
     swap(
         "section with the name of an attribute",

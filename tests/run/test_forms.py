@@ -584,7 +584,7 @@ def test_modes(project, cli):
         assert answer.code == 0
         assert "nothing was kept" in answer.out
         assert sorted(project.run.iterdir()) == before
-    assert "1 steps" in cli("train", "runs/a", "--fast-dev-run").out
+    assert "1 epoch, 1 step\n" in cli("train", "runs/a", "--fast-dev-run").out
     answer = cli(
         "train",
         "runs/a",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ from tests.run.cut import resumes
 from torch.nn import functional as F
 
 import manyfit
-from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.errors import RunConflict, RunFailed, UsageError
 from manyfit.core.gpus import Gpu
 from manyfit.data import once
 from manyfit.data.feeders import MemorySamplesFeeder
 from manyfit.learn.metrics import accuracy
 from manyfit.run.build import build
+from manyfit.run.report import closing
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
 
@@ -619,3 +621,81 @@ def test_a_gpu_that_torch_cannot_use_is_an_error(silent, monkeypatch, cli):
     assert found.code == 2
     assert "--gpu 0,1: torch cannot use a GPU here" in found.err
     assert "a run is trained on one GPU, 0; several are for studies" in found.err
+
+
+CODE = """
+from torch import Tensor
+def off(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax() != target) * {scale}
+"""
+
+
+def edited(project, name, text):
+    """Change code as between two processes."""
+    project.write(f"src/{name}.py", text)
+    sys.modules.pop(name, None)
+
+
+def test_evaluation_code_may_change_and_the_report_is_made_anew(silent, caplog, monkeypatch):
+    silent.write("src/scores.py", CODE.format(scale=1))
+    silent.config(silent.changed() | {"evaluate": {"functions": {"off": "scores.off"}}})
+    manyfit.train("runs/a", callbacks=[])
+    before = manyfit.evaluate("runs/a").means["off"]
+    edited(silent, "scores", CODE.format(scale=2))
+    assert manyfit.evaluate("runs/a").means["off"] == pytest.approx(2 * before)
+    assert "scores evaluates otherwise than when the run was trained" in caplog.text
+    edited(silent, "scores", CODE.format(scale=3))
+    result = manyfit.train("runs/a", ["train.epochs=3"], callbacks=[])
+    assert result.summary["other_code"] == []
+    sys.modules.pop("scores")
+
+
+def test_code_that_the_model_imports_is_not_evaluation_code(silent):
+    silent.write("src/scores.py", CODE.format(scale=1))
+    silent.write("src/uses.py", "from models import MLP\nimport scores\nclass Uses(MLP):\n    pass\n")
+    tree = silent.changed(model={"class": "uses.Uses"}) | {"evaluate": {"functions": {"off": "scores.off"}}}
+    silent.config(tree)
+    manyfit.train("runs/a", callbacks=[])
+    edited(silent, "scores", CODE.format(scale=2))
+    with pytest.raises(RunConflict, match="the code of runs/a has changed since it was trained: scores"):
+        manyfit.evaluate("runs/a")
+    sys.modules.pop("scores", None)
+
+
+def test_old_weights_that_new_code_evaluates_are_marked(silent, caplog):
+    text = "from models import MLP\nclass Own(MLP):\n    def forward(self, images):\n        return super().forward(images) * {scale}\n"
+    silent.write("src/own.py", text.format(scale=1))
+    silent.config(silent.changed(model={"class": "own.Own"}))
+    assert manyfit.train("runs/a", callbacks=[]).summary["other_code"] == []
+    edited(silent, "own", text.format(scale=-1))
+    result = manyfit.train("runs/a", ["train.epochs=3"], allow_change=["code"], callbacks=[])
+    assert result.best_step <= 8
+    assert result.summary["other_code"] == ["own"]
+    assert "are evaluated with other code than they were trained with: see own" in caplog.text
+    assert "the best weights were trained before own was changed" in closing(result)
+    sys.modules.pop("own", None)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            "    saves = 1\n    def state_dict(self, *args, **kwargs):\n        Odd.saves += 1\n"
+            "        return super().state_dict(*args, **kwargs)\n"
+            "    def forward(self, images):\n        return super().forward(images) * (1 + self.saves * self.training)\n",
+            "differs",
+        ),
+        (
+            "    seen = 0\n    def forward(self, images):\n        Odd.seen += self.training\n"
+            "        return super().forward(images) * (2 if self.training and Odd.seen > 8 else 1)\n",
+            "differs",
+        ),
+    ],
+    ids=["counts saves", "changes in the second epoch"],
+)
+def test_check_resume_finds_what_cadences_and_later_kills_show(silent, cli, body, says):
+    silent.write("src/odd.py", f"from models import MLP\nclass Odd(MLP):\n{body}")
+    silent.config(silent.changed(model={"class": "odd.Odd"}, data={"class": "points.Blobs", "rows": 128}))
+    found = cli("check", "--resume", "runs/a")
+    assert found.code == 1
+    assert says in found.out

@@ -15,7 +15,9 @@ from manyfit.core.errors import UsageError
 @run_argument
 @click.option("--split", default="test", show_default=True, help="train, validation or test.")
 @click.option(
-    "--data", type=click.Path(path_type=Path), help="New rows: .npy, .npz with inputs and ids, .csv."
+    "--data",
+    type=click.Path(path_type=Path),
+    help="New rows: .npy, .npz with `inputs` or an array for each input, or .csv; `ids` names rows.",
 )
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")

@@ -10,13 +10,15 @@ import click
 from manyfit.cli.common import Verb, as_json, json_option, run_argument, shown, table
 from manyfit.cli.output import say
 from manyfit.core.errors import FolderError
+from manyfit.core.names import counted
 
 
 @click.command(cls=Verb)
 @run_argument
+@click.option("--all", "every", is_flag=True, help="Show defaults, too.")
 @json_option
-def command(run: Path, json_: bool) -> None:
-    """Show one RUN: its state, results, config and starts."""
+def command(run: Path, every: bool, json_: bool) -> None:
+    """Show one RUN: its state, results, what its config says, and its starts."""
     from manyfit.store.describe import details
     from manyfit.store.folder import RunFolder
 
@@ -41,8 +43,10 @@ def command(run: Path, json_: bool) -> None:
         ]
     )
     if facts["config"]:
-        say("\nconfig")
-        table([(f"  {path}", shown(value)) for path, value in facts["config"].items()])
+        left = set() if every else set(facts["defaults"])
+        say("\nconfig" + (f" ({counted(len(left), 'default')} not shown: --all)" if left else ""))
+        rows = [(f"  {path}", shown(value)) for path, value in facts["config"].items() if path not in left]
+        table(rows)
     for start in facts["starts"]:
         code = f", commit {start['commit'][:12]}" if start["commit"] else ""
         say(

@@ -35,6 +35,21 @@ from manyfit.config.wording import expectation, short_names
 from manyfit.core.names import indefinite, listing, nearest
 from manyfit.core.secrets import Secret
 
+MISPLACED: Final = {
+    **{key: f"train.optimizer.{key}" for key in ("lr", "weight_decay", "momentum", "betas")},
+    **{key: f"train.every.{key}" for key in ("validate", "checkpoint", "log")},
+    "learning_rate": "train.optimizer.lr",
+    "max_epochs": "train.epochs",
+    "batch_size": "data.batch_size",
+    "workers": "data.workers",
+    "num_workers": "data.workers",
+    "patience": "train.stop.patience",
+    "early_stopping": "train.stop",
+    "gradient_clip_val": "train.clip_norm",
+    "accumulate_grad_batches": "train.accumulate",
+    "gpus": "train.device",
+}
+"""Where keys stand that people look for at the top or under `train`."""
 LEARNED: Final = ("kinds", "classes", "defaults", "derived")
 
 
@@ -271,6 +286,8 @@ class Checker(Values):
         if not path and self.takes_sections:
             expected += "; or a section of your own: a mapping with `class`"
             best = best or next((f"{name}.{key}" for name, known in self.sections if key in known), "")
+        if path in ((), ("train",)) and self.takes_sections:
+            best = best or MISPLACED.get(key, "")
         self.problem(origin, (*path, key), f"unknown key for {name}{where}", expected, key, best)
 
     def record(self, node: Node, wanted: type, path: Path) -> Any:

@@ -55,7 +55,8 @@ class Component:
                 # pydantic quotes the values, shortened, which would show a part of a secret.
                 hidden = [f"{'.'.join(map(str, item['loc']))}: {item['type']}" for item in error.errors()]
                 raise ComponentFailed(redact(text + "; ".join(hidden))) from None
-            raise ComponentFailed(redact(f"{text}{error}\n  at {user_frame(error)}")) from error
+            failed = ComponentFailed(redact(f"{text}{error}\n  at {user_frame(error)}"))
+            raise blamed(failed, error) from error
 
     def _arguments(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Put what must be positional in front: `*args`, and what stands before them."""
@@ -68,6 +69,13 @@ class Component:
                 value = keywords.pop(parameter.name)
                 positional += value if parameter.variadic else [value]
         return positional, keywords
+
+
+def blamed(failed: ComponentFailed, error: Exception) -> ComponentFailed:
+    """A failure for which a value is to blame, or a file that is not there, is bad input."""
+    if isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        failed.exit_code = UsageError.exit_code
+    return failed
 
 
 def realise(value: Any, supplied: Mapping[str, Any]) -> Any:

@@ -200,8 +200,12 @@ def snapshot(resolved: Node) -> Snapshot:
         }
         explicit = flat(normal(inner, classes))
         kinds = {path: Kind(kind) for path, kind in parts["kinds"].items()}
+        implicit = {**parts["defaults"], **parts["derived"]}
         return Snapshot(
-            {**explicit, **parts["defaults"], **parts["derived"], **explicit}, kinds, parts["fingerprint"]
+            {**explicit, **implicit, **explicit},
+            kinds,
+            parts["fingerprint"],
+            frozenset(implicit.keys() - explicit.keys()),
         )
     except (AssertionError, KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:
         raise FolderError(

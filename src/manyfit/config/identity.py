@@ -42,6 +42,8 @@ class Snapshot:
     values: Mapping[str, Any]
     kinds: Mapping[str, Kind]
     fingerprint: str
+    defaults: frozenset[str] = frozenset()
+    """The values that nobody has given."""
 
     def kind(self, path: str) -> Kind:
         """The kind that the nearest enclosing mark declares."""

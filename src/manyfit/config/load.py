@@ -29,7 +29,7 @@ from manyfit.config.signature import signature_of
 from manyfit.config.tree import Leaf, Map, Node, Path, class_word, from_plain, plain
 from manyfit.config.values import INVALID
 from manyfit.config.variants import VARIANTS, find_variant, is_shipped, root_of, variant_names, with_shipped
-from manyfit.core.errors import ConfigError, Origin, Problem
+from manyfit.core.errors import ConfigError, Origin, Problem, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.names import nearest, show
 
@@ -215,6 +215,9 @@ def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map
 
 
 def _checked(given: Given, problems: list[Problem]) -> Config:
+    if is_study(given.tree):
+        place = given.tree.origin.file.removesuffix("/study.yaml")
+        raise UsageError(f"{place} is a study, and not a run: manyfit sweep {place}")
     laid = inherit(given.tree, problems)
     artifact = given.artifact
     resolver = Resolver(laid, os.environ, closed=_closed(artifact))
@@ -236,7 +239,12 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         ("track", signature_of(Track).parameters),
         ("submit", signature_of(Submit).parameters),
     ]
-    own = {name for name, node in tree.items.items() if name not in known and _is_section(node)}
+    misplaced = ("optimizer", "loss", "scheduler", "metrics")  # of train, which a section cannot be called
+    own = {
+        name
+        for name, node in tree.items.items()
+        if name not in known and name not in misplaced and _is_section(node)
+    }
     sections = {name: _section(checker, name) for name in tree.items if name in own}
     rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)
     run = checker.record(rest, Run, ())
@@ -342,6 +350,11 @@ def _unwrap(tree: Map) -> tuple[Map, dict[str, Any]]:
     if isinstance(inner, Map) and isinstance(derived, Map) and "fingerprint" in tree.items:
         return inner, dict(plain(derived))
     return tree, {}
+
+
+def is_study(tree: Map) -> bool:
+    """Whether a file holds a study: what varies, and the config that it varies."""
+    return "space" in tree.items and "base" in tree.items and "model" not in tree.items
 
 
 def _no_file(file: FilePath, reader: Reader) -> Problem:

@@ -152,7 +152,12 @@ def _failure(name: str, error: BaseException, source: Path | None) -> str:
         for frame in (own or frames)[-1:]:
             where = f" at {Path(frame.filename).name}:{frame.lineno}"
     detail = error.msg if isinstance(error, SyntaxError) else error
-    return f"importing {name!r} failed{where}: {type(error).__name__}: {detail}"
+    text = f"importing {name!r} failed{where}: {type(error).__name__}: {detail}"
+    if isinstance(error, ImportError) and "relative import" in str(error) and source is not None:
+        text += (
+            f"; modules of {source.name}/ are no package, and import each other by name: from models import …"
+        )
+    return text
 
 
 def _walk(module: ModuleType, attributes: str, text: str) -> Any:

@@ -32,7 +32,12 @@ from manyfit.config.torch_facts import missing_horizon
 
 def needs_horizon(scheduler: Component | Mapping[str, Component] | None) -> bool:
     """Whether a schedule's length was left to follow from the number of epochs."""
-    return any(missing_horizon(each.path, each.params) for each in every_scheduler(scheduler))
+    for each in by_name(scheduler).values():
+        parts = [part for part in each.params.get("schedulers") or () if isinstance(part, Component)]
+        ending = parts[-1:] if each.params.get("milestones") else parts  # others end at milestones
+        if missing_horizon(each.path, each.params) or any(map(needs_horizon, ending)):
+            return True
+    return False
 
 
 def every_scheduler(scheduler: Component | Mapping[str, Component] | None) -> Iterator[Component]:
@@ -150,6 +155,8 @@ class Train:
     holds_secrets: ClassVar[bool] = False
 
     epochs: Annotated[int, Kind.BUDGET, Gt(0)]
+    steps: Annotated[int | None, Gt(0)] = None
+    """Steps in an epoch, where the data is a stream without a length."""
     loss: Annotated[Component | None, LOSS]
     """null for a model that returns its own loss."""
     optimizer: Annotated[Component | Mapping[str, Component] | None, OPTIMIZER]

@@ -15,6 +15,7 @@ import json
 import types
 import typing
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path as FilePath
 from typing import Any, Final, Literal
@@ -130,10 +131,14 @@ class Values(abc.ABC):
                 self.kinds[path] = mark
             role = mark if isinstance(mark, Role) else role
         constraints = [mark for mark in marks if _constrains(mark)]
+        count = len(self.problems)
         if role is not None:
             value = self.roles(node, base, role, path)
         else:
             value = self.value(node, base, path)
+        wanted = next((PATTERNS[p] for mark in marks if (p := getattr(mark, "pattern", "")) in PATTERNS), "")
+        if wanted and value is INVALID:  # more than that it is text
+            self.problems[count:] = [replace(problem, expected=wanted) for problem in self.problems[count:]]
         if FromProject in marks:
             value = self.from_project(value)
         self.kind = before

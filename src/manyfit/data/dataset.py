@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -27,6 +28,8 @@ from manyfit.data.workers import follow_parent, iterate
 
 log = logging.getLogger("manyfit")
 
+PATIENCE = 60.0
+"""Seconds that counting the rows of an iterable may take: it may have no end."""
 FIRST = 2_000
 """Rows of an iterable that are compared with those of another split."""
 SAMPLED = 64
@@ -143,11 +146,19 @@ class IterableSource:
             raise UsageError(
                 "an iterator can be read only once; give a function that returns one, or an iterable"
             )
-        self._count = count if count is not None else self._counted()
-        self.given_ids = checked_ids(ids, self._count)
+        self.count = count
+        """How many rows make an epoch; None if nobody has said or counted that so far."""
+        self.given_ids = checked_ids(ids, len(self)) if ids is not None else None
 
     def __len__(self) -> int:
-        return self._count
+        if self.count is None:
+            self.count = self._counted()
+        return self.count
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether nobody knows how many rows there are."""
+        return self.count is None and not hasattr(self.rows, "__len__")
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
         """Yield batches from step `start` on, epoch after epoch, in the iterable's own order."""
@@ -207,8 +218,17 @@ class IterableSource:
             return len(self.rows)  # type: ignore[arg-type]
         except TypeError:
             log.warning("reading an iterable once to count its rows, because it has no length")
-            with own_randomness():
-                return sum(1 for _ in self._pass(0, 0))
+        ends = time.monotonic() + PATIENCE
+        with own_randomness():
+            found = 0
+            for _ in self._pass(0, 0):
+                found += 1
+                if time.monotonic() > ends:
+                    raise UsageError(
+                        f"an iterable without a length has not ended after {found:,} rows: say how many make "
+                        "an epoch, IterableSource(rows, count=…), or, for training, train.steps"
+                    )
+        return found
 
 
 class Limited:

@@ -237,4 +237,5 @@ def _rows(batch: Batch) -> npt.NDArray[Any]:
     if isinstance(batch.inputs, dict | tuple | list):
         raise RunFailed("an estimator takes one array of inputs")
     found = np.asarray(batch.inputs)
-    return found.reshape(len(found), -1)
+    is_text = found.ndim == 1 and found.dtype.kind in "USO"  # which vectorisers take as a list
+    return found if is_text else found.reshape(len(found), -1)

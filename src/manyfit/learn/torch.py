@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ class TorchLearner:
     seed: int = 0
     n: int = 1
     step: int = 0
+    stands_between_batches: ClassVar[bool] = True
+    """Whether `step` counts what was trained whenever a batch is asked for."""
 
     def __post_init__(self) -> None:
         self.device = self.objective.device

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import logging
-import sys
-import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,15 +15,16 @@ from manyfit.config import Config, load_config
 from manyfit.config.override import Overrides
 from manyfit.core.errors import UsageError
 from manyfit.core.numbers import as_json, as_json_tree
-from manyfit.data import ArraySource, Source, once
+from manyfit.data import Source, once
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
-from manyfit.run.code import imported
+from manyfit.run.code import evaluation_only, imported
 from manyfit.run.evaluate import Report, interpret, keys_of
 from manyfit.run.export import FORMATS, export_weights
-from manyfit.run.finish import report_of, write_report
+from manyfit.run.finish import other_code, report_of, write_report
 from manyfit.run.guard import check_backend, check_code, check_data
 from manyfit.run.journal import failures
+from manyfit.run.new_data import read_rows
 from manyfit.run.progress import counted
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.folder import RunFolder
@@ -51,7 +49,7 @@ def reopened(
     with failures(run, "this"), own_randomness(), threads(config.run.train.threads):
         built = build(config)
         for source in config.sources:
-            check_code(imported(source), run, source, allowed)
+            check_code(imported(source), run, source, allowed, evaluation_only(config, source))
         check_backend(getattr(built.learner, "backend", "torch"), run, allowed)
         built.learner.load([found.load()])
         yield config, run, built, found
@@ -112,6 +110,7 @@ def _amend(config: Config, run: RunFolder, split: str, report: Report) -> None:
         return
     splits = {**summary.get("splits", {}), split: report.summary(config.run.evaluate.worst)}
     summary |= {"splits": as_json_tree(splits), "metrics": as_json(summary["metrics"])}
+    summary["other_code"] = other_code(config, run, summary["best_step"])
     test = report.values if split == "test" else summary["test"]
     summary |= {"test": as_json(test)}
     run.write_summary(summary | ({"test_rows": len(report)} if split == "test" else {}))
@@ -132,13 +131,11 @@ def predict(
     """
     check_split(split)
     with reopened(Path(place), which, overrides, allow_change, trust) as (_, run, built, _found):
-        source = read_rows(Path(data)) if data is not None else built.split(split)
-        if source is None or not len(source):
-            raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
         example = next(once(built.split("validation") or built.train, 1))
         kind = example.target
-        if data is not None:
-            source = _as_trained(source, example.inputs)
+        source = read_rows(Path(data), example.inputs) if data is not None else built.split(split)
+        if source is None or not len(source):
+            raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
         parts: dict[str, list[Any]] = {}
         index = []
         batches = counted(_without_targets(source, built.order.batch_size), len(source), "predicting")
@@ -152,14 +149,6 @@ def predict(
         return keys_of(rows, source) | {name: np.concatenate(found) for name, found in parts.items()}
 
 
-def _as_trained(source: Any, example: Any) -> Any:
-    """New data in the precision of the data that the model was trained on."""
-    wanted = getattr(example, "dtype", None)
-    if isinstance(source.inputs, np.ndarray) and wanted is not None:
-        source.inputs = source.inputs.astype(str(wanted).removeprefix("torch."), copy=False)
-    return source
-
-
 def _without_targets(source: Source, batch_size: int) -> Iterator[Any]:
     for batch in once(source, batch_size):
         yield replace(batch, target=None)
@@ -171,50 +160,6 @@ def _predicted(output: Any, kind: Any) -> tuple[Any, Any]:
         return interpret(output, None)
     target = np.zeros((len(output), *np.shape(kind)[1:]), dtype=np.asarray(kind).dtype)
     return interpret(output, target)
-
-
-def read_rows(file: Path) -> ArraySource:
-    """New data: an .npy array, an .npz with `inputs` (and `ids`), or a .csv with `id` and numbers."""
-    if not file.is_file():
-        raise UsageError(f"there is no file {file}")
-    try:
-        if file.suffix == ".npy":
-            array = np.load(file, allow_pickle=False)
-            if not array.ndim:
-                raise UsageError(f"{file} holds a single number, and no rows")
-            return ArraySource(array)
-        if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as archive:
-                if "inputs" not in archive:
-                    raise UsageError(f"{file} has no array 'inputs'; it has {', '.join(archive.files)}")
-                ids = archive["ids"].tolist() if "ids" in archive else None
-                return ArraySource(archive["inputs"], ids=ids)
-        if file.suffix == ".csv":
-            return _csv_rows(file)
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, csv.Error) as error:
-        raise UsageError(f"{file} cannot be read as data: {error}") from error
-    raise UsageError(f"{file} is none of .npy, .npz and .csv")
-
-
-def _csv_rows(file: Path) -> ArraySource:
-    csv.field_size_limit(sys.maxsize)
-    with file.open(newline="", encoding="utf-8-sig") as stream:
-        reader = csv.reader(stream)
-        header = next(reader, [])
-        rows = list(reader)
-    if not rows:
-        raise UsageError(f"{file} has no rows")
-    place = header.index("id") if "id" in header else None
-    numbers = []
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise UsageError(f"{file}:{number}: {len(row)} cells, but the header has {len(header)}")
-        try:
-            numbers.append([float(cell) for i, cell in enumerate(row) if i != place])
-        except ValueError as error:
-            raise UsageError(f"{file}:{number}: {error}") from None
-    ids = [row[place] for row in rows] if place is not None else None
-    return ArraySource(np.asarray(numbers, dtype=np.float32), ids=ids)
 
 
 def export(

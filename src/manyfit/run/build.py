@@ -16,6 +16,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.config import Component, Config
+from manyfit.config.component import blamed
 from manyfit.config.consistency import RESERVED
 from manyfit.config.schema import Train
 from manyfit.config.variants import is_variant
@@ -27,6 +28,7 @@ from manyfit.core.trace import user_frame
 from manyfit.data import (
     ClassWeighted,
     Data,
+    IterableSource,
     Limited,
     NotASource,
     Order,
@@ -302,6 +304,8 @@ def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
         )
     limit = run.train.limit
     sources: dict[str, Source | None] = {split: split_of(run.data, data, split) for split in SPLITS}
+    if run.train.steps is not None:
+        set_steps(config, sources["train"], run.train.steps * data.batch_size)
     if limit.overfit is not None and sources["train"] is not None:
         first = Limited(sources["train"], limit.overfit * data.batch_size, run.seed)
         sources |= {"train": first, "validation": first}
@@ -310,6 +314,16 @@ def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
         if batches is not None and source is not None:
             sources[split] = Limited(source, batches * data.batch_size, run.seed)
     return Order(data.batch_size, run.seed), sources
+
+
+def set_steps(config: Config, source: Source | None, rows: int) -> None:
+    """Say how many rows of a stream make an epoch."""
+    if not (isinstance(source, IterableSource) and source.is_stream):
+        raise UsageError(
+            f"{config.origin('train.steps')}: train.steps: the data has a length, and an epoch is all of it; "
+            "to train on less, set train.limit.train"
+        )
+    source.count = rows
 
 
 def check_measured(config: Config, validation: Source | None) -> None:
@@ -354,7 +368,7 @@ def _split_failed(component: Component, split: str, error: Exception) -> Compone
         )
     )
     failed.kind = "data"
-    return failed
+    return blamed(failed, error)
 
 
 def check_gpu(device: torch.device) -> None:

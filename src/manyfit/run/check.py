@@ -23,7 +23,7 @@ from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.learner import fetch
 from manyfit.learn.torch import TorchLearner
 from manyfit.run.build import SPLITS, Built, build, threads, without_callbacks
-from manyfit.run.proof import POINTS, SMALL, difference, killed_and_resumed
+from manyfit.run.proof import POINTS, SMALL, SPARSE, difference, killed_and_resumed
 from manyfit.run.stretch import Proven, rehearse
 from manyfit.store.folder import RunFolder
 
@@ -155,7 +155,7 @@ def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -
     with tempfile.TemporaryDirectory(prefix="manyfit-check-") as folder:
         place = Path(folder) / "runs"
         try:
-            killed_and_resumed(source, changes, place / "whole", [])
+            killed_and_resumed(source, [*changes, *SPARSE], place / "whole", [])
         except RunFailed as error:
             yield Finding("a few steps", False, str(error))
             return

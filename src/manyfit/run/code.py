@@ -7,8 +7,11 @@ import functools
 import hashlib
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from manyfit.config import Component, Config
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -61,3 +64,67 @@ def _digest(file: Path, mtime: int, size: int) -> str:
     except (OSError, SyntaxError, ValueError) as error:
         tree = f"unreadable: {type(error).__name__}"
     return hashlib.sha256(tree.encode()).hexdigest()
+
+
+def evaluation_only(config: Config, source: Path) -> set[str]:
+    """Modules of the user's own that evaluate and cannot change what is trained."""
+    run = config.run
+    imported(source)
+    files: dict[str, Path] = _last["files"]
+    evaluate = [run.evaluate.evaluator, *run.evaluate.functions.values()]
+    trained = [run.data, run.model, *vars(run.train).values()]
+    return _reached(_modules(evaluate), files) - _reached(_modules(trained), files)
+
+
+def _modules(values: Iterable[Any]) -> Iterator[str]:
+    """The modules of all classes and functions that some values hold."""
+    for value in values:
+        if isinstance(value, Component):
+            yield str(getattr(value.target, "__module__", ""))
+            yield from _modules(value.params.values())
+        elif isinstance(value, type):
+            yield value.__module__
+        elif isinstance(value, dict):
+            yield from _modules(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _modules(value)
+
+
+def _reached(roots: Iterable[str], files: dict[str, Path]) -> set[str]:
+    """Some modules, and all that they import."""
+    found: set[str] = set()
+    waiting = [name for name in roots if name in files]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [other for other in imports_of(name, files[name]) if other in files]
+    return found
+
+
+def imports_of(name: str, file: Path) -> list[str]:
+    """What a module imports, by every name that may be meant."""
+    try:
+        status = file.stat()
+        return _imports(name, file, status.st_mtime_ns, status.st_size)
+    except (OSError, SyntaxError, ValueError):
+        return []
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(name: str, file: Path, mtime: int, size: int) -> list[str]:
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    found = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for each in names:
+            parts = each.split(".")
+            found += [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    return found

@@ -9,8 +9,10 @@ from manyfit.config import Config
 from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.run.build import Built
+from manyfit.run.code import evaluation_only, imported
 from manyfit.run.evaluate import Report, as_csv, evaluate
 from manyfit.run.export import export_best, export_others
+from manyfit.run.guard import changed_code
 from manyfit.run.signals import Watch
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, Keep, Note
@@ -66,6 +68,7 @@ def write_summary(
             "best_epoch": best.epoch,
             "fingerprint": config.fingerprint,
             "stopped": reason,
+            "other_code": other_code(config, run, best.step),
             "metrics": as_json(best.metrics),
             "test": as_json(test.values if test is not None else {}),
             "test_rows": len(test) if test is not None else 0,
@@ -74,6 +77,21 @@ def write_summary(
             },
         }
     )
+
+
+def other_code(config: Config, run: RunFolder, step: int) -> list[str]:
+    """Modules that evaluate a checkpoint and are not what they were when it was trained; that is said."""
+    found = []
+    for source in config.sources:
+        evaluating = evaluation_only(config, source)
+        changed = changed_code(imported(source), run, step)
+        found += [name for name in changed if name not in evaluating]
+    if found:
+        log.warning(
+            "the weights of step %d are evaluated with other code than they were trained with: see %s",
+            step, ", ".join(found),
+        )  # fmt: skip
+    return found
 
 
 def write_report(

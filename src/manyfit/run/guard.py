@@ -78,9 +78,16 @@ def check_data(
 
 
 def check_code(
-    now: Mapping[str, str], folder: RunFolder, source: Path, allowed: Collection[str] = ()
+    now: Mapping[str, str],
+    folder: RunFolder,
+    source: Path,
+    allowed: Collection[str] = (),
+    evaluation: Collection[str] = (),
 ) -> None:
-    """Refuse code of the user's own that differs from what has trained the run so far."""
+    """Refuse code of the user's own that differs from what has trained the run so far.
+
+    `evaluation` are modules that cannot have done so: what they say may change.
+    """
     sessions = folder.sessions()
     before: Mapping[str, str] = sessions[-1].get("modules", {}) if sessions else {}
     changed = [
@@ -88,6 +95,9 @@ def check_code(
         for name in now
         if before.get(name, now[name]) != now[name] and not is_allowed(f"code.{name}", allowed, "code")
     ]
+    if reporting := [name for name in changed if name in evaluation]:
+        log.warning("%s evaluates otherwise than when the run was trained", ", ".join(reporting))
+        changed = [name for name in changed if name not in evaluation]
     if changed:
         names = " ".join(f"--allow-change code.{name}" for name in changed)
         raise RunConflict(
@@ -95,6 +105,14 @@ def check_code(
             f"{source.name}/ (comments and docstrings do not count); put the old code back, train in a "
             f"folder of its own, or go on with the change: {names}"
         )
+
+
+def changed_code(now: Mapping[str, str], folder: RunFolder, step: int) -> list[str]:
+    """Modules that are not what they were when a step was trained."""
+    begun = [(each.get("from_step", 0), each.get("modules")) for each in folder.sessions()]
+    trained = [modules for start, modules in begun if isinstance(start, int) and start < step]
+    before = trained[-1] if trained and isinstance(trained[-1], dict) else {}
+    return [name for name in now if before.get(name, now[name]) != now[name]]
 
 
 def check_backend(now: str, folder: RunFolder, allowed: Collection[str] = ()) -> None:

@@ -57,10 +57,7 @@ def validate(
 
 def watching(batches: Iterator[Batch], watch: Watch | None) -> Iterator[Batch]:
     """Batches, until somebody asks to stop."""
-    for batch in batches:
-        if watch is not None:
-            watch.check()
-        yield batch
+    return batches if watch is None else watch.obeying(batches)
 
 
 class Whole:

@@ -239,10 +239,10 @@ def lengthened(component: Component, total: int, rates: list[float]) -> Componen
         ends = [*params.get("milestones", ()), total] if "milestones" in params else [total] * len(parts)
         begins = [0, *ends] if "milestones" in params else [0] * len(parts)
         lengths = [max(1, int(end) - int(begin)) for begin, end in zip(begins, ends, strict=False)]
-        if len(lengths) == len(parts):  # else torch says that they do not fit
-            params["schedulers"] = [
-                lengthened(part, length, rates) for part, length in zip(parts, lengths, strict=True)
-            ]
+        lengths += [1] * len(parts)  # if there are too few milestones, torch says so
+        params["schedulers"] = [
+            lengthened(part, length, rates) for part, length in zip(parts, lengths, strict=False)
+        ]
     return dataclasses.replace(component, params=params)
 
 

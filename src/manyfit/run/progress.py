@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from manyfit.core.names import counted as times
 from manyfit.core.secrets import redact
 from manyfit.core.text import printable, printable_line
 from manyfit.data import Batch
@@ -35,9 +36,8 @@ class PlainProgress:
         """Say what begins."""
         names = ", ".join(member.folder.name for member in cohort.members)
         where = f" from step {cohort.step}" if cohort.step else ""
-        self.line(
-            f"training {names}{where}: {cohort.plan.epochs} epochs of {cohort.plan.steps_per_epoch} steps"
-        )
+        epochs = times(cohort.plan.epochs, "epoch")
+        self.line(f"training {names}{where}: {epochs} of {times(cohort.plan.steps_per_epoch, 'step')}")
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Show the values of an epoch."""

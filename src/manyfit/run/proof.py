@@ -46,12 +46,13 @@ class Kill:
 POINTS: Final[Sequence[Sequence[Kill]]] = (
     [Kill("step", 1)],
     [Kill("step", 4)],
+    [Kill("step", 9)],
     [Kill("validation", 2)],
+    [Kill("validation", 6)],
     [Kill("write", 4)],
-    [Kill("write", 9)],
     [Kill("write", 14)],
     [Kill("epoch", 1)],
-    [Kill("step", 5), Kill("step", 2)],
+    [Kill("step", 5), Kill("step", 6)],
 )
 """What `manyfit check --resume` tries: one kill, or several one after another, then a start to the end."""
 
@@ -77,6 +78,8 @@ SMALL: Final = (
     "track.mlflow=null",
 )
 """A few steps of a run, with everything happening within each epoch."""
+SPARSE: Final = ("train.every.checkpoint=1ep",)
+"""The run that is not killed is cut at other places than those that are: this must not change anything."""
 
 
 class Probe:

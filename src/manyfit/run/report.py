@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from manyfit.core.names import counted
 from manyfit.run.progress import values
 from manyfit.run.result import RunResult
 from manyfit.store.folder import RunFolder
@@ -21,11 +22,14 @@ def closing(result: RunResult) -> str:
     done = "finished" if result.trained_steps else again
     lines = [
         f"{folder.name} {done}",
-        f"  trained  {summary['epoch']:.4g} epochs, {result.step} steps",
+        f"  trained  {counted(round(summary['epoch'], 4), 'epoch')}, {counted(result.step, 'step')}",
         f"  best     epoch {summary['best_epoch']:.4g}: {values(result.metrics)}",
     ]
     if summary.get("stopped"):
         lines.insert(2, f"  stopped  {summary['stopped']}")
+    if summary.get("other_code"):
+        changed = ", ".join(map(str, summary["other_code"]))
+        lines.append(f"  note     the best weights were trained before {changed} was changed")
     if result.test:
         lines.append(f"  test     {values(result.test)}  ({summary['test_rows']} rows)")
         lines.append(f"  rows     {folder.reports / 'test.csv'}")

@@ -28,7 +28,7 @@ class RunResult:
     metrics: Mapping[str, float]
     test: Mapping[str, float]
     trained_steps: int = 0
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def history(self) -> list[Event]:

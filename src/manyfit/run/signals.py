@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
 
+T = TypeVar("T")
 ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -15,15 +17,45 @@ class Watch:
     """Whether somebody has asked to stop, and by which signal."""
 
     number = 0
+    is_reading = False
+    """Whether the main thread waits for data, which may take long: then it leaves at once."""
 
     def check(self) -> None:
         """Leave what can be done again later, such as a validation."""
         if self.number:
             raise Asked
 
+    @property
+    def name(self) -> str:
+        """The name of the signal."""
+        return signal.Signals(self.number).name
 
-class Asked(Exception):
-    """Somebody has asked to stop."""
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise `Asked` as soon as somebody asks, whatever is waited for."""
+        self.check()
+        self.is_reading = True
+        try:
+            yield
+        finally:
+            self.is_reading = False
+
+    def obeying(self, batches: Iterator[T]) -> Iterator[T]:
+        """Batches; while one is waited for, `Asked` is raised as soon as somebody asks."""
+        while True:
+            self.check()
+            self.is_reading = True
+            try:
+                batch = next(batches, None)
+            finally:
+                self.is_reading = False
+            if batch is None:
+                return
+            yield batch
+
+
+class Asked(BaseException):
+    """Somebody has asked to stop. Users' code that catches every `Exception` does not catch this."""
 
 
 @contextmanager
@@ -38,6 +70,9 @@ def watched() -> Iterator[Watch]:
         watch.number = number
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if watch.is_reading:
+            watch.is_reading = False
+            raise Asked
 
     before = {number: signal.signal(number, note) for number in ASKING}
     try:

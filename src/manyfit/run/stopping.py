@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from manyfit.config.cadence import Cadence
 from manyfit.config.schema import Stop, Train
 from manyfit.core.errors import Diverged, NotANumber, RunFailed
+from manyfit.core.names import counted
 from manyfit.store.events import Event
 
 LOSSES = ("train_loss", "val_loss")
@@ -85,7 +86,11 @@ class Judge:
         waited = event.step - self._best_step
         if self._patience is None or waited < self._patience.steps(steps_per_epoch):
             return None
+        by_epochs = self._patience.unit == "ep"
+        length = (
+            counted(round(waited / steps_per_epoch, 4), "epoch") if by_epochs else counted(waited, "step")
+        )
+        since = f"epoch {self._best_step / steps_per_epoch:.4g}" if by_epochs else f"step {self._best_step}"
         return Ending(
-            f"{stop.metric} has not been better than {sign * self._best:.4g} for {waited} steps, "
-            f"since step {self._best_step}"
+            f"{stop.metric} has not been better than {sign * self._best:.4g} for {length}, since {since}"
         )

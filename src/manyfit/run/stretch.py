@@ -28,7 +28,7 @@ from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.learner import Outputs
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, key_of, threads
-from manyfit.run.code import imported
+from manyfit.run.code import evaluation_only, imported
 from manyfit.run.cohort import Cohort, Member
 from manyfit.run.measure import Whole
 from manyfit.run.signals import Watch
@@ -97,7 +97,7 @@ def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Ite
         code = imported(source)
         if last is not None:
             guard.check_data(data, run, allowed)
-            guard.check_code(code, run, source, allowed)
+            guard.check_code(code, run, source, allowed, evaluation_only(config, source))
             guard.check_backend(getattr(built.learner, "backend", "torch"), run, allowed)
             options = built.learner.options()
             built.learner.load([last[1]])

@@ -6,7 +6,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,19 @@ def train(
         failures(run),
         watched() as watch,
         own_randomness(),
-        opened(config, run, allow_change) as here,
+        ExitStack() as stack,
     ):
-        if here.is_over and run.summary().get("step") == here.step:
-            write_resolved(here.config, run)
-            return result(run)
-        rehearse(here.built, here.config)
+        try:
+            with watch.reading():
+                here = stack.enter_context(opened(config, run, allow_change))
+            if here.is_over and run.summary().get("step") == here.step:
+                write_resolved(here.config, run)
+                return result(run)
+            with watch.reading():
+                rehearse(here.built, here.config)
+        except Asked:
+            text = f"ended by {watch.name} before anything was trained, while data was read"
+            raise Interrupted(text, watch.number) from None
         begin(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
         with recorded(run), finished(trackers, run):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -42,6 +41,7 @@ def fit(
 ) -> None:
     """Train every run of a cohort from where it stands to its end, or until some step."""
     watch, pace = watch or Watch(), pace or Pace(cohort.plan)
+    is_exact = getattr(cohort.learner, "stands_between_batches", False)
     end, this = cohort.plan.total if until is None else min(until, cohort.plan.total), os.getpid()
     with ExitStack() as stack:
         for member in cohort.members:
@@ -55,7 +55,11 @@ def fit(
         while cohort.step < end and cohort.active:
             boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
             pace.begin()
-            cohort.learner.train(cohort.batches, boundary.step - cohort.step)
+            try:
+                batches = watch.obeying(cohort.batches) if is_exact else cohort.batches
+                cohort.learner.train(batches, boundary.step - cohort.step)
+            except Asked:
+                cut_short(cohort, watch)
             if os.getpid() != this:  # user code has forked; only one process may write into the folder
                 os._exit(0)
             boundary = pace.pause(boundary, boundary.step - cohort.step)
@@ -89,6 +93,15 @@ def reach(
         callback.on_boundary(cohort, boundary, rows)
     if watch.number and not boundary.last:
         leave(cohort, boundary, watch)
+
+
+def cut_short(cohort: Cohort, watch: Watch) -> None:
+    """Leave while a batch is waited for: the learner stands between two steps."""
+    done: int = cohort.learner.step  # type: ignore[attr-defined]
+    if not done:
+        raise Interrupted(f"ended by {watch.name} before the first step, while data was read", watch.number)
+    cohort.step = done
+    leave(cohort, cohort.plan.at(done), watch)
 
 
 def measured(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
@@ -146,8 +159,7 @@ def leave(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
         member.writer.flush()
         member.settle()
     where = ", ".join(str(member.folder.path) for member in cohort.members)
-    name = signal.Signals(watch.number).name
     raise Interrupted(
-        f"ended by {name} at step {boundary.step}; the same command goes on from there in {where}",
+        f"ended by {watch.name} at step {boundary.step}; the same command goes on from there in {where}",
         watch.number,
     )

@@ -48,6 +48,7 @@ def details(run: RunFolder) -> dict[str, Any]:
         **describe(run),
         "fingerprint": snapshot.fingerprint if snapshot else None,
         "config": dict(snapshot.values) if snapshot else {},
+        "defaults": sorted(snapshot.defaults) if snapshot else [],
         "starts": [
             {
                 "started": s["started"],

@@ -215,6 +215,8 @@ class RunFolder:
         """The closing summary; empty while the run is not finished."""
         file = self.reports / "summary.json"
         found = read_json(file, SUMMARY)
+        if not isinstance(found.get("other_code", []), list):
+            raise FolderError(f"{file} is damaged: other_code is no list")
         try:
             return {**found, **{name: from_json(found[name]) for name in ("metrics", "test") if found}}
         except (ValueError, TypeError) as error:
