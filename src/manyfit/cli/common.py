@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from glob import iglob
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -14,6 +14,7 @@ import click
 
 from manyfit.cli import LOG_LEVELS
 from manyfit.cli.output import say
+from manyfit.core.errors import RunFailed
 from manyfit.core.numbers import as_json_tree
 from manyfit.core.secrets import redacted
 from manyfit.core.text import printable_line
@@ -299,6 +300,14 @@ def _pinned(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
         chosen = pin(value)
         if len(set(chosen)) > 1 and ctx.info_name == "train":
             say(f"a run is trained on one GPU, {chosen[0]}; several are for studies", err=True)
+
+
+def check_failed(rows: Mapping[str, int]) -> None:
+    """End with 1 if a function has failed on some rows, after everything was written."""
+    failed = {split: count for split, count in rows.items() if count}
+    if failed:
+        text = ", ".join(f"{count} of the {split} split" for split, count in failed.items())
+        raise RunFailed(f"a function has failed on rows, {text}: see the column `failed` of the reports")
 
 
 def study_argument(function: F) -> F:

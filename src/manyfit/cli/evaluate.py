@@ -10,6 +10,7 @@ from manyfit.cli.common import (
     OverrideVerb,
     allow_change_option,
     as_json,
+    check_failed,
     json_option,
     overrides,
     run_argument,
@@ -37,10 +38,11 @@ def command(
     report = evaluate(run, split, which, overrides(), allow_change, trust)
     if json_:
         as_json({"rows": len(report), "values": report.values, "summary": report.summary(10)})
-        return
-    table(
-        [
-            ("rows", f"{len(report)} of the {split} split"),
-            *((name, f"{value:.6g}") for name, value in report.values.items()),
-        ]
-    )
+    else:
+        table(
+            [
+                ("rows", f"{len(report)} of the {split} split"),
+                *((name, f"{value:.6g}") for name, value in report.values.items()),
+            ]
+        )
+    check_failed({split: len(report.failed)})

@@ -11,6 +11,7 @@ from manyfit.cli.common import (
     OverrideVerb,
     allow_change_option,
     as_json,
+    check_failed,
     gpu_option,
     json_option,
     overrides,
@@ -87,6 +88,8 @@ def command(
         )
     else:
         say(closing(result))
+    splits: dict[str, Any] = result.summary.get("splits", {})
+    check_failed({name: len(found.get("failed", ())) for name, found in splits.items()})
 
 
 def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:

@@ -19,6 +19,7 @@ RESERVED: Final = (
     "target",
     "prediction",
     "confidence",
+    "failed",
     "loss",
     "class",
     "step",

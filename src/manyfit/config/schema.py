@@ -213,6 +213,9 @@ class Evaluate:
     """A class whose `get_eval_funcs()` gives functions of (y_true, y_pred) of one row, by name."""
     worst: Annotated[int, Kind.NEUTRAL, Ge(0)] = 10
     parquet: Annotated[bool, Kind.NEUTRAL] = False
+    outputs: Annotated[Literal["full", "summary", "none"], Kind.NEUTRAL] = "summary"
+    """Of targets and predictions that are large arrays: keep them beside the report, say what they are like,
+    or leave them out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from manyfit.core.names import listing, nearest
 from manyfit.store.folder import RunFolder
 
 SPLITS: Final = ("train", "validation", "test")
-LABELS: Final = ("id", "row", "part", "target", "prediction", "confidence")
+LABELS: Final = ("id", "row", "part", "target", "prediction", "confidence", "failed")
 RESAMPLES: Final = 10_000
 MOST_DRAWS: Final = 200_000_000
 

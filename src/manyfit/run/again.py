@@ -94,7 +94,7 @@ def evaluate(
             if report is not None:
                 _amend(config, run, split, report)
         else:
-            report = report_of(built, split)
+            report = report_of(built, split, mode=config.run.evaluate.outputs)
             if report is not None:
                 name = f"{split}-step-{found.step}" if is_same else f"{split}-changed"
                 report.write(run.reports / f"{name}.csv")

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,14 @@ log = logging.getLogger("manyfit")
 
 AT_ONCE: Final = 1 << 24
 """Bytes of outputs and targets that functions of one data point see together."""
-HEAD: Final = ("id", "row", "part", "target", "prediction", "confidence")
+HEAD: Final = ("id", "row", "part", "target", "prediction", "confidence", "failed")
 KEYS: Final = ("id", "row", "part")
 """What tells rows apart: the id; the row, where ids are repeated; the part, where a row became several."""
+
+
+MOST_CELLS: Final = 256
+"""Numbers of an array that a cell of a report holds; of larger ones it says what they are like."""
+Mode: TypeAlias = Literal["full", "summary", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,19 @@ class Report:
 
     columns: Mapping[str, Any]
     means: Mapping[str, float]
+    """Of the rows that have a number."""
     classes: int = 0
     whole: Mapping[str, float] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """The usual metrics of classes, from all rows."""
+    undefined: Mapping[str, int] = field(default_factory=dict)
+    """Rows that have no number in a column."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Rows, by their ids, on which a function has failed, and what it said."""
+    remade: Mapping[str, int] = field(default_factory=dict)
+    """Rows of the split that are missing, or there more than once, if a preprocessor wants that."""
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Columns of large arrays, in full."""
 
     def __len__(self) -> int:
         return len(self.columns["id"])
@@ -54,8 +70,16 @@ class Report:
         return {**self.means, **self.whole}
 
     def write(self, path: Path) -> None:
-        """Write the table as CSV."""
+        """Write the table as CSV, and large arrays beside it."""
         durable.write(path, as_csv(self.columns))
+        for name in ("target", "prediction"):
+            file = path.with_name(f"{path.stem}.{name}.npy")
+            if name in self.arrays:
+                stream = io.BytesIO()
+                np.save(stream, self.arrays[name], allow_pickle=False)
+                durable.write(file, stream.getvalue())
+            else:
+                file.unlink(missing_ok=True)
 
     def write_points(self, folder: Path, split: str, names: Sequence[str]) -> None:
         """Write what an evaluator measured, data point by data point, under the names that its users know."""
@@ -76,7 +100,10 @@ class Report:
         pyarrow = optional("pyarrow", "parquet")
         parquet = optional("pyarrow.parquet", "parquet")
         table = pyarrow.table(
-            {name: pyarrow.array(np.asarray(values).tolist()) for name, values in self.columns.items()}
+            {
+                name: pyarrow.array(np.asarray(self.arrays.get(name, values)).tolist())
+                for name, values in self.columns.items()
+            }
         )
         sink = pyarrow.BufferOutputStream()
         parquet.write_table(table, sink)
@@ -91,9 +118,10 @@ class Report:
         }
         if self.whole:
             found["whole"] = dict(self.whole)
-        if "target" in self.columns:
-            found |= statistics.usual(self.columns["target"], self.columns["prediction"], self.classes)
-        return found
+        for name in ("undefined", "failed", "remade"):
+            if getattr(self, name):
+                found[name] = dict(getattr(self, name))
+        return {**found, **self.usual}
 
 
 def evaluate(
@@ -105,9 +133,10 @@ def evaluate(
     whole: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     shown: str = "",
+    mode: Mode = "summary",
 ) -> Report:
     """Evaluate one run of a cohort on every row of a split; `shown` is the name of a bar on a terminal."""
-    table, metrics = Table(evaluator or Evaluator({})), Whole(whole or {})
+    table, metrics = Table(evaluator or Evaluator({}), mode), Whole(whole or {})
     batches = counted(once(source, batch_size), len(source), shown, bool(shown))
     with own_randomness():
         for outputs in learner.evaluate(watching(batches, watch)):
@@ -116,15 +145,31 @@ def evaluate(
         table.flush()
         measured = {**metrics.values(), **learner.whole()[member]}
     rows = np.concatenate(table.index) if table.index else np.zeros(0, dtype=np.int64)
-    columns: dict[str, Any] = keys_of(rows, source)
+    remade: dict[str, int] = {}
+    columns: dict[str, Any] = keys_of(rows, source, remade)
     columns |= {name: np.concatenate(found) for name, found in table.parts.items() if found}
     measured |= {name: float(columns.pop(name).mean()) for name in table.shared if name in columns}
-    means = {name: float(values.mean()) for name, values in columns.items() if name not in HEAD}
-    return Report(columns, means, table.classes, measured)
+    failed = {columns["id"][place]: text for place, text in table.failed.items()}
+    if failed:
+        columns["failed"] = [table.failed.get(place, "") for place in range(len(rows))]
+    numbers = {name: values for name, values in columns.items() if name not in HEAD}
+    undefined = {n: count for n, values in numbers.items() if (count := int(np.isnan(values).sum()))}
+    for name, count in undefined.items():
+        log.warning(
+            "%r is undefined in %d of %d rows: its mean is that of the others", name, count, len(rows)
+        )
+    means = {name: statistics.mean(values) for name, values in numbers.items()}
+    arrays = {name: np.concatenate(found) for name, found in table.arrays.items()}
+    return Report(columns, means, table.classes, measured, table.usual(), undefined, failed, remade, arrays)
 
 
-def keys_of(rows: npt.NDArray[np.int64], source: Source) -> dict[str, Any]:
-    """What tells rows apart; every row of the split is there exactly once, or it is said who is to blame."""
+def keys_of(
+    rows: npt.NDArray[np.int64], source: Source, remade: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """What tells rows apart; every row of the split is there exactly once, or it is said who is to blame.
+
+    `remade` is told how many are missing, and how many are there more than once.
+    """
     ids, wanted = source.ids(rows), len(source)
     distinct, which, times = np.unique(rows, return_inverse=True, return_counts=True)
     missing, repeated = wanted - len(distinct), len(rows) - len(distinct)
@@ -137,6 +182,8 @@ def keys_of(rows: npt.NDArray[np.int64], source: Source) -> dict[str, Any]:
             "%s makes %d rows of %d data points: %d are missing, %d are there more than once",
             who, len(rows), wanted, missing, int((times > 1).sum()),
         )  # fmt: skip
+        if remade is not None:
+            remade |= {"missing": missing, "repeated": int((times > 1).sum())}
     if len(set(ids)) != len(distinct):
         found["row"] = rows
     if repeated:
@@ -150,9 +197,15 @@ def keys_of(rows: npt.NDArray[np.int64], source: Source) -> dict[str, Any]:
 class Table:
     """The columns of a report, as they grow. Outputs are read for as many rows at once as fit in memory."""
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator, mode: Mode = "summary") -> None:
         self.parts: dict[str, list[Any]] = {"target": [], "prediction": [], "confidence": []}
+        self.arrays: dict[str, list[Any]] = {}
+        """Columns that are too large for a table, in full, if somebody wants them."""
         self.index: list[npt.NDArray[np.int64]] = []
+        self.failed: dict[int, str] = {}
+        """Rows of the table on which a function has failed."""
+        self._mode, self._is_said, self._done = mode, False, 0
+        self._confusion = statistics.Confusion()
         self.classes = 0
         self.shared: set[str] = set()
         """Columns that hold a number of the batch in every row: they are measured, but not reported."""
@@ -182,16 +235,52 @@ class Table:
 
     def _read(self, output: npt.NDArray[Any], target: npt.NDArray[Any] | None) -> None:
         prediction, confidence = interpret(output, target)
-        self.parts["prediction"].append(squeezed(prediction))
+        self._put("prediction", squeezed(prediction))
         if confidence is not None:
             self.parts["confidence"].append(confidence)
             self.classes = max(self.classes, output.shape[1])
+        begin, self._done = self._done, self._done + len(output)
         if target is None:
             return
-        self.parts["target"].append(squeezed(target))
+        self._put("target", squeezed(target))
+        self._confusion.add(squeezed(target), squeezed(prediction), self.classes)
         if self._evaluator.functions:
             for name, values in self._evaluator(output, target).items():
                 self.parts.setdefault(name, []).append(values)
+            for name, i, text in self._evaluator.failures:
+                before = self.failed.get(begin + i)
+                self.failed[begin + i] = f"{before}; {name}: {text}" if before else f"{name}: {text}"
+
+    def _put(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Add values to a column, or say what they are like if they are too large for a table."""
+        if values.ndim < 2 or values[0].size <= MOST_CELLS:
+            self.parts[name].append(values)
+            return
+        if not self._is_said:
+            self._is_said = True
+            kept = {"full": "they lie beside the report as .npy", "summary": "it says what they are like"}
+            log.warning(
+                "rows have arrays of %d numbers, which are too large for a report: %s (evaluate.outputs)",
+                values[0].size, kept.get(self._mode, "they are left out"),
+            )  # fmt: skip
+        if self._mode == "full":
+            self.arrays.setdefault(name, []).append(values)
+        if self._mode != "none":
+            self.parts[name].append(np.array([described(row) for row in values]))
+
+    def usual(self) -> dict[str, Any]:
+        """The usual metrics of classes, if the outputs are some."""
+        return self._confusion.metrics()
+
+
+def described(row: npt.NDArray[Any]) -> str:
+    """A large array in a few words.
+
+    >>> described(np.arange(6.0).reshape(2, 3))
+    'float64[2, 3], from 0 to 5, mean 2.5'
+    """
+    low, high, mean = row.min(), row.max(), row.mean(dtype=np.float64)
+    return f"{row.dtype}{list(row.shape)}, from {low:.6g} to {high:.6g}, mean {mean:.6g}"
 
 
 def interpret(

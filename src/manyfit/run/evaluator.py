@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from manyfit.config.roles import METRIC
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
+from manyfit.core.trace import user_frame
 
 log = logging.getLogger("manyfit")
 
@@ -89,20 +91,38 @@ class Evaluator:
             self.functions[name] = _turned(function)
             self._kinds[name] = kinds
         self._ways: dict[str, Callable[[Arrays, Arrays], Any]] = {}
+        self._alone: dict[str, Kind] = {}
+        """Functions that are called for each row."""
+        self._undecided: set[str] = set()
+        """Those of them that are tried again with the next rows."""
+        self._known: dict[str, tuple[npt.NDArray[np.float64], dict[int, Exception]]] = {}
+        """What was found for the first rows while they were tried."""
+        self.failures: list[tuple[str, int, str]] = []
+        """Rows of the last call on which a function has failed: its name, the row, and what it said."""
         self._trusted: dict[str, Kind] = {}
         """Functions that are called for many rows at once because they have agreed with themselves so far."""
 
     def __call__(self, output: Arrays, target: Arrays) -> dict[str, npt.NDArray[np.float64]]:
-        """One number for each row and function."""
-        return {name: self._values(name, output, target) for name in self.functions}
+        """One number for each row and function; none where a function fails, which is noted."""
+        self.failures = []
+        with quiet():
+            return {name: self._values(name, output, target) for name in self.functions}
 
     def _values(self, name: str, output: Arrays, target: Arrays) -> npt.NDArray[np.float64]:
-        way = self._ways.get(name) or self._probe(name, output, target)
-        found = numbers(way(output, target))
+        if name not in self._ways and name not in self._alone:
+            self._probe(name, output, target)
+        if name in self._alone:
+            return self._row_by_row(name, output, target)
+        try:
+            found = numbers(self._ways[name](output, target))
+        except Exception as error:
+            if name not in self._trusted:
+                raise _failed(name, output, target, error) from error
+            found = None  # on some row: called for each, it says on which
         if name in self._trusted and not self._still_agrees(name, found, output, target):
             log.warning("%r does not give the same for many rows at once: it is called row by row", name)
-            self._ways[name] = way = self._one_by_one(name, self._trusted.pop(name))
-            found = numbers(way(output, target))
+            self._alone[name] = self._trusted.pop(name)
+            return self._row_by_row(name, output, target)
         if found is None or found.shape != (len(output),):
             shape = "something else" if found is None else f"shape {found.shape}"
             raise RunFailed(
@@ -116,22 +136,36 @@ class Evaluator:
         if found is None or found.shape != (len(output),):
             return False
         some = np.unique(np.linspace(0, len(output) - 1, PROBED).astype(int))
-        alone = one_by_one(name, self.functions[name], self._trusted[name], output[some], target[some])
-        return bool(np.allclose(found[some], alone, rtol=1e-5, atol=1e-7, equal_nan=True))
+        alone, errors = one_by_one(self.functions[name], self._trusted[name], output[some], target[some])
+        return not errors and bool(np.allclose(found[some], alone, rtol=1e-5, atol=1e-7, equal_nan=True))
 
-    def _one_by_one(self, name: str, kind: Kind) -> Callable[[Arrays, Arrays], Any]:
-        return lambda output, target: one_by_one(name, self.functions[name], kind, output, target)
+    def _row_by_row(self, name: str, output: Arrays, target: Arrays) -> npt.NDArray[np.float64]:
+        """Call a function for each row; what a probe has found already is not asked for again."""
+        known, errors = self._known.pop(name, (np.zeros(0), {}))
+        done, function, kind = len(known), self.functions[name], self._alone[name]
+        rest, more = one_by_one(function, kind, output[done:], target[done:])
+        errors |= {done + i: error for i, error in more.items()}
+        if len(errors) == len(output) and len(output) > 1:
+            raise _failed(name, output, target, errors[0]) from errors[0]
+        for i, error in sorted(errors.items()):
+            self.failures.append((name, i, f"{type(error).__name__}: {error} at {user_frame(error)}"))
+        if name in self._undecided:
+            self._undecided.discard(name)
+            del self._alone[name]
+        return np.concatenate([known, rest])
 
-    def _probe(self, name: str, output: Arrays, target: Arrays) -> Callable[[Arrays, Arrays], Any]:
+    def _probe(self, name: str, output: Arrays, target: Arrays) -> None:
         """Try a function on a few rows in every way, and choose the fastest that gives the same."""
         function = self.functions[name]
         few, some = output[:PROBED], target[:PROBED]
         if getattr(function, "batched", False):
             self._ways[name] = self._for_batches(name, few, some)
-            return self._ways[name]
-        kind, alone, rate = self._alone(name, few, some)
+            return
+        kind, alone, errors, rate = self._tried(name, few, some)
+        self._alone[name], self._known[name] = kind, (alone, errors)
         if len(alone) < 2 or (alone == alone[0]).all():
-            return self._one_by_one(name, kind)  # rows that are all the same prove nothing: asked again later
+            self._undecided.add(name)  # rows that are all the same prove nothing: asked again later
+            return
         reason = "it does not give the same for many rows at once"
         for way in ways(function, kind):
             try:
@@ -145,11 +179,10 @@ class Evaluator:
                 and np.allclose(together, alone, rtol=1e-5, atol=1e-7, equal_nan=True)
             ):
                 self._trusted[name], self._ways[name] = kind, way
-                return way
+                del self._alone[name], self._known[name]
+                return
         level = logging.WARNING if rate < SLOW else logging.INFO
         log.log(level, "%r is called row by row, about %.0f rows/s: %s", name, rate, reason)
-        self._ways[name] = self._one_by_one(name, kind)
-        return self._ways[name]
 
     def _for_batches(self, name: str, few: Arrays, some: Arrays) -> Callable[[Arrays, Arrays], Any]:
         function, errors = self.functions[name], []
@@ -164,18 +197,23 @@ class Evaluator:
             )
         raise _failed(name, few, some, errors[0]) from errors[0]
 
-    def _alone(self, name: str, few: Arrays, some: Arrays) -> tuple[Kind, npt.NDArray[np.float64], float]:
-        """The first kind of array that a function works with, what it gives, and how fast."""
-        errors = []
+    def _tried(
+        self, name: str, few: Arrays, some: Arrays
+    ) -> tuple[Kind, npt.NDArray[np.float64], dict[int, Exception], float]:
+        """The kind of array that a function works with best, what it gives, where it fails, and how fast."""
+        best: Any = None
         for kind in self._usable(name):
-            try:
-                one_by_one(name, self.functions[name], kind, few[:1], some[:1])
-                began = time.perf_counter()
-                alone = one_by_one(name, self.functions[name], kind, few, some)
-                return kind, alone, len(few) / max(time.perf_counter() - began, 1e-9)
-            except RunFailed as error:  # raised below, if no kind of array works
-                errors.append(error)
-        raise errors[0]
+            began = time.perf_counter()
+            alone, errors = one_by_one(self.functions[name], kind, few, some)
+            found = kind, alone, errors, len(few) / max(time.perf_counter() - began, 1e-9)
+            if best is None or len(errors) < len(best[2]):
+                best = found
+            if not errors:
+                break
+        first = next(iter(best[2].values()), None)
+        if first is not None and len(best[2]) == len(few):
+            raise _failed(name, few[0], some[0], first) from first
+        return best  # type: ignore[no-any-return]
 
     def _usable(self, name: str) -> list[Kind]:
         return [k for k in self._kinds[name] if k is not TENSORFLOW or "tensorflow" in sys.modules]
@@ -204,25 +242,40 @@ def ways(function: PointFunction, kind: Kind) -> Iterator[Callable[[Arrays, Arra
         yield lambda output, target: together(tf.convert_to_tensor(output), tf.convert_to_tensor(target))
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """TensorFlow says nothing about how it traces functions that it was not asked to trace."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def one_by_one(
-    name: str, function: PointFunction, kind: Kind, output: Arrays, target: Arrays
-) -> npt.NDArray[np.float64]:
-    """Call a function for each row."""
-    outputs, targets = kind.make(output), kind.make(target)
-    values = np.empty(len(output), dtype=np.float64)
+    function: PointFunction, kind: Kind, output: Arrays, target: Arrays
+) -> tuple[npt.NDArray[np.float64], dict[int, Exception]]:
+    """Call a function for each row; no number where it raises, and what it raised."""
+    values, errors = np.full(len(output), np.nan), dict[int, Exception]()
+    try:
+        outputs, targets = kind.make(output), kind.make(target)
+    except Exception as error:
+        return values, dict.fromkeys(range(len(output)), error)
     for i in range(len(output)):
         try:
             values[i] = float(function(outputs[i], targets[i]))
-        except Exception as error:
-            raise _failed(name, output[i], target[i], error) from error
-    return values
+        except Exception as error:  # said of the row
+            errors[i] = error
+    return values, errors
 
 
 def _failed(name: str, output: Arrays, target: Arrays, error: Exception) -> RunFailed:
     shapes = f"output {np.shape(output)}, target {np.shape(target)}"
     return RunFailed(
         f"the function {name!r} must return one number for a row, but failed on {shapes}: "
-        f"{type(error).__name__}: {error}"
+        f"{type(error).__name__}: {error}\n  at {user_frame(error)}"
     )
 
 

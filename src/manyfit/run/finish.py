@@ -10,7 +10,7 @@ from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.run.build import Built
 from manyfit.run.code import evaluation_only, imported
-from manyfit.run.evaluate import Report, as_csv, evaluate
+from manyfit.run.evaluate import Mode, Report, as_csv, evaluate
 from manyfit.run.export import export_best, export_others
 from manyfit.run.guard import changed_code
 from manyfit.run.signals import Watch
@@ -103,7 +103,7 @@ def write_report(
     shown: bool = True,
 ) -> Report | None:
     """Evaluate one split and write what was found, row by row; None if it has no rows."""
-    report = report_of(built, split, watch, shown)
+    report = report_of(built, split, watch, shown, config.run.evaluate.outputs)
     if report is None:
         return None
     report.write(run.reports / f"{split}.csv")
@@ -111,11 +111,20 @@ def write_report(
         report.write_points(run.reports, split, built.evaluator.points)
     if config.run.evaluate.parquet:
         report.write_parquet(run.reports / f"{split}.parquet")
+    if report.failed:
+        first, text = next(iter(report.failed.items()))
+        log.error("%d rows of the %s split failed, such as %s: %s", len(report.failed), split, first, text)
     log.info("evaluated %d rows of the %s split", len(report), split)
     return report
 
 
-def report_of(built: Built, split: str, watch: Watch | None = None, shown: bool = True) -> Report | None:
+def report_of(
+    built: Built,
+    split: str,
+    watch: Watch | None = None,
+    shown: bool = True,
+    mode: Mode = "summary",
+) -> Report | None:
     """Evaluate one split; None if it has no rows."""
     source = built.split(split)
     if source is None:
@@ -128,6 +137,7 @@ def report_of(built: Built, split: str, watch: Watch | None = None, shown: bool 
         whole=built.whole,
         watch=watch,
         shown=f"evaluating {split}" if shown else "",
+        mode=mode,
     )
 
 

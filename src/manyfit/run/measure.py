@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from manyfit.core.errors import RunFailed
 from manyfit.data import Batch, Source, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Learner, Outputs
+from manyfit.run import statistics
 from manyfit.run.signals import Watch
 
 Row = Mapping[str, float]
@@ -44,7 +46,7 @@ def validate(
                 columns.setdefault(name, []).append(values)
             for i, each in enumerate(wholes):
                 each.update(outputs, i)
-        means = {name: np.concatenate(parts, axis=1).mean(axis=1) for name, parts in columns.items()}
+        means = {name: _means(name, np.concatenate(parts, axis=1)) for name, parts in columns.items()}
         own = learner.whole()
         return [
             {f"val_{name}": float(value) for name, value in values.items()}
@@ -53,6 +55,13 @@ def validate(
                 for i in range(learner.n)
             )
         ]
+
+
+def _means(name: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The mean for each run: of a loss that is undefined somewhere, none; else of the rows that have one."""
+    if name == "loss" or not np.isnan(values).any():
+        return np.asarray(values.mean(axis=1))
+    return np.array([statistics.mean(row) for row in values])
 
 
 def watching(batches: Iterator[Batch], watch: Watch | None) -> Iterator[Batch]:

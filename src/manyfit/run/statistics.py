@@ -14,13 +14,21 @@ MOST_CLASSES = 2_000
 """Nor is one made of more than this."""
 
 
+def mean(values: npt.NDArray[np.float64]) -> float:
+    """The mean of the rows that have a number; none if there is no such row."""
+    is_undefined = np.isnan(values)
+    known = values[~is_undefined] if is_undefined.any() else values
+    return float(known.mean()) if len(known) else float("nan")
+
+
 def distribution(values: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Count, mean, deviation and quartiles; what is not finite is left out of all but the mean."""
+    """Count, mean, deviation and quartiles; what is undefined is left out of all, infinities of all but the
+    mean."""
     finite = values[np.isfinite(values)]
-    found: dict[str, float] = {"count": len(values)}
+    found: dict[str, float] = {"count": int((~np.isnan(values)).sum())}
     if len(finite) < len(values):
         found["not_finite"] = len(values) - len(finite)
-    found["mean"] = float(values.mean()) if len(values) else float("nan")
+    found["mean"] = mean(values)
     if len(finite):
         low, first, middle, third, high = np.quantile(finite, [0, 0.25, 0.5, 0.75, 1])
         found |= {
@@ -44,24 +52,51 @@ def worst(columns: Mapping[str, Any], count: int, by: str = "loss") -> list[dict
     return [{name: _plain(columns[name][row]) for name in shown} for row in order]
 
 
+class Confusion:
+    """How often a class was taken for another, row by row, or place by place where a row has many."""
+
+    def __init__(self) -> None:
+        self._matrix = np.zeros((0, 0), dtype=np.int64)
+        self._hits, self._total = 0, 0
+        self._is_usable, self._has_places, self._is_large = True, False, False
+
+    def add(self, target: Any, prediction: Any, classes: int) -> None:
+        """Add some rows."""
+        true, said = np.asarray(target), np.asarray(prediction)
+        is_whole = np.issubdtype(true.dtype, np.integer) and np.issubdtype(said.dtype, np.integer)
+        if not is_whole or true.shape != said.shape:
+            self._is_usable = False
+        if not self._is_usable:
+            return
+        true, said = true.astype(np.int64), said.astype(np.int64)
+        self._has_places |= true.ndim > 1
+        # What is no class of the model (-100, or 255 for "no label") is left out, as losses leave it out.
+        counts = (true >= 0) & ((true < classes) | (classes <= 0))
+        true, said = true[counts], said[counts]
+        self._hits, self._total = self._hits + int((true == said).sum()), self._total + true.size
+        classes = max(classes, len(self._matrix), int(true.max(initial=0)) + 1, int(said.max(initial=0)) + 1)
+        self._is_large |= classes > MOST_CLASSES
+        if self._is_large or not true.size:
+            return
+        found = np.bincount(true * classes + said, minlength=classes**2).reshape(classes, classes)
+        known = len(self._matrix)
+        found[:known, :known] += self._matrix
+        self._matrix = found
+
+    def metrics(self) -> dict[str, Any]:
+        """Metrics of classification, or of segmentation where a row has many classes."""
+        if not self._is_usable or not self._total:
+            return {}
+        if self._is_large:
+            return {"accuracy": self._hits / self._total}
+        return (segmentation if self._has_places else classification)(self._matrix)
+
+
 def usual(target: Any, prediction: Any, classes: int) -> dict[str, Any]:
     """Metrics of classification, or of segmentation where a row has many classes."""
-    true, said = np.asarray(target), np.asarray(prediction)
-    if not (np.issubdtype(true.dtype, np.integer) and np.issubdtype(said.dtype, np.integer)):
-        return {}
-    if true.shape != said.shape:
-        return {}
-    true, said, places = true.astype(np.int64), said.astype(np.int64), true.ndim > 1
-    # What is no class of the model (-100, or 255 for "no label") is left out, as losses leave it out.
-    counts = (true >= 0) & ((true < classes) | (classes <= 0))
-    true, said = true[counts], said[counts]
-    classes = max(classes, int(true.max(initial=0)) + 1, int(said.max(initial=0)) + 1)
-    if not true.size:
-        return {}
-    if classes > MOST_CLASSES:
-        return {"accuracy": float((true == said).mean())}
-    matrix = np.bincount(true * classes + said, minlength=classes**2)
-    return (segmentation if places else classification)(matrix.reshape(classes, classes))
+    found = Confusion()
+    found.add(target, prediction, classes)
+    return found.metrics()
 
 
 def classification(matrix: npt.NDArray[np.int64]) -> dict[str, Any]:

@@ -1,0 +1,255 @@
+"""Reports: rows that are undefined or fail, arrays that are too large, and functions that are called once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import manyfit
+from manyfit.run import statistics
+from manyfit.run.evaluator import Evaluator
+
+REPORTED = '''
+import numpy as np
+import torch
+from torch import nn, Tensor
+from points import Blobs
+from manyfit.data import ArraySource
+
+CALLS = []
+
+
+class Pictures:
+    """Pixels with a class each, many of them."""
+
+    batch_size = 4
+
+    def __init__(self, side: int = 20) -> None:
+        self.side = side
+
+    def source(self, split):
+        state = np.random.RandomState(len(split))
+        inputs = state.normal(size=(10, 1, self.side, self.side)).astype("float32")
+        return ArraySource(inputs, (inputs[:, 0] > 0).astype("int64"))
+
+
+class Pixels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 2, 1)
+
+    def forward(self, images):
+        return self.layer(images)
+
+
+class Copies(Pictures):
+    def source(self, split):
+        found = super().source(split)
+        return ArraySource(found.inputs, found.inputs)
+
+
+class Auto(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 1)
+
+    def forward(self, images):
+        return self.layer(images)
+
+
+def undefined(output: Tensor, target: Tensor) -> Tensor:
+    return torch.where(target == 3, torch.nan, output.max())
+
+
+def fails(output: Tensor, target: Tensor) -> float:
+    if int(target) == 3:
+        raise ValueError("three is not allowed")
+    return float(output.max())
+
+
+def always(output: Tensor, target: Tensor) -> float:
+    raise ValueError("never")
+
+
+def counted(output: Tensor, target: Tensor) -> float:
+    CALLS.append(int(target))
+    return float(output.max())
+'''
+
+
+@pytest.fixture
+def reported(project):
+    project.write("src/reported.py", REPORTED)
+    return project
+
+
+def run(project, folder="runs/a", **changes):
+    tree = project.changed(**{key: value for key, value in changes.items() if key != "evaluate"})
+    tree |= {"evaluate": changes.get("evaluate", {})}
+    project.config(tree, Path(folder).name)
+    return manyfit.train(folder, callbacks=[])
+
+
+def rows(split="test", folder="runs/a"):
+    with Path(f"{folder}/reports/{split}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_that_are_undefined_are_counted_and_left_out_of_the_mean(reported, caplog):
+    result = run(reported, evaluate={"functions": {"u": "reported.undefined"}})
+    found = rows()
+    known = [float(row["u"]) for row in found if row["u"] != "nan"]
+    undefined = sum(row["target"] == "3" for row in found)
+    assert 0 < undefined == len(found) - len(known)
+    assert result.test["u"] == pytest.approx(np.mean(known))
+    assert result.summary["splits"]["test"]["undefined"] == {"u": undefined}
+    assert result.summary["splits"]["test"]["columns"]["u"]["count"] == len(known)
+    assert f"'u' is undefined in {undefined} of 64 rows: its mean is that of the others" in caplog.text
+
+
+def test_a_row_on_which_a_function_fails_is_named_and_the_rest_is_reported(reported, cli):
+    tree = reported.changed() | {"evaluate": {"functions": {"f": "reported.fails"}}}
+    reported.config(tree)
+    answer = cli("train", "runs/a")
+    assert answer.code == 1
+    assert "a function has failed on rows" in answer.err
+    for split in ("validation", "test"):
+        found = rows(split)
+        assert len(found) == 64
+        for row in found:
+            assert (row["f"] == "nan") == (row["target"] == "3")
+            assert ("f: ValueError: three is not allowed at" in row["failed"]) == (row["target"] == "3")
+            assert "reported.py" in row["failed"] or not row["failed"]
+    assert "finished already" in cli("train", "runs/a").out
+    answer = cli("evaluate", "runs/a")
+    assert answer.code == 1
+    failed = json.loads(cli("evaluate", "runs/a", "--json").out)["summary"]["failed"]
+    assert set(failed) == {row["id"] for row in rows() if row["target"] == "3"}
+
+
+def test_a_function_that_always_fails_costs_no_training(reported, cli):
+    reported.config(reported.changed() | {"evaluate": {"functions": {"f": "reported.always"}}})
+    answer = cli("train", "runs/a")
+    assert answer.code == 1
+    assert "ValueError: never" in answer.err
+    assert "reported.py" in answer.err
+    assert not list(Path("runs/a").glob("checkpoints/*"))
+
+
+def test_a_function_of_one_row_is_called_once_for_each(reported):
+    run(reported, evaluate={"functions": {"c": "reported.counted"}})
+    import reported as code
+
+    code.CALLS.clear()
+    report = manyfit.evaluate("runs/a")
+    assert sorted(code.CALLS) == sorted(report.columns["target"].tolist())
+    code.CALLS.clear()
+
+
+@given(
+    size=st.integers(1, 40),
+    bad=st.sets(st.integers(0, 39), max_size=6),
+    kind=st.sampled_from(["branches", "indexes"]),
+)
+def test_whatever_fails_the_others_have_their_numbers(size, bad, kind):
+    output = np.arange(float(size))[:, None] + 1
+    target = np.array([-1 if i in bad else i for i in range(size)])
+
+    def function(output, target):
+        if kind == "branches" and bool(target < 0):
+            raise ValueError("bad")
+        return output[0] * [1.0, 2.0][0 if int(target) >= 0 else 7]
+
+    evaluator = Evaluator({"f": function})
+    wrong = {i for i in bad if i < size}
+    if len(wrong) in (size, min(8, size)) and wrong >= set(range(min(8, size))):
+        return  # nothing works: an error
+    found = evaluator(output, target)["f"]
+    assert set(np.flatnonzero(np.isnan(found)).tolist()) == wrong
+    assert {i for _, i, _ in evaluator.failures} == wrong
+    good = [i for i in range(size) if i not in wrong]
+    assert found[good].tolist() == [i + 1.0 for i in good]
+
+
+@pytest.mark.parametrize("outputs", ["full", "summary", "none"])
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_large_arrays_are_kept_described_or_left_out(reported, caplog, outputs, kind):
+    data, model = (
+        ("reported.Pictures", "reported.Pixels")
+        if kind == "classes"
+        else ("reported.Copies", "reported.Auto")
+    )
+    changes = {
+        "data": {"class": data}, "model": {"class": model},
+        "train__loss": "cross_entropy" if kind == "classes" else "mse",
+        "train__metrics": ["accuracy"] if kind == "classes" else ["mse"],
+    }  # fmt: skip
+    result = run(reported, evaluate={"outputs": outputs}, **changes)
+    assert caplog.text.count("too large for a report") == 2  # once for each split
+    found = rows()
+    assert len(found) == 10
+    files = sorted(path.name for path in Path("runs/a/reports").glob("test.*.npy"))
+    assert files == (["test.prediction.npy", "test.target.npy"] if outputs == "full" else [])
+    if outputs == "none":
+        assert "prediction" not in found[0]
+    else:
+        assert "20, 20]" in found[0]["prediction"]
+        assert len(found[0]["prediction"]) < 100
+    if outputs == "full":
+        small = run(reported, "runs/b", evaluate={"outputs": "full"}, **changes)
+        assert small.step == result.step
+        values = np.load("runs/a/reports/test.prediction.npy")
+        assert len(values) == 10
+        assert values.mean() == pytest.approx(
+            float(np.mean([float(r["prediction"].rpartition(" ")[2]) for r in found])), rel=1e-4
+        )
+    if kind == "classes":
+        summary = result.summary["splits"]["test"]
+        assert summary["pixel_accuracy"] == pytest.approx(result.test["accuracy"])
+    manyfit.evaluate("runs/a", overrides=["evaluate.outputs=none"])
+    assert Path("runs/a/reports/test.csv").exists()
+
+
+def test_small_arrays_stay_in_the_report(reported, caplog):
+    changes = {"data": {"class": "reported.Pictures", "side": 4}, "model": {"class": "reported.Pixels"}}
+    run(reported, **changes)
+    assert "too large" not in caplog.text
+    assert np.array(json.loads(rows()[0]["prediction"])).shape == (4, 4)
+
+
+@given(
+    classes=st.integers(2, 6),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    places=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_metrics_of_parts_are_those_of_the_whole(classes, sizes, places, seed):
+    state = np.random.RandomState(seed)
+    shape = (3,) if places else ()
+    parts = [(state.randint(-1, classes, (n, *shape)), state.randint(0, classes, (n, *shape))) for n in sizes]
+    whole = statistics.usual(*(np.concatenate(each) for each in zip(*parts, strict=True)), classes)
+    found = statistics.Confusion()
+    for target, prediction in parts:
+        found.add(target, prediction, classes)
+    assert found.metrics() == whole
+
+
+def test_tensorflow_says_nothing_about_functions_that_are_tried(caplog):
+    tensorflow = pytest.importorskip("tensorflow")
+    assert tensorflow is not None
+
+    def odd(y_true, y_pred):
+        return float(y_pred.sum()) if y_true > 0 else 0.0
+
+    evaluator = Evaluator({}, {"odd": odd})
+    with caplog.at_level(logging.WARNING, "tensorflow"):
+        for _ in range(8):
+            evaluator(np.random.RandomState(0).normal(size=(20, 3)), np.arange(20) % 2)
+    assert not [record for record in caplog.records if record.name == "tensorflow"]
