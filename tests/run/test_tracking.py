@@ -71,6 +71,43 @@ def expected(run, name):
     return [(e.step, int(e.time * 1000), e.values[name]) for e in RunFolder(Path(run)).events()]
 
 
+@pytest.mark.parametrize("kind", ["server", "file"])
+def test_parameters_metrics_and_reports_are_in_one_place(project, request, kind):
+    """Also what was evaluated later, and with other epochs."""
+    import mlflow
+
+    address = request.getfixturevalue("server") if kind == "server" else "sqlite:///mlflow.db"
+    project.config(project.changed(project_name=f"place-{kind}") | {"track": {"mlflow": address}})
+    result = manyfit.train("runs/a", callbacks=[])
+    uri = address if kind == "server" else f"sqlite:///{project.root}/mlflow.db"
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(f"place-{kind}").experiment_id
+    found = {run.info.run_name: run for run in client.search_runs([experiment])}
+    run, evaluation = found["a"], found["a-evaluation"]
+    assert run.data.params == evaluation.data.params
+    assert run.data.params["model.hidden"] == "8"
+    assert run.data.metrics["test_loss"] == evaluation.data.metrics["test_loss"] == result.test["loss"]
+    assert run.info.end_time >= run.info.start_time
+    assert run.info.status == "FINISHED"
+    names = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert names == {"config.yaml", "config.resolved.yaml", "reports"}
+    reports = {item.path for item in client.list_artifacts(run.info.run_id, "reports")}
+    assert {"reports/test.csv", "reports/validation.csv", "reports/summary.json"} <= reports
+    assert not (project.root / "mlruns").exists()
+    longer = manyfit.train("runs/a", ["train.epochs=4"], callbacks=[])
+    run = client.get_run(run.info.run_id)
+    assert run.data.tags["manyfit.train.epochs"] == "4"
+    assert run.data.metrics["test_loss"] == longer.test["loss"]
+    project.write("src/scores.py", "def one(output, target):\n    return output.sum() * 0 + 1\n")
+    project.config(
+        project.changed(project_name=f"place-{kind}", train__epochs=4)
+        | {"track": {"mlflow": address}, "evaluate": {"functions": {"one": "scores.one"}}}
+    )
+    manyfit.train("runs/a", callbacks=[])
+    manyfit.evaluate("runs/a", "test")
+    assert client.get_run(run.info.run_id).data.metrics["test_one"] == 1.0
+
+
 def test_a_run_in_mlflow(project, server):
     for words in (
         ["init", "-q"],

@@ -26,6 +26,7 @@ from manyfit.run.guard import check_backend, check_code, check_data
 from manyfit.run.journal import failures
 from manyfit.run.new_data import read_rows
 from manyfit.run.progress import counted
+from manyfit.run.tracking import evaluated_again
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
@@ -93,6 +94,7 @@ def evaluate(
             report = write_report(config, run, built, split)
             if report is not None:
                 _amend(config, run, split, report)
+                evaluated_again(config, run)
         else:
             report = report_of(built, split, mode=config.run.evaluate.outputs)
             if report is not None:

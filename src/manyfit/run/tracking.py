@@ -193,14 +193,30 @@ def sync(place: Path, uri: str | None = None, trust: bool = False) -> dict[str, 
             TensorBoardMirror(run.tensorboard, events).close()
             sent["tensorboard"] = len(events)
         if address and not (address == AUTO and is_missing("mlflow")):
-            summary, found = run.summary(), run.checkpoints()
-            over = bool(found) and summary.get("step") == found[-1].step
-            mirror = mlflow_mirror(run, address_of(address, run))
-            try:
-                sent["mlflow"] = mirror.sync(events, summary if over else None)
-            except ManyfitError:
-                raise
-            except Exception as error:  # of a tracker, which may fail in any way
-                text = redact(str(error)).strip().partition("\n")[0][:200]
-                raise RunFailed(f"MLflow could not be brought up to date: {text}") from error
+            sent["mlflow"] = sync_mlflow(run, address, events)
     return sent
+
+
+def sync_mlflow(run: RunFolder, address: Any, events: Sequence[Event]) -> int:
+    """Bring MLflow up to date with a run that somebody holds: how many rows it was missing."""
+    summary, found = run.summary(), run.checkpoints()
+    over = bool(found) and summary.get("step") == found[-1].step
+    mirror = mlflow_mirror(run, address_of(address, run))
+    try:
+        return mirror.sync(events, summary if over else None)
+    except ManyfitError:
+        raise
+    except Exception as error:  # of a tracker, which may fail in any way
+        text = redact(str(error)).strip().partition("\n")[0][:200]
+        raise RunFailed(f"MLflow could not be brought up to date: {text}") from error
+
+
+def evaluated_again(config: Config, run: RunFolder) -> None:
+    """Mirror a later evaluation of a run that MLflow knows; a tracker that is down is told about, no more."""
+    address = config.run.track.mlflow
+    if address is None or is_missing("mlflow") or not (run.path / "track.json").exists():
+        return
+    try:
+        sync_mlflow(run, address, committed_events(run))
+    except RunFailed as error:
+        log.warning("%s; when it is back: manyfit track sync %s", error, run.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from manyfit.config.identity import digest
 from manyfit.core.lazy import optional
+from manyfit.core.numbers import as_json_tree
 from manyfit.core.secrets import redact
 from manyfit.store import durable
 from manyfit.store.events import Event
@@ -21,6 +23,10 @@ from manyfit.store.folder import RunFolder
 METRICS_AT_ONCE: Final = 900
 PARAMS_AT_ONCE: Final = 90
 LONGEST_PARAM: Final = 5_000
+LARGEST_FILE: Final = 1 << 26
+"""Bytes of a report that is sent."""
+ARTIFACTS: Final = "mlflow-artifacts"
+"""The folder beside a local database in which artifacts lie."""
 RECORD: Final[Mapping[str, type]] = {
     "run_id": str,
     "params": str,
@@ -32,7 +38,8 @@ RECORD: Final[Mapping[str, type]] = {
 
 @dataclass
 class MlflowMirror:
-    """One run of manyfit as a run of MLflow, and its evaluation as another one.
+    """One run of manyfit as a run of MLflow: parameters, metrics, and its config and reports as artifacts.
+    Its evaluation is another one, too, with the same parameters.
 
     What has been sent where is kept in `track.json`. Sending a row twice does no harm: it has the same time.
     """
@@ -56,25 +63,45 @@ class MlflowMirror:
         client = mlflow.MlflowClient(tracking_uri=self.uri)
         record = self._record()
         if not record["run_id"] or self._is_gone(client, record["run_id"]) or self._is_another(record):
-            record = {**self._empty(), "run_id": self._create(client, self.folder.name, self.tags)}
+            made = self._create(client, self.folder.name, self.tags, self._started())
+            record = {**self._empty(), "run_id": made}
             self._keep(record)
-        if not record["params"]:
-            self._send_params(client, record["run_id"])
+        if record["params"] != digest(self._texts()):
+            for run_id in filter(None, (record["run_id"], record["evaluation_id"])):
+                self._send_params(client, run_id)
             record["params"] = digest(self._texts())
             self._keep(record)
         fresh = events[record["rows"] :]
         self._send(client, record["run_id"], [(e, e.values) for e in fresh])
         record["rows"] = max(record["rows"], len(events))
         self._keep(record)
-        if summary and events and record["evaluated"] != summary["step"]:
+        found = digest(as_json_tree(dict(summary))) if summary else ""
+        if summary and events and record.get("summary") != found:
             self._evaluation(client, record, events[-1], summary)
-            record["evaluated"] = summary["step"]
+            self._send_files(client, record["run_id"])
+            record |= {"evaluated": summary["step"], "summary": found}
             self._keep(record)
-        if summary:
-            status = "FINISHED"
-        if client.get_run(record["run_id"]).info.status != status:
-            client.update_run(record["run_id"], status=status)
+        self._end(client, record["run_id"], "FINISHED" if summary else status, events)
         return len(fresh)
+
+    def _end(self, client: Any, run_id: str, status: str, events: Sequence[Event]) -> None:
+        """Say how a run stands; one that is over ended with the last row of its log."""
+        if client.get_run(run_id).info.status == status:
+            return
+        if status == "RUNNING":
+            client.update_run(run_id, status=status)
+        else:
+            last = int(events[-1].time * 1000) if events else 0
+            client.set_terminated(run_id, status, max(last, client.get_run(run_id).info.start_time))
+
+    def _send_files(self, client: Any, run_id: str) -> None:
+        """The config and the reports as artifacts."""
+        for file in (self.folder.config, self.folder.resolved):
+            if file.is_file():
+                client.log_artifact(run_id, str(file))
+        for file in sorted(self.folder.reports.glob("*")):
+            if file.suffix in (".csv", ".json", ".parquet") and file.stat().st_size <= LARGEST_FILE:
+                client.log_artifact(run_id, str(file), "reports")
 
     def _evaluation(
         self, client: Any, record: dict[str, Any], last: Event, summary: Mapping[str, Any]
@@ -82,6 +109,7 @@ class MlflowMirror:
         if not record["evaluation_id"]:
             tags = {**self.tags, "manyfit.evaluates": record["run_id"]}
             record["evaluation_id"] = self._create(client, f"{self.folder.name}-evaluation", tags)
+            self._send_params(client, record["evaluation_id"])
             self._keep(record)
         values = {f"test_{name}": value for name, value in summary["test"].items()}
         for split, found in summary.get("splits", {}).items():
@@ -89,7 +117,8 @@ class MlflowMirror:
                 values[f"{split}_{name}"] = column["mean"]
             values |= {f"{split}_{name}": value for name, value in found.get("whole", {}).items()}
         at = Event(summary["best_step"], summary["best_epoch"], last.time, values)
-        self._send(client, record["evaluation_id"], [(at, {k: float(v) for k, v in values.items()})])
+        for run_id in (record["run_id"], record["evaluation_id"]):
+            self._send(client, run_id, [(at, {k: float(v) for k, v in values.items()})])
         client.set_terminated(record["evaluation_id"], "FINISHED")
 
     def _send(self, client: Any, run_id: str, rows: Sequence[tuple[Event, Mapping[str, float]]]) -> None:
@@ -106,7 +135,11 @@ class MlflowMirror:
     def _send_params(self, client: Any, run_id: str) -> None:
         from mlflow.entities import Param
 
-        params = [Param(key, value) for key, value in self._texts().items()]
+        known = client.get_run(run_id).data.params
+        params = [Param(key, value) for key, value in self._texts().items() if key not in known]
+        for key, value in self._texts().items():
+            if known.get(key, value) != value:  # a parameter cannot be changed there, but a tag can
+                client.set_tag(run_id, f"manyfit.{key}", value)
         for begin in range(0, len(params), PARAMS_AT_ONCE):
             client.log_batch(run_id, params=params[begin : begin + PARAMS_AT_ONCE])
 
@@ -117,10 +150,26 @@ class MlflowMirror:
         """Whether nothing was sent but the parameters of a run that was then begun anew with others."""
         return not record["rows"] and bool(record["params"]) and record["params"] != digest(self._texts())
 
-    def _create(self, client: Any, name: str, tags: Mapping[str, str]) -> str:
+    def _started(self) -> int | None:
+        """When the run was first started, in milliseconds."""
+        sessions = self.folder.sessions()
+        if not sessions:
+            return None
+        return int(datetime.datetime.fromisoformat(sessions[0]["started"]).timestamp() * 1000)
+
+    def _create(self, client: Any, name: str, tags: Mapping[str, str], started: int | None = None) -> str:
         found = client.get_experiment_by_name(self.experiment)
-        number = found.experiment_id if found is not None else client.create_experiment(self.experiment)
-        created = client.create_run(number, tags=dict(tags), run_name=name)
+        if found is not None:
+            number = found.experiment_id
+        else:
+            local = "sqlite:///"
+            place = (
+                Path(self.uri.removeprefix(local)).parent / ARTIFACTS if self.uri.startswith(local) else None
+            )
+            number = client.create_experiment(
+                self.experiment, artifact_location=place.as_uri() if place is not None else None
+            )
+        created = client.create_run(number, start_time=started, tags=dict(tags), run_name=name)
         return str(created.info.run_id)
 
     def _is_gone(self, client: Any, run_id: str) -> bool:
