@@ -59,7 +59,7 @@ def by_name(given: Component | Mapping[str, Component] | None) -> dict[str, Comp
 
 DEVICES: Final = r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$"
 Metric: TypeAlias = Annotated[Component, METRIC]
-Format: TypeAlias = Literal["torch", "onnx", "keras", "saved_model"]
+Format: TypeAlias = Literal["torch", "onnx", "keras", "saved_model", "skops"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,11 @@ def evaluation_only(config: Config, source: Path) -> set[str]:
     return _reached(_modules(evaluate), files) - _reached(_modules(trained), files)
 
 
+def main_classes(config: Config) -> list[str]:
+    """Classes that lie in the script that runs now, and can be found by nobody else."""
+    return sorted({name for name in config.classes.values() if name.startswith("__main__.")})
+
+
 def _modules(values: Iterable[Any]) -> Iterator[str]:
     """The modules of all classes and functions that some values hold."""
     for value in values:

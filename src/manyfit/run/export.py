@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -154,11 +155,21 @@ def export_onnx(built: Built, run: RunFolder) -> Path:
     module = copy.deepcopy(built.module.evaluated).eval().cpu()
     args, named = arguments(built.module, sample(built))
 
-    def write(file: Path) -> None:
+    outputs = names_of(module(*args, **named))
+    inputs = list(inspect.signature(module.forward).parameters)[: len(args)] if not named else list(named)
+
+    def converted(file: Path, rows: bool) -> None:
         torch.onnx.export(
             module, args, str(file), kwargs=named, dynamo=True, verbose=False, external_data=False,
-            dynamic_shapes=_dynamic(args, named, rows=True),
+            dynamic_shapes=_dynamic(args, named, rows), input_names=inputs, output_names=outputs,
         )  # fmt: skip
+
+    def write(file: Path) -> None:
+        try:
+            converted(file, rows=False)
+        except Exception:  # of whatever kind: not every model can be told about several sizes
+            log.info("only the number of rows is free in the ONNX model", exc_info=True)
+            converted(file, rows=True)
         session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         names = [given.name for given in session.get_inputs()]
         given = {**dict(zip(names, args, strict=False)), **named}
@@ -166,6 +177,17 @@ def export_onnx(built: Built, run: RunFolder) -> Path:
         compare(module(*args, **named), torch.from_numpy(found[0]), "the ONNX model", loose=True)
 
     return _kept(run.exported / "model.onnx", write)
+
+
+def names_of(output: Any) -> list[str]:
+    """What the outputs of a model are called: as it says itself, or output, or output_0, output_1 …"""
+    if isinstance(output, tuple | list) and len(output) == 2 and output[1] is None:
+        output = output[0]
+    if isinstance(output, Mapping):
+        return [str(name) for name, value in output.items() if isinstance(value, Tensor)]
+    if isinstance(output, tuple | list):
+        return [f"output_{i}" for i, value in enumerate(output) if isinstance(value, Tensor)]
+    return ["output"]
 
 
 def keras_learner(built: Built) -> KerasLearner:
@@ -210,7 +232,10 @@ def export_saved_model(built: Built, run: RunFolder) -> Path:
         learner.model.export(str(temporary), verbose=False)
         batch = sample(built)
         loaded = tensorflow.saved_model.load(str(temporary))  # which has to live while it is called
-        found = loaded.serve(_cast(tensorflow, learner.inputs(batch), learner.model))
+        found = _served(loaded, _cast(tensorflow, learner.inputs(batch), learner.model))
+        own = learner.model(learner.inputs(batch), training=False)
+    if isinstance(own, dict):  # TensorFlow sorts them by name
+        found = {name: found[name] for name in own}
     other = torch.from_numpy(learner.numpy(found))
     compare(said(built, batch), other, "the SavedModel", loose=True)
     try:
@@ -220,6 +245,21 @@ def export_saved_model(built: Built, run: RunFolder) -> Path:
         raise
     durable.commit_folder(temporary, run.exported / "saved_model")
     return run.exported / "saved_model"
+
+
+def _served(loaded: Any, given: Any) -> Any:
+    """Call a SavedModel with several inputs as it wants them: together, or one by one."""
+    ways: list[Callable[[], Any]] = [lambda: loaded.serve(given)]
+    if isinstance(given, tuple | list):
+        ways += [lambda: loaded.serve(list(given)), lambda: loaded.serve(*given)]
+    elif isinstance(given, dict):
+        ways += [lambda: loaded.serve(**given), lambda: loaded.serve(*given.values())]
+    for way in ways[:-1]:
+        try:
+            return way()
+        except (TypeError, ValueError):
+            continue
+    return ways[-1]()
 
 
 def _cast(tensorflow: Any, given: Any, model: Any) -> Any:
@@ -308,11 +348,21 @@ def load_keras(file: Path, allow: Collection[str] = ()) -> Any:
         raise FolderError(f"{file} cannot be loaded: {type(error).__name__}: {reason}") from error
 
 
+def export_skops(built: Built, run: RunFolder) -> Path:
+    """Write an estimator as a file that skops opens, also where there is no manyfit."""
+    if not isinstance(built.learner, EstimatorLearner):
+        raise UsageError(f"this needs an estimator, not {built.learner.describe()}")
+    skops: Any = optional("skops.io", "estimators")
+    model = built.learner.model
+    return _kept(run.exported / "model.skops", lambda file: skops.dump(model, file))
+
+
 FORMATS: Final[Mapping[str, Callable[[Built, RunFolder], Path]]] = {
     "torch": export_program,
     "onnx": export_onnx,
     "keras": export_keras,
     "saved_model": export_saved_model,
+    "skops": export_skops,
 }
 
 
@@ -324,6 +374,8 @@ def export_best(config: Config, run: RunFolder, built: Built, step: int) -> None
     if isinstance(built.learner, KerasLearner):
         usual = ["keras", "saved_model"] if built.learner.backend == "tensorflow" else ["keras"]
         names = list(dict.fromkeys([*usual, *names]))
+    if isinstance(built.learner, EstimatorLearner):
+        names = list(dict.fromkeys(["skops", *names]))
     for name in names:
         try:
             FORMATS[name](built, run)

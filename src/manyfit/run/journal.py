@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,13 @@ def logged(path: Path, passing: bool = False) -> Iterator[None]:
     """Keep manyfit's own log beside the run, without secrets. A passing one is removed with its folder."""
     check_file(path)
     durable.make_own(path)
+    # Whoever uses Python without a log of his own hears of warnings as he would without this file.
+    is_alone = not log.hasHandlers() and multiprocessing.parent_process() is None
+    spoken = logging.StreamHandler() if is_alone else None
+    if spoken is not None:
+        spoken.setLevel(logging.WARNING)
+        spoken.setFormatter(Redacting("manyfit: %(message)s"))
+        log.addHandler(spoken)
     handler = _FileHandler(path, encoding="utf-8", delay=True)
     handler.passing = passing
     handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
@@ -87,6 +95,8 @@ def logged(path: Path, passing: bool = False) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
+        if spoken is not None:
+            log.removeHandler(spoken)
         if wanted != level:
             log.setLevel(level)
         handler.close()

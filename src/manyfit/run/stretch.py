@@ -28,7 +28,7 @@ from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.learner import Outputs
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, key_of, threads
-from manyfit.run.code import evaluation_only, imported
+from manyfit.run.code import evaluation_only, imported, main_classes
 from manyfit.run.cohort import Cohort, Member
 from manyfit.run.measure import Whole
 from manyfit.run.signals import Watch
@@ -160,6 +160,12 @@ def rehearse(built: Built, config: Config) -> None:
     check_overlap(built, config)
     for text in [*overridden(config.run.train), *overlooked(built)]:
         log.warning("%s", text)
+    if found := main_classes(config):
+        log.warning(
+            "%s lies in the script that runs now, so that only this script can open the run again: put it "
+            "into a module of %s/, and name it as module.Class",
+            listing(found), config.run.src_code_path.name,
+        )  # fmt: skip
     with own_randomness():
         test = built.split("test")
         if test is not None:

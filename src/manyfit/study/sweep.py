@@ -23,6 +23,7 @@ from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.core.files import make_folder, read_text
 from manyfit.core.secrets import redact
 from manyfit.data.randomness import own_randomness
+from manyfit.run.code import main_classes
 from manyfit.run.journal import logged
 from manyfit.run.signals import Watch, watched
 from manyfit.store import durable, provenance
@@ -138,6 +139,12 @@ def run(
     work = Training(base, study.objective.metric, allowed=tuple(allowed), ready=ready)
     found.configs.clear()
     engine = choose(study, work, watch, found.trials)
+    if engine.isolates and (mine := main_classes(study.base)):
+        engine.close()
+        raise UsageError(
+            f"{', '.join(mine)} lies in the script that runs now, which the processes of a study cannot "
+            f"import: put it into a module of {study.base.run.src_code_path.name}/, or set execute.on: inline"
+        )
     if engine.isolates:  # what it trains, it checks in another process
         ready.clear()
     stack.callback(engine.close)
