@@ -226,6 +226,8 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     problems += resolver.problems
     meaning = _translated(written, given.project)
     problems += meaning.problems
+    if meaning.problems:  # at once: to look at classes, which may import TensorFlow, takes seconds
+        raise ConfigError(sorted(problems, key=lambda p: _place(p.origin)))
     tree = meaning.tree
     problems += _source_problems(tree, given.project) if artifact is None else []
     source = source_folder(tree, given.project)

@@ -15,6 +15,23 @@ def notes(error: BaseException) -> str:
     return "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
 
 
+def reason(error: BaseException) -> str:
+    """What an exception says; of TensorFlow's, which quote the graph, the reason alone.
+
+    >>> reason(ValueError("Graph execution error:\\nDetected at x\\n  File y\\nToo large\\n\\t [[{{x}}]]"))
+    'Too large'
+    """
+    text = str(error)
+    if not text.startswith("Graph execution error"):
+        return text
+    kept = [
+        line.strip()
+        for line in text.splitlines()[1:]
+        if line.strip() and not line.startswith((" ", "\t", "Detected at", "Stack trace", "[["))
+    ]
+    return " ".join(" ".join(kept[-3:]).partition("[[{{")[0].split()) or text
+
+
 def user_frame(error: BaseException) -> str:
     """The last place in the traceback that is neither manyfit's, Python's nor a library's; else the last."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -22,6 +22,7 @@ from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
+from manyfit.core.trace import reason
 from manyfit.data import Batch
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.learn.keras_callbacks import Callbacks, several
@@ -451,7 +452,7 @@ def _row_loss(keras: Any, model: Any) -> Callable[[Any, Any], Any] | None:
 
 def _said(error: Exception) -> str:
     """What Keras says of a mistake, without its colours and its list of arguments."""
-    lines = [line for line in re.sub(r"\x1b\[\d+m", "", str(error)).splitlines() if line.strip()]
+    lines = [line for line in re.sub(r"\x1b\[\d+m", "", reason(error)).splitlines() if line.strip()]
     return " ".join(lines[:2])[:400]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -81,8 +80,7 @@ def _is_own(callback: Any, method: str) -> bool:
 
 def _state(callback: Any) -> dict[str, Any]:
     """Numbers, texts, arrays, and lists and dicts of them; nothing else can be kept."""
-    given = inspect.signature(type(callback).__init__).parameters  # what a person has set stays as it is set
-    found = {name: value for name, value in vars(callback).items() if name not in (*OURS, *given)}
+    found = {name: value for name, value in vars(callback).items() if name not in OURS}
     return {name: _storable(value) for name, value in found.items() if _is_storable(value)}
 
 

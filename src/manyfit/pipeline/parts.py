@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,10 @@ def made(cls: type, *args: Any) -> Any:
         raise
     except Exception as error:
         what = f"{cls.__module__}.{cls.__qualname__} cannot be made: {type(error).__name__}: {error}"
+        takes = list(inspect.signature(cls).parameters)
+        if isinstance(error, TypeError) and "argument" in str(error) and len(takes) != len(args):
+            wanted = "(config, data_dir)" if len(args) == 2 else "(config)"
+            what += f"; {cls.__name__}.__init__ must take {wanted}, but takes ({', '.join(takes)})"
         raise UsageError(f"{what}\n  at {user_frame(error)}") from error
 
 

@@ -210,6 +210,9 @@ class ComponentSource:
         if not (isinstance(row, tuple | list) and len(row) == 3):
             count = f"{len(row)} values" if isinstance(row, tuple | list) else f"a {type(row).__name__}"
             raise UsageError(f"{name} must yield {ROW[self.split]}, but yields {count}")
+        if row[2] is None:
+            what = "an id" if self.split == "test" else "a weight: 1.0, if all rows count the same"
+            raise UsageError(f"{name} must yield {ROW[self.split]}, but its third value is None; give {what}")
 
     def endless(self) -> Any:
         """The loader's rows, for training; a generator that ends is made anew."""
@@ -440,6 +443,7 @@ class ComponentSource:
             self._ids = {row: str(row) for row in range(len(self))}
         elif self.split == "validation":
             given = self.called(self.loader, "get_validation_index")
+            given = range(len(self)) if given is None else given
             self._check_ids([text(id_) for id_ in given], "get_validation_index")
         else:
             rows = self.created()[0]

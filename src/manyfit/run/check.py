@@ -86,7 +86,8 @@ def _rows(built: Built, split: str) -> str:
     batch = next(once(source, built.order.batch_size))
     if isinstance(source, Proven):
         source.prove()
-    ids = source.ids(np.arange(len(source), dtype=np.int64))
+    is_known = getattr(source, "remade_by", "") and split == "test"  # then ids come with the rows
+    ids = source.ids(batch.index if is_known else np.arange(len(source), dtype=np.int64))
     return f"{len(source):,} rows; {_shapes(batch)}; first id {ids[0]!r}"
 
 

@@ -27,7 +27,8 @@ from manyfit.config.allowed import KERAS_CLASSES, KERAS_DATA, KERAS_PARTS
 from manyfit.config.artifact import Artifact, is_own_model
 from manyfit.config.load import make_component
 from manyfit.config.project import project_root
-from manyfit.config.roles import MODEL
+from manyfit.config.resolve import resolve
+from manyfit.config.roles import ANY, MODEL
 from manyfit.core.errors import FolderError, ManyfitError, RunFailed, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.lazy import optional
@@ -278,6 +279,17 @@ def quiet() -> Iterator[None]:
         yield
 
 
+def _custom_objects(file: Path, allow: Collection[str]) -> dict[str, Any]:
+    """The user's own classes that a `.keras` file names and somebody allows, imported from the project."""
+    found: dict[str, Any] = {}
+    for name in allow:
+        module, _, attribute = name.rpartition(".")
+        if module:
+            source = project_root(file) / "src"
+            found[attribute] = resolve(name, ANY, source if source.is_dir() else None)
+    return found
+
+
 UNREADABLE: Final = (
     OSError, KeyError, ValueError, RuntimeError, NotImplementedError, RecursionError, zipfile.BadZipFile,
     zlib.error,
@@ -342,7 +354,8 @@ def load_keras(file: Path, allow: Collection[str] = ()) -> Any:
         )
     named = any(name in ("Lambda", "__lambda__") for name in allow)
     try:
-        return keras.saving.load_model(file, safe_mode=not named)
+        found = _custom_objects(file, allow)
+        return keras.saving.load_model(file, custom_objects=found, safe_mode=not named)
     except Exception as error:  # of Keras and h5py, about a file that is not what they wrote
         reason = " ".join(str(error).split())[:400]
         raise FolderError(f"{file} cannot be loaded: {type(error).__name__}: {reason}") from error

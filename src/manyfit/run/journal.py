@@ -12,7 +12,7 @@ from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.files import check_file
 from manyfit.core.secrets import redact
 from manyfit.core.text import printable
-from manyfit.core.trace import notes, user_frame
+from manyfit.core.trace import notes, reason, user_frame
 from manyfit.store import durable
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
@@ -34,7 +34,8 @@ def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
         raise
     except BaseException as error:  # of user code, which may also end its process or raise what it likes
         log.info("%s failed", what, exc_info=error)
-        text = f"{what} failed with {type(error).__name__}: {error}{notes(error)}\n  at {user_frame(error)}"
+        said = f"{type(error).__name__}: {reason(error)}{notes(error)}"
+        text = f"{what} failed with {said}\n  at {user_frame(error)}"
         if any(isinstance(handler, _FileHandler) and not handler.passing for handler in log.handlers):
             text += f"\n  the whole traceback is in {run.path / 'run.log'}"
         failed = RunFailed(redact(text))

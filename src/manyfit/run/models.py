@@ -59,7 +59,7 @@ def make_model(component: Component) -> Made:
     model = compiled.module if compiled is not None else model
     made = Made(
         model,
-        list(_asked(component, found, "get_callbacks") or ()),
+        _listed(component, found, _asked(component, found, "get_callbacks")),
         _class_weight(component, found),
         compiled,
         type(found).__name__,
@@ -83,6 +83,16 @@ def _class_weight(component: Component, builder: Any) -> dict[int, float] | None
     except (TypeError, ValueError) as error:
         name = f"{component.origin}: {type(builder).__name__}.get_class_weight"
         raise UsageError(f"{name} must return a number for each class, not {given!r:.80}") from error
+
+
+def _listed(component: Component, builder: Any, found: Any) -> list[Any]:
+    """The callbacks of a builder, which are a list."""
+    if found is None or isinstance(found, list | tuple):
+        return list(found or ())
+    name = f"{type(builder).__name__}.get_callbacks"
+    raise UsageError(
+        f"{component.origin}: {name} must return a list of callbacks, not a {type(found).__name__}"
+    )
 
 
 def _asked(component: Component, builder: Any, method: str) -> Any:

@@ -38,6 +38,8 @@ class Judge:
 
     def __init__(self, train: Train) -> None:
         self._stop = train.stop
+        own = train.optimizer is None and train.loss is None  # then the model brings its optimizer
+        self._advice = "clipnorm in the model's optimizer" if own else "train.clip_norm"
         self._guard = train.guard
         patience = train.stop.patience if train.stop is not None else None
         self._patience = Cadence.parse(patience) if patience is not None else None
@@ -63,7 +65,7 @@ class Judge:
             if self._guard.nan and not math.isfinite(value):
                 return NotANumber(
                     f"{name} is {value} at step {event.step} (epoch {event.epoch:g}); a lower learning "
-                    "rate or train.clip_norm may help, and train.guard.nan=false goes on regardless"
+                    f"rate or {self._advice} may help, and train.guard.nan=false goes on regardless"
                 )
             factor = self._guard.divergence
             if factor is not None and 0 < lowest < math.inf and value > factor * lowest:

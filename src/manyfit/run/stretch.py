@@ -170,7 +170,8 @@ def rehearse(built: Built, config: Config) -> None:
         test = built.split("test")
         if test is not None:
             batch = next(once(test, built.order.batch_size))
-            test.ids(np.arange(len(test)) if len(test) <= FEW else batch.index)
+            is_known = getattr(test, "remade_by", "")  # then ids come with the rows
+            test.ids(np.arange(len(test)) if len(test) <= FEW and not is_known else batch.index)
         outputs = _one_batch(built, first)
         check_target(built, config, outputs)
         first.ids(outputs.index)

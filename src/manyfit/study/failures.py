@@ -8,7 +8,7 @@ from typing import Final
 
 from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.secrets import redact
-from manyfit.core.trace import notes, user_frame
+from manyfit.core.trace import notes, reason, user_frame
 from manyfit.study.units import Failure, FailureKind
 
 MOST_TEXT: Final = 4_000
@@ -23,7 +23,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, ManyfitError):
         text = str(error)
     else:
-        text = f"{type(error).__name__}: {error}{notes(error)}\n  at {user_frame(error)}"
+        text = f"{type(error).__name__}: {reason(error)}{notes(error)}\n  at {user_frame(error)}"
     return Failure(_kind(error), redact(text)[:MOST_TEXT], redact("".join(lines))[-MOST_TEXT:], group)
 
 
