@@ -18,7 +18,9 @@ class LoaderTF(DataLoaderBase):
         import tensorflow as tf
 
         pixels, labels = images(split)
-        rows = tf.data.Dataset.from_tensor_slices((pixels, labels, np.ones(len(labels), np.float32)))
+        ids = np.array([f"image-{i}" for i in range(len(labels))])
+        third = ids if split == "test" else np.ones(len(labels), np.float32)
+        rows = tf.data.Dataset.from_tensor_slices((pixels, labels, third))
         return (rows.shuffle(len(labels)) if split == "train" else rows), len(labels)
 
     def create_training_generator(self):
@@ -34,15 +36,15 @@ class LoaderTF(DataLoaderBase):
 class Loader(LoaderTF):
     def rows(self, split):
         pixels, labels = images(split)
-        return self.endless(pixels, labels, split == "train"), len(labels)
+        return self.endless(pixels, labels, split == "train", split == "test"), len(labels)
 
-    def endless(self, pixels, labels, shuffle):
+    def endless(self, pixels, labels, shuffle, has_ids):
         order = np.arange(len(labels))
         while True:
             if shuffle:
                 np.random.shuffle(order)
             for i in order:
-                yield pixels[i], labels[i], 1.0
+                yield pixels[i], labels[i], f"image-{i}" if has_ids else 1.0
 
 
 class PreprocessorTF(PreprocessorBase):
