@@ -193,3 +193,63 @@ def test_numbers_are_no_names():
     found = Compared(mine).overlap(IterableSource(list(rows[20:]), ids=range(19, -1, -1)))
     assert found is not None
     assert not found.rows
+
+
+@pytest.mark.parametrize("shuffle", ["", "global", "entropy"])
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_an_iterable_that_is_evaluated_keeps_its_order(shuffle, has_ids):
+    rows = np.random.RandomState(0).normal(size=(30, 3))
+
+    def walk():
+        state = np.random.default_rng() if shuffle == "entropy" else np.random.mtrand._rand
+        for i in state.permutation(30) if shuffle else range(30):
+            yield rows[i], 1.0
+
+    source = IterableSource(walk, 30, [f"row-{i}" for i in range(30)] if has_ids else None)
+    if shuffle == "entropy" or (shuffle and has_ids):
+        with pytest.raises(UsageError, match="must not shuffle"):
+            source.prove()
+    else:
+        source.prove()
+
+
+def test_noise_is_no_shuffle():
+    source = IterableSource(
+        lambda: ((np.float64(i) + np.random.normal(), 1) for i in range(20)), 20, [f"n{i}" for i in range(20)]
+    )
+    source.prove()
+
+
+def test_a_feature_that_the_model_does_not_take_names_its_feeder(project, cli):
+    (project.root / "data").mkdir()
+    for name, first in (("train", 0), ("eval", 40)):
+        rows = [{"x": [float(i), 1.0], "bonus": [1.0], "y": [i % 3]} for i in range(first, first + 40)]
+        write(project.root / "data" / f"{name}.tfrecord", rows)
+    project.write("src/two.py", "from torch import nn\nclass Two(nn.Linear):\n    def __init__(self) -> None:\n"
+                  "        super().__init__(2, 3)\n    def forward(self, x, bonos=None):\n        return super().forward(x)\n")  # fmt: skip
+    project.write(
+        "variants/two.yaml",
+        """
+        src_code_path: src
+        model: {class: two.Two, model_dir: runs/two}
+        train:
+          epochs: 1
+          loss: cross_entropy
+          optimizer: {class: sgd, lr: 0.1}
+          train_feeder: &feeder
+            type: TFRecordExamplesFeeder
+            file_patterns: data/train.tfrecord
+            auto_generate_meta: true
+            batch_size: 8
+            features_map:
+              x: {type: FixedLenFeature, shape: [2], dtype: float32}
+              bonus: {type: FixedLenFeature, shape: [1], dtype: float32}
+            labels_map: {y: {type: FixedLenFeature, shape: [1], dtype: int64}}
+          eval_feeder: {<<: *feeder, file_patterns: data/eval.tfrecord}
+        """,
+    )
+    found = cli("train", "variants/two.yaml")
+    assert found.code == 2
+    assert "train.train_feeder gives bonus, but Two.forward takes bonos, x; did you mean bonos?" in found.err
+    assert "train.unused: [bonus]" in found.err
+    assert cli("train", "variants/two.yaml", "train.unused=[bonus]").code == 0

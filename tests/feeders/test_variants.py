@@ -632,7 +632,7 @@ def test_gpus_are_pinned_by_number_or_because_they_are_idle(tmp_path, monkeypatc
     program.write_text("#!/bin/sh\nprintf '0, 70000, 80000, 97\\n1, 3, 80000, 0\\n2, 10, 80000, 2\\n'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", gpus.PINNED):
         monkeypatch.setenv(name, "")
     assert gpus.pin(["idle", "idle"]) == [1, 2]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"

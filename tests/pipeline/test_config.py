@@ -54,8 +54,12 @@ def test_a_mistake_is_named_by_the_users_own_key(tiny, key, value, words):
 
 def test_mistakes_of_several_kinds_are_reported_together(tiny):
     changes = {"data_loader_class": "dataset.Nothing", "epochs": 1.5, "model_builder": {"hiden": 1}}
-    found = problems(tiny.write(without=("export",), **changes))
-    assert set(found) == {"data_loader_class", "epochs", "model_builder.hiden", "export"}
+    assert set(problems(tiny.write(**changes))) == {"data_loader_class", "epochs", "model_builder.hiden"}
+    # A key that is missing is told first, before anything is imported.
+    assert set(problems(tiny.write(without=("export", "project_name"), **changes))) == {
+        "export",
+        "project_name",
+    }
 
 
 def test_keys_of_ones_own_are_free_and_reach_components_as_written(tiny):

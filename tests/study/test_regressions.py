@@ -445,7 +445,7 @@ def test_an_interrupt_during_the_validation_at_a_rung_changes_nothing(lab):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "validate", validate)
-        patch.setattr("manyfit.run.trainer.signal.Signals", lambda number: signal_name(number))
+        patch.setattr("manyfit.run.signals.signal.Signals", lambda number: signal_name(number))
         lab.execute(lambda study, work, watch, trials: Signalled(work, watch))
     assert lab.table() == expected
 

@@ -88,8 +88,10 @@ def command(
         )
     else:
         say(closing(result))
-    splits: dict[str, Any] = result.summary.get("splits", {})
-    check_failed({name: len(found.get("failed", ())) for name, found in splits.items()})
+    splits = result.summary.get("splits")
+    for name, found in splits.items() if isinstance(splits, dict) else ():
+        failed = found.get("failed") if isinstance(found, dict) else None
+        check_failed({name: len(failed) if isinstance(failed, dict) else 0})
 
 
 def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:

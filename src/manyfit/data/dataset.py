@@ -149,6 +149,7 @@ class IterableSource:
         self.count = count
         """How many rows make an epoch; None if nobody has said or counted that so far."""
         self.given_ids = checked_ids(ids, len(self)) if ids is not None else None
+        self._is_proven = False
 
     def __len__(self) -> int:
         if self.count is None:
@@ -188,6 +189,31 @@ class IterableSource:
         return (
             [str(row) for row in index] if self.given_ids is None else [self.given_ids[row] for row in index]
         )
+
+    def prove(self) -> None:
+        """Raise unless rows come in the same order whenever they are evaluated: ids know nothing else.
+
+        Without ids of its own, an order that follows from the seed will do.
+        """
+        if self._is_proven:
+            return
+        second = 0 if self.given_ids is None else 1
+        passes = []
+        for number in (0, second):
+            with own_randomness():
+                rows = itertools.islice(self._pass(0, number), min(len(self), FIRST))
+                seed_for(derive(0, "proof", number))
+                passes.append([digest_of(unweighted(row)) for row in rows])
+        known, again = passes
+        moved = [b for a, b in itertools.zip_longest(known, again) if a != b]
+        if second:  # what is drawn anew for each row says nothing about the order
+            moved = [row for row in moved if row in set(known)]
+        if moved:
+            raise UsageError(
+                f"the iterable gives {len(moved)} of {len(known)} rows otherwise, or at another place, when "
+                "it is read again, so that ids cannot be told: for validation and test it must not shuffle"
+            )
+        self._is_proven = True
 
     def contents(self, most: int) -> Contents:
         """What the first rows hold, in the first epoch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +20,7 @@ import torch
 
 from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.lazy import optional
+from manyfit.core.names import listing
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.core.trace import reason
@@ -47,6 +48,10 @@ class KerasLearner:
     seed: int = 0
     n: int = 1
     step: int = 0
+    unused: Collection[str] = ()
+    """Inputs that the model need not take."""
+    fed_by: str = "the data"
+    """Whom to name if it takes others than there are."""
 
     def __post_init__(self) -> None:
         keras: Any = optional("keras", "keras")
@@ -356,10 +361,23 @@ class KerasLearner:
         self.model.make_train_function()
         self._prepared = True
 
+    def _check_names(self, inputs: Any) -> None:
+        """Keras takes what it knows by name out of a dict, and drops the rest."""
+        known = [str(each.name) for each in getattr(self.model, "inputs", None) or ()]
+        if not known or not isinstance(inputs, dict):
+            return
+        lost = [name for name in inputs if name not in known and name not in self.unused]
+        if lost and len(inputs) > len(known):
+            raise UsageError(
+                f"{self.fed_by} gives {listing(lost)}, but the model takes {listing(known)}; rename it, "
+                f"leave it out of the data, or declare it: unused: [{', '.join(lost)}]"
+            )
+
     def _build(self) -> None:
         if self._measure is not None:
             return
         batch = self.example()
+        self._check_names(batch.inputs)
         data = self._data(batch)
         before = self._array(self._random)
         try:

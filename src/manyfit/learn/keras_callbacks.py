@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -80,7 +81,15 @@ def _is_own(callback: Any, method: str) -> bool:
 
 def _state(callback: Any) -> dict[str, Any]:
     """Numbers, texts, arrays, and lists and dicts of them; nothing else can be kept."""
-    found = {name: value for name, value in vars(callback).items() if name not in OURS}
+    own = {name: value for name, value in vars(callback).items() if name not in OURS}
+    # What was set of a callback of Keras stays as it is set: Keras itself changes some of it at the start.
+    set_ = {
+        name
+        for base in type(callback).__mro__
+        if base.__module__.partition(".")[0] == "keras" and "__init__" in vars(base)
+        for name in inspect.signature(base).parameters
+    }
+    found = {name: value for name, value in own.items() if name not in set_}
     return {name: _storable(value) for name, value in found.items() if _is_storable(value)}
 
 

@@ -130,6 +130,8 @@ def build(config: Config, *, warm: bool = False) -> Built:
                 made.callbacks,
                 plan.epochs,
                 run.seed,
+                unused=run.data.beside.get("unused", ()),
+                fed_by=fed_by(config),
             )
             if warm and (count := warm_start_keras(config, learner.model.variables)):
                 log.info("began with %d variables from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
@@ -206,7 +208,7 @@ def torch_learner(
             loss,
             device,
             run.data.beside.get("unused", ()),
-            f"{run.data.origin}: data: {run.data.path}",
+            fed_by(config),
             key_of(config, "unused"),
         ),
         update,
@@ -216,6 +218,16 @@ def torch_learner(
         averaged,
         run.seed,
     )
+
+
+def fed_by(config: Config) -> str:
+    """Who feeds the model, in the words of the user's file."""
+    data = config.run.data
+    if is_variant(config.tree):
+        return f"{data.origin}: train.train_feeder"
+    made = data.params.get("preprocessor")
+    name = f"{made.__module__}.{made.__qualname__}" if isinstance(made, type) else f"data: {data.path}"
+    return f"{data.origin}: {name}"
 
 
 def key_of(config: Config, name: str) -> str:

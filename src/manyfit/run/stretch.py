@@ -175,8 +175,10 @@ def rehearse(built: Built, config: Config) -> None:
         outputs = _one_batch(built, first)
         check_target(built, config, outputs)
         first.ids(outputs.index)
-        if isinstance(first, Proven):
-            first.prove()
+        for split in ("validation", "test"):
+            source: Any = built.split(split)
+            if isinstance(source, Proven):
+                source.prove()
         whole = Whole(built.whole)
         whole.update(outputs, 0)
         whole.values()
