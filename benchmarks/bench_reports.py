@@ -48,6 +48,8 @@ class Case:
         source = self.built.split("test")
         rows, count = source.loader.create_test_generator()
         batches, steps = source.preprocessor.add_preprocess(rows, count)
+        if not hasattr(batches, "element_spec"):
+            batches = ((x,) for x, _, _ in batches)
         found = self.built.learner.model.predict(batches, steps=steps, verbose=0)
         assert len(found) >= ROWS
 

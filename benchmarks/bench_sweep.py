@@ -61,7 +61,7 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 """
 CONFIG = f"""
-data: {{class: digits.Digits, batch_size: {BATCH}}}
+data: {{class: digits.Digits, batch_size: {BATCH}, allow_overlap: true}}
 model: {{class: digits.Net}}
 train:
   epochs: {EPOCHS}

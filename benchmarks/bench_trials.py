@@ -58,7 +58,7 @@ class Net(nn.Module):
         return self.layer(x)
 """
 CONFIG = """
-data: {class: tiny.Rows}
+data: {class: tiny.Rows, allow_overlap: true}
 model: {class: tiny.Net}
 train: {epochs: 1, loss: cross_entropy, optimizer: {class: sgd, lr: 0.1}, device: cpu}
 """
