@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -113,9 +115,17 @@ def read(found):
     return index, rows
 
 
-@pytest.mark.parametrize("batched", BATCHED.values(), ids=BATCHED)
-@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("loaded", ["as it lies", "shuffled", "listed"])
+def combined():
+    """Everything with everything; a part of it, in which each is there once, with every test."""
+    for i, (number, (name, rows), loaded) in enumerate(
+        itertools.product(range(len(BATCHED)), ROWS.items(), ["as it lies", "shuffled", "listed"])
+    ):
+        batched = list(BATCHED)[number]
+        marks = [] if i % 7 == 0 else [pytest.mark.soak]
+        yield pytest.param(BATCHED[batched], rows, loaded, id=f"{loaded}-{name}-{batched}", marks=marks)
+
+
+@pytest.mark.parametrize(("batched", "rows", "loaded"), combined())
 def test_an_id_is_that_of_its_row(batched, rows, loaded, tmp_path):
     change = {"as it lies": None, "shuffled": lambda ds: ds.shuffle(COUNT), "listed": listed(tmp_path)}[
         loaded

@@ -117,7 +117,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("words", [["train"], ["sweep", "inline"], ["sweep", "processes"]])
+@pytest.mark.parametrize(
+    "words", [["train"], pytest.param(["sweep", "inline"], marks=pytest.mark.soak), ["sweep", "processes"]]
+)
 def test_classes_of_a_script_are_said_at_the_start(project, words):
     project.write("script.py", SCRIPT)
     done = subprocess.run(

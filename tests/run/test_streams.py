@@ -101,7 +101,7 @@ def interrupted(project, number):
     return process.returncode, said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_a_signal_while_a_batch_is_read_costs_no_step(streams, number):
     tree = streams.changed(data={"class": "streams_.Slow", "after": 6})
     streams.config(tree)
@@ -119,9 +119,15 @@ def test_a_signal_while_a_batch_is_read_costs_no_step(streams, number):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"class": "streams_.Slow", "after": 0}, "before anything was trained, while data was read"),
+        pytest.param(
+            {"class": "streams_.Slow", "after": 0}, "before anything was trained", marks=pytest.mark.soak
+        ),
         ({"class": "streams_.SlowToBuild"}, "before anything was trained, while data was read"),
-        ({"class": "streams_.Slow", "where": "validation", "after": 1}, "before anything was trained"),
+        pytest.param(
+            {"class": "streams_.Slow", "where": "validation", "after": 1},
+            "before anything was trained",
+            marks=pytest.mark.soak,
+        ),
         ({"class": "streams_.Slow", "where": "test", "after": 1}, "ended by SIGTERM before anything was"),
     ],
     ids=["first batch", "build", "validation", "test"],
