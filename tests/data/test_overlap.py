@@ -218,6 +218,7 @@ def test_noise_is_no_shuffle():
         lambda: ((np.float64(i) + np.random.normal(), 1) for i in range(20)), 20, [f"n{i}" for i in range(20)]
     )
     source.prove()
+    assert source.ids(np.arange(2)) == ["n0", "n1"]
 
 
 def test_a_feature_that_the_model_does_not_take_names_its_feeder(project, cli):

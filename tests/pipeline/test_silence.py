@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import manyfit
-from manyfit.core.errors import ComponentFailed, RunFailed, UsageError
+from manyfit.core.errors import ComponentFailed, RunConflict, RunFailed, UsageError
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -275,3 +275,16 @@ def test_what_tensorflow_complains_about_is_said(odd, with_keras, loader, words)
         manyfit.train(folder, callbacks=[])
     assert len(str(error.value)) < 1500
     assert np is not None
+
+
+def test_evaluate_does_not_write_a_report_of_changed_validation_data(odd):
+    folder = odd.write()
+    manyfit.train(folder, callbacks=[])
+    before = (folder / "reports/validation_report.csv").read_bytes()
+    source = odd.root / "src/dataset.py"
+    source.write_text(source.read_text().replace('"validation": 13', '"validation": 12'))
+    sys.modules.pop("dataset", None)
+    with pytest.raises(RunConflict, match=r"the data of .* has changed since it was trained: validation"):
+        manyfit.evaluate(folder, allow_change=["code"])
+    assert (folder / "reports/validation_report.csv").read_bytes() == before
+    sys.modules.pop("dataset", None)

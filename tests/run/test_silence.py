@@ -15,10 +15,12 @@ from torch.nn import functional as F
 import manyfit
 from manyfit.core.errors import RunConflict, RunFailed, UsageError
 from manyfit.core.gpus import Gpu
-from manyfit.data import once
+from manyfit.data import ArraySource, Limited, once
 from manyfit.data.feeders import MemorySamplesFeeder
+from manyfit.data.overlap import inner
 from manyfit.learn.metrics import accuracy
 from manyfit.run.build import build
+from manyfit.run.export import compare
 from manyfit.run.report import closing
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
@@ -700,3 +702,39 @@ def test_check_resume_finds_what_cadences_and_later_kills_show(silent, cli, body
     found = cli("check", "--resume", "runs/a")
     assert found.code == 1
     assert says in found.out
+
+
+def test_a_loss_that_is_no_number_is_not_taken_for_a_coupled_one(silent):
+    objective = build(manyfit.load_config(silent.changed(train__loss="silent.separable"))).learner.objective
+    output, target = torch.full((4, 10), torch.nan), torch.arange(4)
+    assert objective._measured(output, target).shape == (4,)
+    assert objective.is_coupled is None
+    assert objective._measured(torch.randn(4, 10), target).shape == (4,)
+    assert objective.is_coupled is False
+
+
+def test_an_unused_input_that_is_not_there_is_said(silent, caplog):
+    train(silent, data={"class": "silent.Keyed", "keys": "images", "unused": ["bonos"]})
+    assert "data.unused names bonos, which the data does not give" in caplog.text
+
+
+def test_a_source_of_ones_own_may_hold_another_one():
+    class Own:
+        source = "a name"
+
+    own = Own()
+    assert inner(own) is own
+    assert inner(Limited(Limited(ArraySource(np.zeros((4, 1))), 3), 2)).given_ids is None
+
+
+def test_a_model_with_outputs_by_name_is_exported(silent):
+    silent.write(
+        "src/heads.py",
+        "from torch import nn\nfrom models import MLP\nclass Heads(MLP):\n    def forward(self, images):\n"
+        "        output = super().forward(images)\n        return {'logits': output, 'twice': output * 2}, None\n",
+    )
+    built = build(manyfit.load_config(silent.changed(model={"class": "heads.Heads"}, **NO_LOSS)))
+    output = built.learner.module(torch.zeros(2, 64))
+    compare(output, output, "itself")
+    with pytest.raises(RunFailed, match="does not say the same"):
+        compare(output, ({"logits": output[0]["logits"] + 1}, None), "another")

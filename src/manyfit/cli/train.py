@@ -88,10 +88,7 @@ def command(
         )
     else:
         say(closing(result))
-    splits = result.summary.get("splits")
-    for name, found in splits.items() if isinstance(splits, dict) else ():
-        failed = found.get("failed") if isinstance(found, dict) else None
-        check_failed({name: len(failed) if isinstance(failed, dict) else 0})
+    check_failed(result.failed_rows)
 
 
 def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:

@@ -260,6 +260,8 @@ class IterableSource:
 class Limited:
     """Some rows of another source: chosen at random by a seed, or the first ones."""
 
+    is_around = True
+
     def __init__(self, source: Any, rows: int, seed: int | None = None) -> None:
         self.source = source
         self.rows = min(rows, len(source))

@@ -106,7 +106,7 @@ def spread(rows: int, most: int) -> npt.NDArray[np.int64]:
 
 def inner(source: Any) -> Any:
     """The source that others have been put around."""
-    while hasattr(source, "source"):
+    while getattr(source, "is_around", False):
         source = source.source
     return source
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ class ClassWeighted:
 
     source: Any
     weights: Mapping[int, float]
+    is_around: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.source)

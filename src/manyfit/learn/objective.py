@@ -144,6 +144,8 @@ class Objective:
             reason = f"it is {float(whole):.4g}, but the mean over its rows is {float(rows.mean()):.4g}"
         except Exception as error:
             reason = f"it fails for a single row ({type(error).__name__}: {error})"
+        if rows is not None and not bool(torch.isfinite(whole)):
+            return rows  # what is no number says nothing: asked again with the next batch
         self.is_coupled = rows is None or not agree(whole, rows)
         if self.is_coupled:
             log.warning(
@@ -262,6 +264,8 @@ class Objective:
             best = nearest(missing[0], free)
             hint = f"; did you mean {best}?" if best else ""
             raise UsageError(f"{name}.forward needs {listing(missing)}, but {self._fed_by} gives {has}{hint}")
+        if idle := sorted(self._unused - set(inputs)):
+            log.warning("%s names %s, which the data does not give", self._unused_key, listing(idle))
         if lost := [key for key in free if key not in self._unused]:
             best = nearest(lost[0], [key for key in self._optional if key not in given])
             hint = f"did you mean {best}? " if best else ""

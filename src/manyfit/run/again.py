@@ -87,18 +87,19 @@ def evaluate(
         )
         is_same = changed <= {"data_dir"}  # the data may lie elsewhere now
         if is_same and which == "best":
-            source = built.split(split)
-            check_data(
-                {split: source.fingerprint()} if source is not None else {}, run, allow_change, [split]
-            )
+            other = "validation" if split == "test" else "test"
+            both = bool(built.evaluator.points) and split != "train"  # whose reports belong together
+            written = [split, other] if both else [split]
+            now = {
+                name: source.fingerprint() for name in written if (source := built.split(name)) is not None
+            }
+            check_data(now, run, allow_change, written)
             report = write_report(config, run, built, split)
             if report is not None:
                 _amend(config, run, split, report)
-            other = "validation" if split == "test" else "test"
-            if built.evaluator.points and split != "train":  # whose reports belong together
-                second = write_report(config, run, built, other)
-                if second is not None:
-                    _amend(config, run, other, second)
+            second = write_report(config, run, built, other) if both else None
+            if second is not None:
+                _amend(config, run, other, second)
             evaluated_again(config, run)
         else:
             report = report_of(built, split, mode=config.run.evaluate.outputs)

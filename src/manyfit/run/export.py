@@ -544,7 +544,7 @@ def arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, ...], 
 
 def compare(original: Any, other: Any, what: str, loose: bool = False) -> None:
     """Refuse an export that does not say the same as the original."""
-    left, right = (x[0] if isinstance(x, tuple | list) else x for x in (original, other))
+    left, right = first_of(original), first_of(other)
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if loose else {"rtol": 1e-5, "atol": 1e-6}
     left, right = left.detach().cpu(), right.detach().cpu()
     if left.shape != right.shape or not torch.allclose(left, right, equal_nan=True, **tolerance):
@@ -552,6 +552,13 @@ def compare(original: Any, other: Any, what: str, loose: bool = False) -> None:
         raise RunFailed(
             f"{what} does not say the same as the original on a batch (difference {far}); not kept"
         )
+
+
+def first_of(output: Any) -> Any:
+    """The output of a model, the first of several."""
+    while isinstance(output, tuple | list | Mapping):
+        output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
+    return output
 
 
 def _dynamic(args: tuple[Tensor, ...], named: Mapping[str, Tensor], rows: bool = False) -> Any:

@@ -31,6 +31,15 @@ class RunResult:
     summary: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
+    def failed_rows(self) -> dict[str, int]:
+        """How many rows of each split a function has failed on."""
+        splits, failed = self.summary.get("splits"), dict[str, int]()
+        for name, found in splits.items() if isinstance(splits, dict) else ():
+            rows = found.get("failed") if isinstance(found, dict) else None
+            failed[name] = len(rows) if isinstance(rows, dict) else 0
+        return failed
+
+    @property
     def history(self) -> list[Event]:
         """Every row of the run's log."""
         return RunFolder(self.folder).events()
