@@ -283,7 +283,7 @@ def test_the_password_in_an_address_is_hidden(planted, cli, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2hunter2@127.0.0.1:9/x")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "swordfish-swordfish")
     answer = cli("train", "runs/a", "train.epochs=1", "track.mlflow=auto")
-    assert answer.code == 0
+    assert answer.code == 0, answer.err
     text = answer.err + "".join(
         p.read_bytes().decode("latin-1") for p in planted.run.rglob("*") if p.is_file()
     )
