@@ -277,6 +277,11 @@ class Evaluator(EvaluatorBase):
         return {"error": error, "right": right, "top": "accuracy"}
 
 
+class Named(EvaluatorBase):
+    def get_eval_funcs(self):
+        return {"top": "accuracy"}
+
+
 class Other(EvaluatorBase):
     def get_eval_funcs(self):
         return {}

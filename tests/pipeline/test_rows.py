@@ -192,6 +192,12 @@ def test_a_row_that_comes_back_without_its_number_is_an_error():
             read(source("test", made()))
 
 
+@pytest.mark.parametrize("repeats", [False, True], ids=["ends", "endless"])
+def test_a_preprocessor_that_waits_for_the_end_of_training_data_is_named(repeats):
+    with pytest.raises(UsageError, match="Shuffling has taken 10489 data points without giving a batch"):
+        source("train", Shuffling(), repeats=repeats)
+
+
 @pytest.mark.parametrize("split", ["test", "validation"])
 @pytest.mark.parametrize(("says", "gives", "words"), [(22, 30, "more"), (22, 20, "20"), (22, 0, "none")])
 def test_a_count_that_is_not_true(split, says, gives, words):

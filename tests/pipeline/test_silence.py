@@ -242,6 +242,7 @@ def test_models_with_several_inputs_or_outputs_are_served(odd, with_keras, form,
         model_builder_class="builders.Two",
         model_builder={},
         preprocessor_class="preprocessing.Both",
+        evaluator_class="evaluation.Named",
         form=form,
     )
     manyfit.train(folder, callbacks=[])

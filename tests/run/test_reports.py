@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import manyfit
+from manyfit.config import load_config
 from manyfit.run import statistics
 from manyfit.run.evaluator import Evaluator
 
@@ -62,6 +64,26 @@ class Auto(nn.Module):
 
     def forward(self, images):
         return self.layer(images)
+
+
+class TwoHeads(nn.Module):
+    """Knows its own loss, and says more than one thing of a row, and one thing of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.size, self.large = nn.Linear(64, 10), nn.Linear(64, 1), nn.Linear(64, 300)
+
+    def forward(self, images, target=None):
+        outputs = {"kind": self.kind(images), "size": self.size(images), "large/1": self.large(images)}
+        outputs["batch"] = images.mean()
+        if target is None:
+            return outputs, None
+        losses = nn.functional.cross_entropy(outputs["kind"], target, reduction="none")
+        return outputs, losses + outputs["size"].squeeze(1) ** 2 + outputs["large/1"].mean(1) ** 2
+
+
+def sum_of_both(output, target: Tensor) -> Tensor:
+    return output["kind"].sum() + 100 * output["size"][0] + 0 * target
 
 
 def undefined(output: Tensor, target: Tensor) -> Tensor:
@@ -215,6 +237,33 @@ def test_large_arrays_are_kept_described_or_left_out(reported, caplog, outputs, 
         assert summary["pixel_accuracy"] == pytest.approx(result.test["accuracy"])
     manyfit.evaluate("runs/a", overrides=["evaluate.outputs=none"])
     assert Path("runs/a/reports/test.csv").exists()
+
+
+def test_every_output_is_reported_and_seen_by_functions(reported, caplog):
+    result = run(
+        reported, model={"class": "reported.TwoHeads"}, train__loss=None,
+        evaluate={"functions": {"both": "reported.sum_of_both"}, "outputs": "full"},
+    )  # fmt: skip
+    assert "reports leave out batch: it has no entry for each row of a batch" in caplog.text
+    assert "accuracy measures the output kind; a function of evaluate sees size, large/1, too" in caplog.text
+    model = manyfit.load_model("runs/a").eval()
+    source = load_config("runs/a").run.data.build().source("test")
+    with torch.no_grad():
+        outputs, _ = model(torch.from_numpy(source.inputs))
+    kind, size = outputs["kind"].numpy(), outputs["size"].numpy()[:, 0]
+    found, predicted = rows(), manyfit.predict("runs/a")
+    assert [row["id"] for row in found] == [f"test-{i}" for i in range(64)]
+    assert np.allclose([float(row["prediction_size"]) for row in found], size, atol=1e-5)
+    assert np.allclose([float(row["both"]) for row in found], kind.sum(1) + 100 * size, atol=1e-3)
+    assert [int(row["prediction"]) for row in found] == kind.argmax(1).tolist()
+    assert np.allclose(predicted["prediction_size"][:, 0], size, atol=1e-5)
+    assert "prediction_size" not in result.summary["splits"]["test"]["columns"]
+    large = Path("runs/a/reports/test.prediction_large_1.npy")
+    assert np.allclose(np.load(large), outputs["large/1"].numpy(), atol=1e-5)
+    manyfit.evaluate("runs/a")
+    assert large.exists()
+    exported = manyfit.export("runs/a", ["torch"])
+    assert exported[0].exists()
 
 
 def test_small_arrays_stay_in_the_report(reported, caplog):

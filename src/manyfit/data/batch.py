@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from manyfit.data.nested import mapped
+
 Array: TypeAlias = Any
 """A NumPy array, or a tensor on the CPU."""
 Inputs: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
@@ -29,12 +31,6 @@ class Batch:
         """Some of the rows."""
 
         def cut(value: Any) -> Any:
-            if value is None:
-                return None
-            if isinstance(value, dict):
-                return {name: cut(item) for name, item in value.items()}
-            if isinstance(value, tuple):
-                return tuple(cut(item) for item in value)
-            return value[begin:end]
+            return mapped(lambda array: array[begin:end], value)
 
         return Batch(cut(self.inputs), cut(self.target), self.index[begin:end], cut(self.weight))

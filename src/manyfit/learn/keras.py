@@ -25,6 +25,7 @@ from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.core.trace import reason
 from manyfit.data import Batch
+from manyfit.data.nested import Nested, leaves, mapped, paired
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.learn.keras_callbacks import Callbacks, several
 from manyfit.learn.learner import Metrics, Outputs
@@ -78,6 +79,7 @@ class KerasLearner:
         self._callbacks = Callbacks(keras, self.callbacks, self.model, self.epochs, self.steps_per_epoch)
         self._random = fresh_generator(derive(self.seed, "keras"))
         self._measure: Any = None
+        self._has_names = False
         self._row_loss = _row_loss(keras, self.model)
 
     def describe(self) -> str:
@@ -140,16 +142,8 @@ class KerasLearner:
 
     def _data(self, batch: Batch) -> Any:
         convert = self._keras.ops.convert_to_tensor
-        inputs = batch.inputs
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: moved(item) for name, item in value.items()}
-            return tuple(map(moved, value)) if isinstance(value, tuple | list) else convert(value)
-
-        target = None if batch.target is None else moved(batch.target)
-        weight = None if batch.weight is None else moved(batch.weight)
-        return moved(inputs), target, weight
+        inputs, target, weight = (mapped(convert, v) for v in (batch.inputs, batch.target, batch.weight))
+        return inputs, target, weight
 
     def take(self) -> Metrics:
         """What metrics say of this epoch so far, if it was trained since the last call; and the rate."""
@@ -188,12 +182,29 @@ class KerasLearner:
                 inputs, target, weight = self._data(batch)
                 output, losses = self._measured(inputs, target, weight)
                 rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
-                first, shown = _paired(output, batch.target)
+                output = self._named(output)
+                _, main, shown = paired(output, batch.target)[0]
                 target = None if shown is None else np.asarray(shown)[None]
-                yield Outputs(batch.index, self._numpy(first)[None], target, rows)
+                every = self._every(output, batch.target)
+                yield Outputs(batch.index, self._numpy(main)[None], target, rows, several=every)
             self._whole = self._results()
             if callbacks is not None:
                 callbacks.on_test_end(self._whole)
+
+    def _named(self, output: Any) -> Any:
+        """Outputs in a list by their names, where targets have names."""
+        names = getattr(self.model, "output_names", None) or ()
+        if isinstance(output, tuple | list) and self._has_names and len(names) == len(output):
+            return dict(zip(names, output, strict=True))
+        return output
+
+    def _every(self, output: Any, target: Any) -> Callable[[], tuple[Nested, Nested]] | None:
+        if max(len(list(leaves(output))), len(list(leaves(target)))) < 2:
+            return None
+        return lambda: (
+            mapped(lambda value: self._numpy(value)[None], output),
+            mapped(lambda value: np.asarray(value)[None], target),
+        )
 
     @contextmanager
     def _untouched(self) -> Iterator[None]:
@@ -378,6 +389,7 @@ class KerasLearner:
             return
         batch = self.example()
         self._check_names(batch.inputs)
+        self._has_names = isinstance(batch.target, Mapping)
         data = self._data(batch)
         before = self._array(self._random)
         try:
@@ -388,7 +400,8 @@ class KerasLearner:
                 self._measured(*data)
             except Exception:
                 self._measure = None
-                shapes = f"inputs {_shape(batch.inputs)}, target {_shape(batch.target)}"
+                inputs, target = (mapped(np.shape, value) for value in (batch.inputs, batch.target))
+                shapes = f"inputs {inputs}, target {target}"
                 raise UsageError(
                     f"the model cannot be called on a batch of {shapes}: {_said(error)}"
                 ) from error
@@ -408,8 +421,8 @@ class KerasLearner:
         return self._data(batch)[0]
 
     def numpy(self, output: Any) -> Any:
-        """An output of the model, the first of several, as an array."""
-        return np.array(self._numpy(_first(output)))
+        """An output of the model as an array."""
+        return np.array(self._numpy(output))
 
     def _numpy(self, value: Any) -> Any:
         found = np.asarray(self._keras.ops.convert_to_numpy(value))
@@ -476,28 +489,6 @@ def _said(error: Exception) -> str:
 
 def _device(model: Any) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def _first(value: Any) -> Any:
-    """The output of a model that may have several: the first one."""
-    while isinstance(value, dict | list | tuple):
-        value = next(iter(value.values())) if isinstance(value, dict) else value[0]
-    return value
-
-
-def _paired(output: Any, target: Any) -> tuple[Any, Any]:
-    """An output and its target; of several, the first that has a target of its name."""
-    if isinstance(output, dict) and isinstance(target, dict):
-        for name in output:
-            if name in target:
-                return _paired(output[name], target[name])
-    return _first(output), None if target is None else _first(target)
-
-
-def _shape(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _shape(item) for name, item in value.items()}
-    return [_shape(v) for v in value] if isinstance(value, tuple | list) else getattr(value, "shape", None)
 
 
 def fresh_generator(seed: int) -> Any:

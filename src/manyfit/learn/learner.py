@@ -6,7 +6,7 @@ state for each run, in the form in which a run of its own would have it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from manyfit.core.state import State
 from manyfit.data import Batch
+from manyfit.data.nested import Nested, mapped
 
 Metrics: TypeAlias = Mapping[str, Any]
 """Of shape (n,), on the device: `train_loss` is a mean over rows, `lr` is the last rate."""
@@ -31,6 +32,15 @@ class Outputs:
     """Numbers for each row: `loss`, where there is one, and every metric, of shape (n, rows)."""
     shared: frozenset[str] = frozenset()
     """Those of them that are numbers of the whole batch, the same for all its rows."""
+    several: Callable[[], tuple[Nested, Nested]] | None = None
+    """Where there is more than one output or target: all of them, as the model and the data give them.
+
+    `output` and `target` are then the pair that stands for all. Asked for only by whoever reports rows."""
+
+    def every(self, member: int) -> tuple[Nested, Nested]:
+        """All outputs and targets of one run of a cohort."""
+        every = (self.output, self.target) if self.several is None else self.several()
+        return tuple(mapped(lambda array: array[member], value) for value in every)
 
 
 def fetch(value: Any) -> npt.NDArray[np.float64]:

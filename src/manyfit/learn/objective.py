@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
+from manyfit.data.nested import Nested
 from manyfit.learn.rowwise import is_separable, reduction_of, rowwise
 
 log = logging.getLogger("manyfit")
@@ -62,6 +63,7 @@ class Objective:
         self._fed_by = fed_by
         self._unused_key = unused_key
         self._matching: Any = None
+        self._is_said = False
         self.device = device
         self.on_cpu = device.type == "cpu"
         self.sums = loss is not None and reduction_of(loss) == "sum"
@@ -96,30 +98,46 @@ class Objective:
             )
         return output, loss if not loss.ndim else loss.mean() if weight is None else (loss * weight).mean()
 
-    def rows(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The output and one loss for each row; None where there is no loss."""
+    def rows(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None, Nested]:
+        """The first output, one loss for each row, or None where there is no loss, and all outputs."""
         result = self._called(module, batch)
         output, given = (result, None) if isinstance(result, Tensor) else self._split(module, result)
+        every = result if isinstance(result, Tensor) else self._reported(result[0], len(batch))
+        return output, self._losses(module, batch, output, given), every
+
+    def _reported(self, outputs: Any, rows: int) -> Nested:
+        """Those of several outputs that have something to say of each row."""
+        if not isinstance(outputs, Mapping):
+            return outputs
+        found = {n: v for n, v in outputs.items() if isinstance(v, Tensor) and v.ndim and v.shape[0] == rows}
+        lost = [name for name in outputs if name not in found]
+        if lost and not self._is_said:
+            self._is_said = True
+            log.warning("reports leave out %s: it has no entry for each row of a batch", listing(lost))
+        return found
+
+    def _losses(self, module: nn.Module, batch: Batch, output: Tensor, given: Tensor | None) -> Tensor | None:
+        """One loss for each row, or one for all if it couples them; None where there is none."""
         if given is not None:
             self._check_single(module)
         if self.row_loss is not None and batch.target is not None:
-            return output, self._measured(output, self.target(batch))
+            return self._measured(output, self.target(batch))
         if given is None or given.shape == (len(batch),):
-            return output, given
+            return given
         if given.ndim:
             raise RunFailed(
                 f"{type(module).__name__} must return one loss, or one for each of {len(batch)} rows, but "
                 f"returned shape {tuple(given.shape)}"
             )
         if len(batch) == 1 and not self.is_coupled:
-            return output, given.reshape(1)
+            return given.reshape(1)
 
         def alone() -> Tensor:
             parts = [batch.part(i, i + 1) for i in range(len(batch))]
             found = [self._split(module, self._called(module, part))[1] for part in parts]
             return torch.stack([loss.reshape(()) for loss in found if loss is not None])
 
-        return output, self._by_row(f"{type(module).__name__} returns one loss for a batch", given, alone)
+        return self._by_row(f"{type(module).__name__} returns one loss for a batch", given, alone)
 
     def _measured(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of each row, or of the batch if it couples them."""

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch
+from manyfit.data.nested import Nested, leaves, mapped
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Metrics, Outputs
 from manyfit.learn.objective import Objective
@@ -222,7 +224,7 @@ class TorchLearner:
             for number, batch in enumerate(batches):
                 self._seed(self._measuring + number)
                 with self._autocast():
-                    output, losses = self.objective.rows(module, batch)
+                    output, losses, every = self.objective.rows(module, batch)
                 shared = _LOSS if losses is not None and not losses.ndim else _NONE
                 if losses is not None and shared:
                     losses = losses.expand(len(batch))
@@ -232,7 +234,8 @@ class TorchLearner:
                     for name, metric in self.metrics.items():
                         rows[name] = self._rows(name, measured(name, metric, output, target), batch)
                 shown = None if target is None else numpy_of(target)[None]
-                yield Outputs(batch.index, numpy_of(output)[None], shown, rows, shared)
+                several = None if len(list(leaves(every))) < 2 else partial(_fetched, every, shown)
+                yield Outputs(batch.index, numpy_of(output)[None], shown, rows, shared, several)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -358,6 +361,10 @@ def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
             if not key.startswith("_") or isinstance(value, torch.optim.Optimizer):
                 search(value, f"{name}.{key}".lstrip("."))
     return found
+
+
+def _fetched(outputs: Nested, target: Any) -> tuple[Nested, Any]:
+    return mapped(lambda output: numpy_of(output)[None], outputs), target
 
 
 def seed_slow(seed: int) -> None:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
+from manyfit.data import nested
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import SAMPLED, digest_of, update
 from manyfit.data.order import Order
@@ -34,6 +35,8 @@ log = logging.getLogger("manyfit")
 
 SEGMENT: Final = 2048
 """Batches after which generators are made anew, at the next end of an epoch."""
+WAITING: Final = 10_000
+"""Rows beyond a few epochs and batches that a preprocessor may take before it gives its first batch."""
 METHODS: Final = {
     "train": "create_training_generator",
     "validation": "create_validation_generator",
@@ -68,7 +71,10 @@ class ComponentSource:
     """The pipeline of a report, where it can be walked again and again."""
     _tracked: tuple[Any, Track, int] | None = None
     """The same with numbers: the pipeline, who counts what comes back, and how many batches there are."""
+    _steps: int = 0
     _is_proven: bool = False
+    _taken: int = 0
+    """Rows that the preprocessor has taken for its next batch."""
     _padding: int = 0
     """Rows beyond the last one of a report, to fill its last batch."""
 
@@ -78,7 +84,9 @@ class ComponentSource:
             seed_with_tensorflow(0)
             self._fresh, self._rows = self.created()
             self._is_native = is_dataset(self._fresh)
-            self._steps = self.pipeline(self._fresh)[1] if self.split == "train" and self._rows else 0
+            if self.split == "train" and self._rows:
+                rows = self._fresh if self._is_native else self._repeated(self._fresh)
+                self._steps = self.pipeline(rows)[1]
 
     def __len__(self) -> int:
         return self._rows
@@ -222,9 +230,16 @@ class ComponentSource:
         return self._repeated(rows)
 
     def _repeated(self, rows: Iterator[Any]) -> Iterator[Any]:
+        self._taken, most = 0, WAITING + 4 * self._rows + 100 * self.batch_size
         while True:
             count = 0
             for row in rows:
+                self._taken += 1
+                if self._taken > most:
+                    raise UsageError(
+                        f"{self.remade_by} has taken {self._taken} data points without giving a batch: "
+                        "training data goes on, epoch after epoch, so do not wait for its end (list, sorted)"
+                    )
                 yield (row[0], row[1], 1.0) if self.split == "test" else row
                 count += 1
             if not count:
@@ -413,6 +428,7 @@ class ComponentSource:
 
     def next_of(self, batches: Iterator[Any]) -> Any:
         """The next batch; None at the end."""
+        self._taken = 0
         try:
             return next(batches)
         except StopIteration:
@@ -432,10 +448,7 @@ class ComponentSource:
             raise UsageError(f"the batches of {name} must be {ROW[self.split]}, but have {what}")
         inputs, target, third = values
         found = arrays(inputs)
-        first = found
-        while isinstance(first, dict | tuple):
-            first = next(iter(first.values())) if isinstance(first, dict) else first[0]
-        index = np.arange(done, done + len(first), dtype=np.int64)
+        index = np.arange(done, done + nested.count(found), dtype=np.int64)
         return Batch(found, arrays(target), index, None if self.split == "test" else arrays(third))
 
     def _read_ids(self) -> None:
@@ -548,11 +561,7 @@ def arrays(value: Any) -> Any:
 
 def chosen(value: Any, rows: npt.NDArray[np.bool_]) -> Any:
     """Some rows of arrays, nested as they are."""
-    if value is None or rows.all():
-        return value
-    if isinstance(value, dict):
-        return {name: chosen(item, rows) for name, item in value.items()}
-    return tuple(chosen(item, rows) for item in value) if isinstance(value, tuple) else value[rows]
+    return value if rows.all() else nested.mapped(lambda array: array[rows], value)
 
 
 @contextlib.contextmanager

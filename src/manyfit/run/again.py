@@ -16,6 +16,7 @@ from manyfit.config.override import Overrides
 from manyfit.core.errors import UsageError
 from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.data import Source, once
+from manyfit.data.nested import mapped, paired
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
 from manyfit.run.code import evaluation_only, imported
@@ -140,7 +141,7 @@ def predict(
     check_split(split)
     with reopened(Path(place), which, overrides, allow_change, trust) as (_, run, built, _found):
         example = next(once(built.split("validation") or built.train, 1))
-        kind = example.target
+        kind = mapped(np.asarray, example.target)
         source = read_rows(Path(data), example.inputs) if data is not None else built.split(split)
         if source is None or not len(source):
             raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
@@ -148,11 +149,15 @@ def predict(
         index = []
         batches = counted(_without_targets(source, built.order.batch_size), len(source), "predicting")
         for outputs in built.learner.evaluate(batches):
-            prediction, confidence = _predicted(outputs.output[0], kind)
             index.append(outputs.index)
-            parts.setdefault("prediction", []).append(prediction)
-            if confidence is not None:
-                parts.setdefault("confidence", []).append(confidence)
+            for i, (name, output, target) in enumerate(paired(outputs.every(0)[0], kind)):
+                of = f"_{name}" if i else ""
+                prediction, confidence = (
+                    (output, None) if of and target is None else _predicted(output, target)
+                )
+                parts.setdefault(f"prediction{of}", []).append(prediction)
+                if confidence is not None:
+                    parts.setdefault(f"confidence{of}", []).append(confidence)
         rows = np.concatenate(index)
         return keys_of(rows, source) | {name: np.concatenate(found) for name, found in parts.items()}
 
@@ -166,7 +171,7 @@ def _predicted(output: Any, kind: Any) -> tuple[Any, Any]:
     """Read outputs as the run's own targets say: as classes, or as they are."""
     if kind is None:
         return interpret(output, None)
-    target = np.zeros((len(output), *np.shape(kind)[1:]), dtype=np.asarray(kind).dtype)
+    target = np.zeros((len(output), *kind.shape[1:]), dtype=kind.dtype)
     return interpret(output, target)
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from manyfit.core.errors import RunFailed
 from manyfit.core.lazy import optional
 from manyfit.data import Source, once
+from manyfit.data.nested import Nested, count, joined, leaves, paired
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Learner, Outputs
 from manyfit.run import statistics
@@ -72,14 +73,14 @@ class Report:
     def write(self, path: Path) -> None:
         """Write the table as CSV, and large arrays beside it."""
         durable.write(path, as_csv(self.columns))
-        for name in ("target", "prediction"):
-            file = path.with_name(f"{path.stem}.{name}.npy")
-            if name in self.arrays:
-                stream = io.BytesIO()
-                np.save(stream, self.arrays[name], allow_pickle=False)
-                durable.write(file, stream.getvalue())
-            else:
-                file.unlink(missing_ok=True)
+        arrays = {f"{path.stem}.{name.replace('/', '_')}.npy": v for name, v in self.arrays.items()}
+        for file in path.parent.glob(f"{path.stem}.*.npy"):
+            if file.name not in arrays:
+                file.unlink()
+        for file_name, values in arrays.items():
+            stream = io.BytesIO()
+            np.save(stream, values, allow_pickle=False)
+            durable.write(path.with_name(file_name), stream.getvalue())
 
     def write_points(self, folder: Path, split: str, names: Sequence[str]) -> None:
         """Write what an evaluator measured, data point by data point, under the names that its users know."""
@@ -152,7 +153,7 @@ def evaluate(
     failed = {columns["id"][place]: text for place, text in table.failed.items()}
     if failed:
         columns["failed"] = [table.failed.get(place, "") for place in range(len(rows))]
-    numbers = {name: values for name, values in columns.items() if name not in HEAD}
+    numbers = {n: values for n, values in columns.items() if n not in HEAD and n not in table.others}
     undefined = {n: count for n, values in numbers.items() if (count := int(np.isnan(values).sum()))}
     for name, count in undefined.items():
         log.warning(
@@ -207,10 +208,12 @@ class Table:
         self._mode, self._is_said, self._done = mode, False, 0
         self._confusion = statistics.Confusion()
         self.classes = 0
+        self.others: set[str] = set()
+        """Columns of further outputs, which are shown, but no numbers that anything is measured by."""
         self.shared: set[str] = set()
         """Columns that hold a number of the batch in every row: they are measured, but not reported."""
         self._evaluator = evaluator
-        self._waiting: list[tuple[npt.NDArray[Any], npt.NDArray[Any] | None]] = []
+        self._waiting: list[tuple[Nested, Nested]] = []
         self._bytes = 0
 
     def add(self, outputs: Outputs, member: int) -> None:
@@ -219,42 +222,51 @@ class Table:
         self.shared |= outputs.shared
         for name, values in outputs.rows.items():
             self.parts.setdefault(name, []).append(values[member])
-        output = outputs.output[member]
-        self._waiting.append((output, None if outputs.target is None else outputs.target[member]))
-        self._bytes += output.nbytes
+        self._waiting.append(outputs.every(member))
+        self._bytes += sum(array.nbytes for _, array in leaves(self._waiting[-1][0]))
         if self._bytes > AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
         """Read what has come together: predictions, confidences, functions of one data point."""
         if self._waiting:
-            output = np.concatenate([output for output, _ in self._waiting])
-            targets = [target for _, target in self._waiting if target is not None]
+            output, target = (joined(values) for values in zip(*self._waiting, strict=True))
             self._waiting, self._bytes = [], 0
-            self._read(output, np.concatenate(targets) if targets else None)
+            self._read(output, target)
 
-    def _read(self, output: npt.NDArray[Any], target: npt.NDArray[Any] | None) -> None:
-        prediction, confidence = interpret(output, target)
-        self._put("prediction", squeezed(prediction))
-        if confidence is not None:
-            self.parts["confidence"].append(confidence)
-            self.classes = max(self.classes, output.shape[1])
-        begin, self._done = self._done, self._done + len(output)
-        if target is None:
-            return
-        self._put("target", squeezed(target))
-        self._confusion.add(squeezed(target), squeezed(prediction), self.classes)
-        if self._evaluator.functions:
+    def _read(self, output: Nested, target: Nested) -> None:
+        begin, self._done = self._done, self._done + count(output)
+        (_, main, known), *others = paired(output, target)
+        prediction, classes = self._show(main, known)
+        self.classes = max(self.classes, classes)
+        if known is not None:
+            self._confusion.add(squeezed(known), prediction, self.classes)
+        for name, other, known in others:
+            self._show(other, known, f"_{name}")
+        if self._evaluator.functions and target is not None:
             for name, values in self._evaluator(output, target).items():
                 self.parts.setdefault(name, []).append(values)
             for name, i, text in self._evaluator.failures:
                 before = self.failed.get(begin + i)
                 self.failed[begin + i] = f"{before}; {name}: {text}" if before else f"{name}: {text}"
 
+    def _show(self, output: Any, target: Any, of: str = "") -> tuple[npt.NDArray[Any], int]:
+        """Add the columns of an output; its predictions, and how many classes it has."""
+        found, confidence = (output, None) if of and target is None else interpret(output, target)
+        prediction, columns = squeezed(found), {"target": target, "prediction": found}
+        if of:
+            self.others |= {f"{name}{of}" for name in ("target", "prediction", "confidence")}
+        for name, values in columns.items():
+            if values is not None:
+                self._put(f"{name}{of}", squeezed(values))
+        if confidence is not None:
+            self.parts.setdefault(f"confidence{of}", []).append(confidence)
+        return prediction, 0 if confidence is None else output.shape[1]
+
     def _put(self, name: str, values: npt.NDArray[Any]) -> None:
         """Add values to a column, or say what they are like if they are too large for a table."""
         if values.ndim < 2 or values[0].size <= MOST_CELLS:
-            self.parts[name].append(values)
+            self.parts.setdefault(name, []).append(values)
             return
         if not self._is_said:
             self._is_said = True
@@ -266,7 +278,7 @@ class Table:
         if self._mode == "full":
             self.arrays.setdefault(name, []).append(values)
         if self._mode != "none":
-            self.parts[name].append(np.array([described(row) for row in values]))
+            self.parts.setdefault(name, []).append(np.array([described(row) for row in values]))
 
     def usual(self) -> dict[str, Any]:
         """The usual metrics of classes, if the outputs are some."""

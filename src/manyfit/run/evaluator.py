@@ -17,6 +17,7 @@ from manyfit.config.roles import METRIC
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.core.trace import user_frame
+from manyfit.data.nested import Nested, count, mapped, paired
 
 log = logging.getLogger("manyfit")
 
@@ -69,7 +70,8 @@ class Evaluator:
     and a note says how fast that is.
 
     `functions` are called with tensors of torch, as `(output, target)`. `points` are called with arrays of
-    NumPy, or whatever kind of tensor they work with, as `(y_true, y_pred)`; and they may be names.
+    NumPy, or whatever kind of tensor they work with, as `(y_true, y_pred)`; and they may be names. Where a
+    model has several outputs, a function gets all of them, and a name measures the first.
 
     >>> evaluator = Evaluator({"error": lambda output, target: (output - target).abs().max()})
     >>> evaluator(np.ones((2, 3)), np.zeros((2, 3)))["error"].tolist()
@@ -83,6 +85,8 @@ class Evaluator:
     ) -> None:
         self.functions: dict[str, PointFunction] = dict(functions)
         self.points = list(points or {})
+        self.named = [name for name, given in (points or {}).items() if isinstance(given, str)]
+        """Those that measure one output, the first of several."""
         self._kinds: dict[str, Sequence[Kind]] = {name: [TORCH] for name in functions}
         for name, given in (points or {}).items():
             function, kinds = named(given) if isinstance(given, str) else (given, ANY_KIND)
@@ -90,7 +94,7 @@ class Evaluator:
                 raise UsageError(f"the evaluation function {name!r} is not a function, but {given!r:.60}")
             self.functions[name] = _turned(function)
             self._kinds[name] = kinds
-        self._ways: dict[str, Callable[[Arrays, Arrays], Any]] = {}
+        self._ways: dict[str, Callable[[Nested, Nested], Any]] = {}
         self._alone: dict[str, Kind] = {}
         """Functions that are called for each row."""
         self._undecided: set[str] = set()
@@ -102,13 +106,17 @@ class Evaluator:
         self._trusted: dict[str, Kind] = {}
         """Functions that are called for many rows at once because they have agreed with themselves so far."""
 
-    def __call__(self, output: Arrays, target: Arrays) -> dict[str, npt.NDArray[np.float64]]:
+    def __call__(self, output: Nested, target: Nested) -> dict[str, npt.NDArray[np.float64]]:
         """One number for each row and function; none where a function fails, which is noted."""
         self.failures = []
+        (_, *main), *_ = paired(output, target)
         with quiet():
-            return {name: self._values(name, output, target) for name in self.functions}
+            return {
+                name: self._values(name, *(main if name in self.named else (output, target)))
+                for name in self.functions
+            }
 
-    def _values(self, name: str, output: Arrays, target: Arrays) -> npt.NDArray[np.float64]:
+    def _values(self, name: str, output: Nested, target: Nested) -> npt.NDArray[np.float64]:
         if name not in self._ways and name not in self._alone:
             self._probe(name, output, target)
         if name in self._alone:
@@ -119,33 +127,35 @@ class Evaluator:
             if name not in self._trusted:
                 raise _failed(name, output, target, error) from error
             found = None  # on some row: called for each, it says on which
+        rows = count(output)
         if name in self._trusted and not self._still_agrees(name, found, output, target):
             log.warning("%r does not give the same for many rows at once: it is called row by row", name)
             self._alone[name] = self._trusted.pop(name)
             return self._row_by_row(name, output, target)
-        if found is None or found.shape != (len(output),):
+        if found is None or found.shape != (rows,):
             shape = "something else" if found is None else f"shape {found.shape}"
             raise RunFailed(
-                f"the function {name!r} must return one number for each of {len(output)} rows, "
-                f"but returned {shape}"
+                f"the function {name!r} must return one number for each of {rows} rows, but returned {shape}"
             )
         return found
 
-    def _still_agrees(self, name: str, found: Any, output: Arrays, target: Arrays) -> bool:
+    def _still_agrees(self, name: str, found: Any, output: Nested, target: Nested) -> bool:
         """Call a function for some of the rows, across all of them."""
-        if found is None or found.shape != (len(output),):
+        rows = count(output)
+        if found is None or found.shape != (rows,):
             return False
-        some = np.unique(np.linspace(0, len(output) - 1, PROBED).astype(int))
-        alone, errors = one_by_one(self.functions[name], self._trusted[name], output[some], target[some])
+        some = np.unique(np.linspace(0, rows - 1, PROBED).astype(int))
+        few = (at(value, some) for value in (output, target))
+        alone, errors = one_by_one(self.functions[name], self._trusted[name], *few)
         return not errors and bool(np.allclose(found[some], alone, rtol=1e-5, atol=1e-7, equal_nan=True))
 
-    def _row_by_row(self, name: str, output: Arrays, target: Arrays) -> npt.NDArray[np.float64]:
+    def _row_by_row(self, name: str, output: Nested, target: Nested) -> npt.NDArray[np.float64]:
         """Call a function for each row; what a probe has found already is not asked for again."""
         known, errors = self._known.pop(name, (np.zeros(0), {}))
         done, function, kind = len(known), self.functions[name], self._alone[name]
-        rest, more = one_by_one(function, kind, output[done:], target[done:])
+        rest, more = one_by_one(function, kind, at(output, slice(done, None)), at(target, slice(done, None)))
         errors |= {done + i: error for i, error in more.items()}
-        if len(errors) == len(output) and len(output) > 1:
+        if len(errors) == count(output) > 1:
             raise _failed(name, output, target, errors[0]) from errors[0]
         for i, error in sorted(errors.items()):
             self.failures.append((name, i, f"{type(error).__name__}: {error} at {user_frame(error)}"))
@@ -154,10 +164,10 @@ class Evaluator:
             del self._alone[name]
         return np.concatenate([known, rest])
 
-    def _probe(self, name: str, output: Arrays, target: Arrays) -> None:
+    def _probe(self, name: str, output: Nested, target: Nested) -> None:
         """Try a function on a few rows in every way, and choose the fastest that gives the same."""
         function = self.functions[name]
-        few, some = output[:PROBED], target[:PROBED]
+        few, some = at(output, slice(PROBED)), at(target, slice(PROBED))
         if getattr(function, "batched", False):
             self._ways[name] = self._for_batches(name, few, some)
             return
@@ -184,52 +194,57 @@ class Evaluator:
         level = logging.WARNING if rate < SLOW else logging.INFO
         log.log(level, "%r is called row by row, about %.0f rows/s: %s", name, rate, reason)
 
-    def _for_batches(self, name: str, few: Arrays, some: Arrays) -> Callable[[Arrays, Arrays], Any]:
+    def _for_batches(self, name: str, few: Nested, some: Nested) -> Callable[[Nested, Nested], Any]:
         function, errors = self.functions[name], []
         for kind in self._usable(name):
             try:
-                numbers(function(kind.make(few), kind.make(some)))
+                numbers(function(mapped(kind.make, few), mapped(kind.make, some)))
             except Exception as error:  # said below, if no kind of array works
                 errors.append(error)
                 continue
             return lambda output, target, kind=kind: function(  # type: ignore[misc]
-                kind.make(output), kind.make(target)
+                mapped(kind.make, output), mapped(kind.make, target)
             )
         raise _failed(name, few, some, errors[0]) from errors[0]
 
     def _tried(
-        self, name: str, few: Arrays, some: Arrays
+        self, name: str, few: Nested, some: Nested
     ) -> tuple[Kind, npt.NDArray[np.float64], dict[int, Exception], float]:
         """The kind of array that a function works with best, what it gives, where it fails, and how fast."""
         best: Any = None
         for kind in self._usable(name):
             began = time.perf_counter()
             alone, errors = one_by_one(self.functions[name], kind, few, some)
-            found = kind, alone, errors, len(few) / max(time.perf_counter() - began, 1e-9)
+            found = kind, alone, errors, len(alone) / max(time.perf_counter() - began, 1e-9)
             if best is None or len(errors) < len(best[2]):
                 best = found
             if not errors:
                 break
         first = next(iter(best[2].values()), None)
-        if first is not None and len(best[2]) == len(few):
-            raise _failed(name, few[0], some[0], first) from first
+        if first is not None and len(best[2]) == len(best[1]):
+            raise _failed(name, at(few, 0), at(some, 0), first) from first
         return best  # type: ignore[no-any-return]
 
     def _usable(self, name: str) -> list[Kind]:
         return [k for k in self._kinds[name] if k is not TENSORFLOW or "tensorflow" in sys.modules]
 
 
-def ways(function: PointFunction, kind: Kind) -> Iterator[Callable[[Arrays, Arrays], Any]]:
+def at(value: Nested, rows: Any) -> Nested:
+    """Some rows, or one."""
+    return mapped(lambda array: array[rows], value)
+
+
+def ways(function: PointFunction, kind: Kind) -> Iterator[Callable[[Nested, Nested], Any]]:
     """Ways to call a function of one row for many at once, those that are likely to work first."""
 
-    def direct(output: Arrays, target: Arrays) -> Any:
-        return function(kind.make(output), kind.make(target))
+    def direct(output: Nested, target: Nested) -> Any:
+        return function(mapped(kind.make, output), mapped(kind.make, target))
 
     if kind is TORCH:
         import torch
 
-        mapped = torch.func.vmap(function, randomness="different")
-        yield lambda output, target: mapped(_torch(output), _torch(target))
+        together = torch.func.vmap(function, randomness="different")
+        yield lambda output, target: together(mapped(_torch, output), mapped(_torch, target))
     yield direct
     tensorflow = sys.modules.get("tensorflow")
     if kind is not TORCH and tensorflow is not None:
@@ -238,8 +253,9 @@ def ways(function: PointFunction, kind: Kind) -> Iterator[Callable[[Arrays, Arra
         def each(output: Any, target: Any) -> Any:
             return tf.vectorized_map(lambda pair: function(pair[0], pair[1]), (output, target))
 
-        together = tf.function(each, reduce_retracing=True)
-        yield lambda output, target: together(tf.convert_to_tensor(output), tf.convert_to_tensor(target))
+        graph = tf.function(each, reduce_retracing=True)
+        make = tf.convert_to_tensor
+        yield lambda output, target: graph(mapped(make, output), mapped(make, target))
 
 
 @contextlib.contextmanager
@@ -255,24 +271,25 @@ def quiet() -> Iterator[None]:
 
 
 def one_by_one(
-    function: PointFunction, kind: Kind, output: Arrays, target: Arrays
+    function: PointFunction, kind: Kind, output: Nested, target: Nested
 ) -> tuple[npt.NDArray[np.float64], dict[int, Exception]]:
     """Call a function for each row; no number where it raises, and what it raised."""
-    values, errors = np.full(len(output), np.nan), dict[int, Exception]()
+    rows = count(output)
+    values, errors = np.full(rows, np.nan), dict[int, Exception]()
     try:
-        outputs, targets = kind.make(output), kind.make(target)
+        outputs, targets = mapped(kind.make, output), mapped(kind.make, target)
     except Exception as error:
-        return values, dict.fromkeys(range(len(output)), error)
-    for i in range(len(output)):
+        return values, dict.fromkeys(range(rows), error)
+    for i in range(rows):
         try:
-            values[i] = float(function(outputs[i], targets[i]))
+            values[i] = float(function(at(outputs, i), at(targets, i)))
         except Exception as error:  # said of the row
             errors[i] = error
     return values, errors
 
 
-def _failed(name: str, output: Arrays, target: Arrays, error: Exception) -> RunFailed:
-    shapes = f"output {np.shape(output)}, target {np.shape(target)}"
+def _failed(name: str, output: Nested, target: Nested, error: Exception) -> RunFailed:
+    shapes = f"output {mapped(np.shape, output)}, target {mapped(np.shape, target)}"
     return RunFailed(
         f"the function {name!r} must return one number for a row, but failed on {shapes}: "
         f"{type(error).__name__}: {error}\n  at {user_frame(error)}"

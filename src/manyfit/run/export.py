@@ -36,6 +36,7 @@ from manyfit.core.secrets import has_secrets, holds_secret, holds_value
 from manyfit.core.state import State
 from manyfit.core.version import __version__
 from manyfit.data import ArraySource, Batch, once
+from manyfit.data.nested import Nested, leaves, mapped
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.keras import KerasLearner
@@ -175,7 +176,7 @@ def export_onnx(built: Built, run: RunFolder) -> Path:
         names = [given.name for given in session.get_inputs()]
         given = {**dict(zip(names, args, strict=False)), **named}
         found = session.run(None, {n: given[n].numpy() for n in names})
-        compare(module(*args, **named), torch.from_numpy(found[0]), "the ONNX model", loose=True)
+        compare(module(*args, **named), found, "the ONNX model", loose=True)
 
     return _kept(run.exported / "model.onnx", write)
 
@@ -234,11 +235,7 @@ def export_saved_model(built: Built, run: RunFolder) -> Path:
         batch = sample(built)
         loaded = tensorflow.saved_model.load(str(temporary))  # which has to live while it is called
         found = _served(loaded, _cast(tensorflow, learner.inputs(batch), learner.model))
-        own = learner.model(learner.inputs(batch), training=False)
-    if isinstance(own, dict):  # TensorFlow sorts them by name
-        found = {name: found[name] for name in own}
-    other = torch.from_numpy(learner.numpy(found))
-    compare(said(built, batch), other, "the SavedModel", loose=True)
+    compare(said(built, batch), mapped(learner.numpy, found), "the SavedModel", loose=True)
     try:
         check_secrets(temporary)
     except UsageError:
@@ -514,22 +511,21 @@ def sample(built: Built) -> Batch:
     return batch
 
 
-def said(built: Built, batch: Batch, model: Any = None) -> Tensor:
+def said(built: Built, batch: Batch, model: Any = None) -> Nested:
     """What the learner's model, or another one in its place, says about a batch."""
     learner = built.learner
     if model is not None:
         if isinstance(learner, TorchLearner):
             model = model.to(learner.device)
             with own_randomness(), torch.no_grad():
-                return learner.objective.rows(model, batch)[0]
+                return learner.objective.rows(model, batch)[2]
         if isinstance(learner, KerasLearner):
             found = model(learner.inputs(batch), training=False)
-            return torch.from_numpy(learner.numpy(found))
+            return mapped(learner.numpy, found)
         learner = replace(learner, model=model)
     if isinstance(learner, TorchLearner):
         return said(built, batch, learner.evaluated)
-    output = next(learner.evaluate(iter([replace(batch, target=None)]))).output[0]
-    return torch.from_numpy(np.ascontiguousarray(output))
+    return next(learner.evaluate(iter([replace(batch, target=None)]))).every(0)[0]
 
 
 def arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -544,21 +540,21 @@ def arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, ...], 
 
 def compare(original: Any, other: Any, what: str, loose: bool = False) -> None:
     """Refuse an export that does not say the same as the original."""
-    left, right = first_of(original), first_of(other)
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if loose else {"rtol": 1e-5, "atol": 1e-6}
-    left, right = left.detach().cpu(), right.detach().cpu()
-    if left.shape != right.shape or not torch.allclose(left, right, equal_nan=True, **tolerance):
-        far = (left - right).abs().max().item() if left.shape == right.shape else "another shape"
-        raise RunFailed(
-            f"{what} does not say the same as the original on a batch (difference {far}); not kept"
+    outputs, found = list(leaves(original)), list(leaves(other))
+    if len(outputs) != len(found):
+        raise RunFailed(f"{what} has {len(found)} outputs, but the original {len(outputs)}; not kept")
+    if dict(outputs).keys() == dict(found).keys():  # they may come in another order
+        found = [(name, dict(found)[name]) for name, _ in outputs]
+    for (_, one), (_, two) in zip(outputs, found, strict=True):
+        left, right = (
+            v.detach().cpu() if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (one, two)
         )
-
-
-def first_of(output: Any) -> Any:
-    """The output of a model, the first of several."""
-    while isinstance(output, tuple | list | Mapping):
-        output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
-    return output
+        if left.shape != right.shape or not torch.allclose(left, right, equal_nan=True, **tolerance):
+            far = (left - right).abs().max().item() if left.shape == right.shape else "another shape"
+            raise RunFailed(
+                f"{what} does not say the same as the original on a batch (difference {far}); not kept"
+            )
 
 
 def _dynamic(args: tuple[Tensor, ...], named: Mapping[str, Tensor], rows: bool = False) -> Any:

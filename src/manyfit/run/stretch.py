@@ -22,6 +22,7 @@ from manyfit.core.names import listing, nearest
 from manyfit.core.secrets import has_secrets
 from manyfit.core.state import State
 from manyfit.data import Limited, Source, once
+from manyfit.data.nested import paired
 from manyfit.data.overlap import Compared
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.estimator import EstimatorLearner
@@ -183,7 +184,8 @@ def rehearse(built: Built, config: Config) -> None:
         whole.update(outputs, 0)
         whole.values()
         if built.evaluator.functions and outputs.target is not None:
-            built.evaluator(outputs.output[0], outputs.target[0])
+            built.evaluator(*outputs.every(0))
+        check_outputs(built, outputs)
     check_names(built, config, outputs.rows)
     warn_unread(built)
 
@@ -228,6 +230,23 @@ def check_target(built: Built, config: Config, outputs: Outputs) -> None:
                 f"{where}: {key}: {listing(names)} needs a target, but {config.run.data.path} gives none; "
                 "what a row is compared with is its second part, or the input named target"
             )
+
+
+def check_outputs(built: Built, outputs: Outputs) -> None:
+    """Of several outputs, say which one metrics see; and no metric has the name of another's column."""
+    (first, *_), *others = paired(*outputs.every(0))
+    if not others:
+        return
+    named = [*getattr(built.learner, "metrics", ()), *built.whole, *built.evaluator.named]
+    for name, *_ in others:
+        for column in (f"target_{name}", f"prediction_{name}", f"confidence_{name}"):
+            if column in [*named, *built.evaluator.functions]:
+                raise UsageError(f"reports have a column named {column} already; choose another name")
+    if named:
+        log.warning(
+            "%s measures the output %s; a function of evaluate sees %s, too",
+            listing(named), first, listing([name for name, *_ in others]),
+        )  # fmt: skip
 
 
 HOOKS: Final = (

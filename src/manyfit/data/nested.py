@@ -1,0 +1,88 @@
+"""Arrays that may be several: a dict, a tuple or a list of them, at any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Nested: TypeAlias = Any
+"""An array or a tensor; or a dict, a tuple or a list of them."""
+
+
+def is_nested(value: Nested) -> bool:
+    """Whether there is more than an array."""
+    return isinstance(value, Mapping | tuple | list)
+
+
+def mapped(function: Callable[[Any], Any], value: Nested) -> Nested:
+    """The same structure, with a function applied to each of its arrays.
+
+    >>> mapped(abs, {"a": -1, "b": (-2, None)})
+    {'a': 1, 'b': (2, None)}
+    """
+    if isinstance(value, Mapping):
+        return {name: mapped(function, item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        found = [mapped(function, item) for item in value]
+        return found if isinstance(value, list) else tuple(found)
+    return None if value is None else function(value)
+
+
+def leaves(value: Nested, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Its arrays by name: the keys that lead there, or the places in a sequence, counted from 0.
+
+    >>> dict(leaves({"a": 1, "b": (2, 3)}))
+    {'a': 1, 'b_0': 2, 'b_1': 3}
+    """
+    items: Any = None
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, tuple | list):
+        items = enumerate(value)
+    if items is not None:
+        for key, item in items:
+            yield from leaves(item, f"{name}_{key}" if name else str(key))
+    elif value is not None:
+        yield name, value
+
+
+def first(value: Nested) -> Any:
+    """The array, or the first of several; None if there is none."""
+    return next((leaf for _, leaf in leaves(value)), None)
+
+
+def paired(output: Nested, target: Nested) -> list[tuple[str, Any, Any]]:
+    """Every output with its name and its target, or None; first the one that stands for all.
+
+    Outputs and targets belong together by name, or by place. Where there is one target, it is that of the
+    first output.
+
+    >>> paired({"a": 1, "b": 2}, {"b": 3})
+    [('b', 2, 3), ('a', 1, None)]
+    """
+    if not (is_nested(output) and is_nested(target)):
+        found = [(name, leaf, None) for name, leaf in leaves(output)]
+        return [(found[0][0], found[0][1], first(target)), *found[1:]] if found else []
+    targets = dict(leaves(target))
+    pairs = [(name, leaf, targets.get(name)) for name, leaf in leaves(output)]
+    if pairs and all(known is None for _, _, known in pairs):  # no name is the same
+        pairs[0] = (*pairs[0][:2], first(target))
+    return sorted(pairs, key=lambda pair: pair[2] is None)
+
+
+def joined(parts: Sequence[Nested]) -> Nested:
+    """Several of the same structure as one, row after row."""
+    some = parts[0]
+    if isinstance(some, Mapping):
+        return {name: joined([part[name] for part in parts]) for name in some}
+    if isinstance(some, tuple | list):
+        found = [joined(list(items)) for items in zip(*parts, strict=True)]
+        return found if isinstance(some, list) else tuple(found)
+    return None if some is None else np.concatenate(parts)
+
+
+def count(value: Nested) -> int:
+    """How many rows there are."""
+    return len(first(value))
