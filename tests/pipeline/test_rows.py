@@ -357,7 +357,18 @@ def test_a_report_with_repeated_ids_can_be_compared(tiny):
     assert compare(folder, folder).rows == 11
 
 
-def test_a_loader_that_gives_a_row_to_two_splits_is_refused(tiny, project_cli):
+def test_validation_that_is_shuffled_is_refused_for_an_estimator_too(tiny):
+    text = SHUFFLED.replace('== "test"', '== "validation"')
+    (tiny.root / "src/dataset.py").write_text((tiny.root / "src/dataset.py").read_text() + text)
+    folder = tiny.write(
+        data_loader_class="dataset.Shuffled", model_builder_class="models.Forest", model_builder={}
+    )
+    with pytest.raises(UsageError, match=r"Shuffled.create_validation_generator gives .* at another place"):
+        manyfit.train(folder, callbacks=[])
+
+
+@pytest.mark.parametrize("builder", ["Builder", "Forest"])
+def test_a_loader_that_gives_a_row_to_two_splits_is_refused(tiny, project_cli, builder):
     text = """
 
 class Shared(Loader):
@@ -369,7 +380,9 @@ class Shared(Loader):
             yield x[i], y[i], third(i)
 """
     (tiny.root / "src/dataset.py").write_text((tiny.root / "src/dataset.py").read_text() + text)
-    folder = tiny.write(data_loader_class="dataset.Shared")
+    folder = tiny.write(
+        data_loader_class="dataset.Shared", model_builder_class=f"models.{builder}", model_builder={}
+    )
     code, err = project_cli("train", folder)
     assert code == 2
     assert "3 of 11 rows of the test split are in the training split, too (such as row-4, row-5" in err

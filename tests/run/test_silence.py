@@ -737,4 +737,6 @@ def test_a_model_with_outputs_by_name_is_exported(silent):
     output = built.learner.module(torch.zeros(2, 64))
     compare(output, output, "itself")
     with pytest.raises(RunFailed, match="does not say the same"):
-        compare(output, ({"logits": output[0]["logits"] + 1}, None), "another")
+        compare(output, ({**output[0], "twice": output[0]["twice"] + 1}, None), "another")
+    with pytest.raises(RunFailed, match="another has 1 outputs, but the original 2"):
+        compare(output, output[0]["logits"], "another")

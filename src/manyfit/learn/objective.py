@@ -223,6 +223,12 @@ class Objective:
         try:
             return loss(output, target)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            weights = getattr(self.loss, "weight", None)
+            if isinstance(weights, Tensor) and output.ndim > 1 and len(weights) != output.shape[1]:
+                raise UsageError(
+                    f"train.class_weights has {len(weights)} numbers, but the model has {output.shape[1]} "
+                    "outputs; give one for each class"
+                ) from error
             error.add_note(f"train.loss was given {shown(output)} and {shown(target)} as the target")
             if hint := loss_hint(output, target):
                 error.add_note(hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import hashlib
 import os
@@ -81,18 +82,49 @@ def main_classes(config: Config) -> list[str]:
     return sorted({name for name in config.classes.values() if name.startswith("__main__.")})
 
 
+def used_classes(config: Config) -> list[type]:
+    """The classes of data, model and evaluator, and of what they are made of."""
+    given = [config.run.data, config.run.model, config.run.evaluate.evaluator]
+    found = [target for target in _targets(given) if isinstance(target, type)]
+    return list(dict.fromkeys(found))
+
+
+def misspelt(cls: type) -> Iterator[tuple[str, str]]:
+    """Methods of a user's class that are nearly called as one that it could have, but does not."""
+    known: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if base.__module__.startswith("manyfit."):
+            known |= {n: base for n, m in vars(base).items() if callable(m) and not n.startswith("_")}
+        elif base.__module__ == "torch.nn.modules.module":
+            known |= dict.fromkeys(("forward", "train_step", "configure_optimizers"), base)
+    free = [n for n, base in known.items() if getattr(cls, n, None) is getattr(base, n, None)]
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] in ("manyfit", "torch", "keras", "builtins", "abc"):
+            continue
+        own = [n for n, m in vars(base).items() if callable(m) and not n.startswith("_") and n not in known]
+        for name in own:
+            if near := difflib.get_close_matches(name, free, n=1, cutoff=0.88):
+                yield name, near[0]
+
+
 def _modules(values: Iterable[Any]) -> Iterator[str]:
     """The modules of all classes and functions that some values hold."""
+    for target in _targets(values):
+        yield str(getattr(target, "__module__", ""))
+
+
+def _targets(values: Iterable[Any]) -> Iterator[Any]:
+    """All classes and functions that some values hold."""
     for value in values:
         if isinstance(value, Component):
-            yield str(getattr(value.target, "__module__", ""))
-            yield from _modules(value.params.values())
+            yield value.target
+            yield from _targets(value.params.values())
         elif isinstance(value, type):
-            yield value.__module__
+            yield value
         elif isinstance(value, dict):
-            yield from _modules(value.values())
+            yield from _targets(value.values())
         elif isinstance(value, list | tuple):
-            yield from _modules(value)
+            yield from _targets(value)
 
 
 def _reached(roots: Iterable[str], files: dict[str, Path]) -> set[str]:

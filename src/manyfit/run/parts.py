@@ -210,7 +210,8 @@ def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoc
         else:
             chosen = [p for name, p in named.items() if re.search(freeze.match or "", name)]
         if not chosen:
-            raise UsageError(f"{where}: no parameter is frozen by this; there are {listing(list(named))}")
+            what = freeze.match or freeze.up_to
+            raise UsageError(f"{where}: no parameter is frozen by {what!r}; there are {listing(list(named))}")
         norms = [] if freeze.statistics else norms_of(module, chosen)
         until = None if freeze.epochs is None else freeze.epochs * steps_per_epoch
         found.append(Frozen(chosen, until, norms))

@@ -21,7 +21,7 @@ from manyfit.core.files import read_text
 from manyfit.core.names import listing, nearest
 from manyfit.core.secrets import has_secrets
 from manyfit.core.state import State
-from manyfit.data import Limited, Source, once
+from manyfit.data import ClassWeighted, Limited, Source, once
 from manyfit.data.nested import paired
 from manyfit.data.overlap import Compared
 from manyfit.data.randomness import own_randomness
@@ -29,7 +29,7 @@ from manyfit.learn.estimator import EstimatorLearner
 from manyfit.learn.learner import Outputs
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, key_of, threads
-from manyfit.run.code import evaluation_only, imported, main_classes
+from manyfit.run.code import evaluation_only, imported, main_classes, misspelt, used_classes
 from manyfit.run.cohort import Cohort, Member
 from manyfit.run.measure import Whole
 from manyfit.run.signals import Watch
@@ -154,12 +154,11 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
 def rehearse(built: Built, config: Config) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
     first = built.split("validation") or built.train
-    if isinstance(built.learner, EstimatorLearner) and not built.learner.step:
+    is_fitted_later = isinstance(built.learner, EstimatorLearner) and not built.learner.step
+    if isinstance(built.learner, EstimatorLearner) and is_fitted_later:
         built.learner.rehearse()
-        check_names(built, config, ["loss"])  # before it is fitted it can say nothing
-        return
     check_overlap(built, config)
-    for text in [*overridden(config.run.train), *overlooked(built)]:
+    for text in [*overridden(config.run.train), *overlooked(built), *almost_hooks(config)]:
         log.warning("%s", text)
     if found := main_classes(config):
         log.warning(
@@ -173,13 +172,18 @@ def rehearse(built: Built, config: Config) -> None:
             batch = next(once(test, built.order.batch_size))
             is_known = getattr(test, "remade_by", "")  # then ids come with the rows
             test.ids(np.arange(len(test)) if len(test) <= FEW and not is_known else batch.index)
-        outputs = _one_batch(built, first)
-        check_target(built, config, outputs)
-        first.ids(outputs.index)
         for split in ("validation", "test"):
             source: Any = built.split(split)
             if isinstance(source, Proven):
                 source.prove()
+        if is_fitted_later:  # until then it can say nothing
+            check_names(built, config, ["loss"])
+            warn_unread(built)
+            return
+        outputs = _one_batch(built, first)
+        check_target(built, config, outputs)
+        check_class_weights(built, outputs)
+        first.ids(outputs.index)
         whole = Whole(built.whole)
         whole.update(outputs, 0)
         whole.values()
@@ -247,6 +251,27 @@ def check_outputs(built: Built, outputs: Outputs) -> None:
             "%s measures the output %s; a function of evaluate sees %s, too",
             listing(named), first, listing([name for name, *_ in others]),
         )  # fmt: skip
+
+
+def check_class_weights(built: Built, outputs: Outputs) -> None:
+    """Every class that has a weight must be one that the model can name."""
+    weighted = built.train.source if isinstance(built.train, Limited) else built.train
+    if not isinstance(weighted, ClassWeighted):
+        return
+    shape = outputs.output.shape[2:]
+    count = max(2, shape[-1]) if shape else 2
+    lost = [str(number) for number in weighted.weights if not 0 <= number < count]
+    if lost:
+        raise UsageError(
+            f"get_class_weight gives a weight to class {listing(lost)}, but the model tells {count} apart"
+        )
+
+
+def almost_hooks(config: Config) -> Iterator[str]:
+    """Methods that nothing calls, and whose names are nearly those of methods that would be called."""
+    for cls in used_classes(config):
+        for name, meant in misspelt(cls):
+            yield f"nothing calls {cls.__name__}.{name}; did you mean {meant}?"
 
 
 HOOKS: Final = (

@@ -18,6 +18,7 @@ from manyfit.config.project import is_folder, project_root
 from manyfit.config.variants import is_variant, root_of
 from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
 from manyfit.core.files import read_text
+from manyfit.core.names import listing
 from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.result import RunResult
 from manyfit.run.signals import Asked, watched
@@ -51,6 +52,7 @@ def train(
     from manyfit.run.progress import progress_for
     from manyfit.run.stretch import advance, begin, opened, rehearse, write_resolved
 
+    check_callbacks(callbacks or ())
     config, run = located(source, overrides, folder)
     shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
     if not debug:
@@ -86,6 +88,16 @@ def train(
                     f"ended while {run.path} was evaluated; the same command does that again", watch.number
                 ) from None
         return result(run, trained=run.checkpoints()[-1].step - here.step)
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Refuse what is no callback."""
+    for callback in callbacks:
+        missing = [
+            n for n in ("on_start", "on_boundary", "on_end") if not callable(getattr(callback, n, None))
+        ]
+        if missing:
+            raise UsageError(f"the callback {callback!r:.60} has no {listing(missing)}")
 
 
 def located(
