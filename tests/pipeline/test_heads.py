@@ -173,7 +173,7 @@ FORMS = ("named", "listed", "listed by name", "one label", "one output")
 def cases():
     """Everything with everything; with every test a part of it, in which each is there."""
     for i, (style, form) in enumerate(itertools.product(("Loader", "Generators"), FORMS)):
-        yield pytest.param(style, form, marks=[] if i in (0, 4, 6, 8) else [pytest.mark.soak])
+        yield pytest.param(style, form, marks=[] if i in (0, 6) else [pytest.mark.soak])
 
 
 @pytest.fixture

@@ -69,7 +69,12 @@ KINDS = ["manifest.json", "state.safetensors", "summary.json", "provenance.json"
          "model.json", "model.safetensors", "test.csv", "validation.csv"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINDS)
+FEW = ("manifest.json", "state.safetensors", "config.resolved.yaml", "model.json", "test.csv")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.soak) for name in KINDS]
+)
 def test_a_pickle_in_every_file_that_is_read(finished, cli, tmp_path, name):
     mark = tmp_path / "mark"
     data = pickle.dumps(Bomb(mark))

@@ -678,15 +678,15 @@ def test_old_weights_that_new_code_evaluates_are_marked(silent, caplog):
     sys.modules.pop("own", None)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        pytest.param(
+        (
             "    saves = 1\n    def state_dict(self, *args, **kwargs):\n        Odd.saves += 1\n"
             "        return super().state_dict(*args, **kwargs)\n"
             "    def forward(self, images):\n        return super().forward(images) * (1 + self.saves * self.training)\n",
             "differs",
-            marks=pytest.mark.soak,
         ),
         (
             "    seen = 0\n    def forward(self, images):\n        Odd.seen += self.training\n"

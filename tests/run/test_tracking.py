@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import manyfit
+from manyfit.run import tracking
 from manyfit.run.tracking import sync
 from manyfit.store.folder import RunFolder
 
@@ -71,7 +72,7 @@ def expected(run, name):
     return [(e.step, int(e.time * 1000), e.values[name]) for e in RunFolder(Path(run)).events()]
 
 
-@pytest.mark.parametrize("kind", ["server", "file"])
+@pytest.mark.parametrize("kind", [pytest.param("server", marks=pytest.mark.soak), "file"])
 def test_parameters_metrics_and_reports_are_in_one_place(project, request, kind):
     """Also what was evaluated later, and with other epochs."""
     import mlflow
@@ -159,8 +160,6 @@ def test_killed_and_resumed_each_row_is_there_once(project, server, kills):
 
 
 def test_a_tracker_that_is_down_delays_nothing_and_is_caught_up(project, server, caplog, monkeypatch):
-    from manyfit.run import tracking
-
     monkeypatch.setattr(tracking, "PATIENCE", 3.0)
     nowhere = f"http://127.0.0.1:{free_port()}"
     project.config({**project.changed(train__epochs=3), "project_name": "late"}, run="late")
@@ -233,3 +232,15 @@ def test_track_sync_rewrites_tensorboard(project, cli):
     assert [e.step for e in reader.Scalars("val_loss")] == [4, 8]
     assert cli("track", "sync", "runs/nothere").code == 2
     assert not (project.root / "runs/nothere").exists()
+
+
+def test_an_mlflow_that_cannot_be_imported_costs_no_run(project, caplog, monkeypatch):
+    pytest.importorskip("mlflow")
+
+    def broken():
+        raise ImportError("cannot import name 'Store' from 'sqlalchemy'")
+
+    monkeypatch.setattr(tracking, "prepared", broken)
+    result = manyfit.train(project.changed(), ["track.mlflow=auto"], folder="runs/b", callbacks=[])
+    assert result.test
+    assert "MLflow cannot be imported, and is sent nothing: ImportError: cannot import name" in caplog.text

@@ -179,7 +179,8 @@ def test_workers_killed_fifty_times(slow, expected):
     raise AssertionError(f"only {total} kills have hit")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_commits_what_was_trained(slow, expected, number):
     driver = start(slow)
     limit = time.monotonic() + 60

@@ -101,7 +101,9 @@ def studied(lab, work, stop, method, trials, seeds, executor, slots):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("executor", ["inline", "processes", "simulated"])
-@pytest.mark.parametrize(("method", "trials", "seeds"), [("random", 4, 1), ("grid", 5, 2)])
+@pytest.mark.parametrize(
+    ("method", "trials", "seeds"), [("random", 4, 1), pytest.param("grid", 5, 2, marks=pytest.mark.soak)]
+)
 def test_no_stopper_hangs_on_any_executor(lab, work, stop, executor, method, trials, seeds):
     found = studied(lab, work, STOPS[stop], method, trials, seeds, executor, 2)
     assert len(found.points) == trials
@@ -638,6 +640,7 @@ def large(path: Path, count: int) -> None:
             ledger.save_point(point)
 
 
+@pytest.mark.soak
 def test_ten_thousand_trials_are_shown_at_once(tmp_path):
     """In 2 s where nothing else runs; here in little more than ten trials take."""
     took = {}

@@ -22,7 +22,7 @@ from manyfit.run.plan import Boundary
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
-from manyfit.store.mlflow import MlflowMirror
+from manyfit.store.mlflow import MlflowMirror, prepared
 from manyfit.store.tensorboard import TensorBoardMirror
 
 log = logging.getLogger("manyfit")
@@ -96,6 +96,12 @@ class MlflowCallback:
 
     def on_start(self, cohort: Cohort) -> None:
         """Begin to feed."""
+        try:
+            prepared()
+        except Exception as error:  # of whatever MLflow imports
+            text = f"{type(error).__name__}: {redact(str(error))}"[:200]
+            log.warning("MLflow cannot be imported, and is sent nothing: %s", text)
+            return
         self._feeder = Feeder(mlflow_mirror(self._run, address_of(self._config.run.track.mlflow, self._run)))
         self._feed(cohort)
 

@@ -36,6 +36,21 @@ RECORD: Final[Mapping[str, type]] = {
 }
 
 
+def prepared() -> Any:
+    """The client of MLflow, imported, quiet, and with little patience.
+
+    To be called before a thread mirrors anything: imports and changes of the environment belong to the main
+    thread, which may be in the middle of the same.
+    """
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    mlflow = optional("mlflow", "mlflow")
+    for noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    return mlflow.MlflowClient
+
+
 @dataclass
 class MlflowMirror:
     """One run of manyfit as a run of MLflow: parameters, metrics, and its config and reports as artifacts.
@@ -54,13 +69,7 @@ class MlflowMirror:
         self, events: Sequence[Event], summary: Mapping[str, Any] | None = None, status: str = "RUNNING"
     ) -> int:
         """Bring MLflow up to date with the committed log, and with the evaluation; return the rows sent."""
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        mlflow = optional("mlflow", "mlflow")
-        for noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
-        client = mlflow.MlflowClient(tracking_uri=self.uri)
+        client = prepared()(tracking_uri=self.uri)
         record = self._record()
         if not record["run_id"] or self._is_gone(client, record["run_id"]) or self._is_another(record):
             made = self._create(client, self.folder.name, self.tags, self._started())
