@@ -108,7 +108,7 @@ def cell(place, where: str, workers: int, feature: str, seed: int) -> None:
 
 
 MATRIX = list(itertools.product(PLACES, (0, 2), FEATURES))
-CHOSEN = [MATRIX[i] for i in range(0, len(MATRIX), 5)]
+CHOSEN = [MATRIX[i] for i in range(0, len(MATRIX), 7)]
 
 
 @pytest.mark.parametrize(("where", "workers", "feature"), CHOSEN)
