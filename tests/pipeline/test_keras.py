@@ -128,7 +128,7 @@ MANY = [[INSIDE, BETWEEN]] + [
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tiny, kills):
     changes = ["train.every.checkpoint=2ba", "train.threads=1", "epochs=3"]
     source = tiny.write(**KERAS)
-    train(source, changes, folder=tiny.root / "runs" / "whole", callbacks=[])
+    killed_and_resumed(source, changes, tiny.root / "runs" / "whole", [])
     assert killed_and_resumed(source, changes, tiny.root / "runs" / "killed", kills)
     assert not difference(RunFolder(tiny.root / "runs" / "whole"), RunFolder(tiny.root / "runs" / "killed"))
 

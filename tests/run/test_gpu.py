@@ -5,6 +5,7 @@ import torch
 from tests.run.cut import resumes
 
 import manyfit
+from manyfit.core.errors import UsageError
 
 DEVICES = [
     "cpu",
@@ -45,6 +46,14 @@ def test_without_dropout_it_agrees_with_the_cpu(project, device):
 )  # fmt: skip
 def test_cut_short_and_resumed(project, device, changes):
     resumes(project, project.changed(train__device=device, train__epochs=4, **changes))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_class_that_the_model_does_not_have_is_said_and_spoils_nothing(project, device):
+    model = {"class": "torch.nn.Linear", "in_features": 64, "out_features": 9}
+    with pytest.raises(UsageError, match="the model has 9 outputs, but targets go from 0 to 9: see model"):
+        manyfit.train(project.changed(model=model, train__device=device), folder="runs/b", callbacks=[])
+    assert manyfit.train(project.changed(train__device=device), folder="runs/c", callbacks=[]).step == 8
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import types
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 import manyfit
-from manyfit.run import tracking
+from manyfit.run import code, tracking
 from manyfit.run.tracking import sync
 from manyfit.store.folder import RunFolder
 
@@ -244,3 +247,35 @@ def test_an_mlflow_that_cannot_be_imported_costs_no_run(project, caplog, monkeyp
     result = manyfit.train(project.changed(), ["track.mlflow=auto"], folder="runs/b", callbacks=[])
     assert result.test
     assert "MLflow cannot be imported, and is sent nothing: ImportError: cannot import name" in caplog.text
+
+
+def test_modules_that_a_thread_imports_disturb_nobody():
+    """MLflow imports parts of itself while the code of a run is looked at."""
+    over = threading.Event()
+
+    class Odd:
+        def __del__(self):
+            sum(range(50))  # so that threads change while garbage is collected
+
+    def import_some():
+        while not over.is_set():
+            for i in range(50):
+                sys.modules[f"imported_{i}"] = types.ModuleType("imported")
+            for i in range(50):
+                del sys.modules[f"imported_{i}"]
+
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-5)
+    gc.set_threshold(20)
+    thread = threading.Thread(target=import_some, daemon=True)
+    thread.start()
+    try:
+        for _ in range(300):
+            odd = Odd()
+            odd.itself = odd
+            assert code._files("/nowhere/") == {}
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)

@@ -76,7 +76,7 @@ def activate(source: Path) -> None:
         importlib.invalidate_caches()
     own = f"{here}{os.sep}"
     others = tuple(f"{other}{os.sep}" for other in _activated if other != here)
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.startswith(others) and not file.startswith(own):
             del sys.modules[name]

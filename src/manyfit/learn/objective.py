@@ -63,7 +63,7 @@ class Objective:
         self._fed_by = fed_by
         self._unused_key = unused_key
         self._matching: Any = None
-        self._is_said = False
+        self._is_said, self._has_looked = False, False
         self.device = device
         self.on_cpu = device.type == "cpu"
         self.sums = loss is not None and reduction_of(loss) == "sum"
@@ -220,6 +220,12 @@ class Objective:
 
     def _checked(self, loss: Callable[..., Tensor], output: Tensor, target: Tensor) -> Tensor:
         """Call a loss; what it raises says what it was given."""
+        if not self._has_looked:  # a GPU would only say, later, that something was asserted
+            self._has_looked = True
+            if isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss) and (
+                hint := class_hint(output, target, self.loss.ignore_index)
+            ):
+                raise UsageError(f"train.loss was given {shown(output)} and {shown(target)}: {hint}")
         try:
             return loss(output, target)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -338,15 +344,26 @@ def shown(array: Any) -> str:
     return f"{dtype}{list(getattr(array, 'shape', []))}"
 
 
+def class_hint(output: Tensor, target: Tensor, ignored: int | None = None) -> str:
+    """What is wrong with targets that are numbers of classes which the output does not have."""
+    if output.ndim != target.ndim + 1 or target.is_floating_point() or output.shape[1] < 2:
+        return ""
+    counted = target if ignored is None else target[target != ignored]
+    if not counted.numel():
+        return ""
+    low, high = int(counted.min()), int(counted.max())
+    if low >= 0 and high < output.shape[1]:
+        return ""
+    return f"the model has {output.shape[1]} outputs, but targets go from {low} to {high}: see model"
+
+
 def loss_hint(output: Tensor, target: Tensor) -> str:
     """What is probably wrong with what a loss was given."""
     is_classes = output.ndim == target.ndim + 1
     if is_classes and target.is_floating_point() and not target.frac().any():
         return "numbers of classes must be whole numbers: let the data give the target as int64"
-    if is_classes and not target.is_floating_point() and target.numel():
-        low, high = int(target.min()), int(target.max())
-        if low < 0 or high >= output.shape[1]:
-            return f"the model has {output.shape[1]} outputs, but targets go from {low} to {high}: see model"
+    if hint := class_hint(output, target):
+        return hint
     if not is_classes and output.ndim == target.ndim and target.dtype != output.dtype:
         return f"let the data give the target as {str(output.dtype).removeprefix('torch.')}"
     return ""

@@ -37,7 +37,7 @@ def _root(source: Path) -> str:
 
 def _files(root: str) -> dict[str, Path]:
     found = {}
-    for name, module in sorted(sys.modules.items()):
+    for name, module in sorted(sys.modules.copy().items()):  # a thread may be importing
         file = getattr(module, "__file__", None)
         if file and file.endswith(".py") and file.startswith(root):
             found[name] = Path(file)

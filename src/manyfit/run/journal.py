@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.files import check_file
@@ -18,6 +19,9 @@ from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned
 
 log = logging.getLogger("manyfit")
+
+ASSERTED: Final = "device-side assert"
+"""What CUDA says of any index that is out of range, at some later call."""
 
 
 @contextmanager
@@ -36,6 +40,11 @@ def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
         log.info("%s failed", what, exc_info=error)
         said = f"{type(error).__name__}: {reason(error)}{notes(error)}"
         text = f"{what} failed with {said}\n  at {user_frame(error)}"
+        if ASSERTED in said:
+            text += (
+                "\n  on a GPU this is mostly a class that the model has no output for, or an index beyond an "
+                "embedding: train.device=cpu says which"
+            )
         if any(isinstance(handler, _FileHandler) and not handler.passing for handler in log.handlers):
             text += f"\n  the whole traceback is in {run.path / 'run.log'}"
         failed = RunFailed(redact(text))
