@@ -238,10 +238,14 @@ def test_check_finds_what_would_go_wrong(finished, cli):
     assert not (finished.root / "runs/deaf/run.log").exists()
 
 
-def test_check_resume_proves_it_and_finds_a_model_that_cannot(finished, cli):
+def test_check_resume_proves_it(finished, cli):
     answer = cli("check", "--resume", "runs/a")
     assert answer.code == 0
     assert answer.out.count("the same weights, optimiser, schedule") >= 6
+
+
+@pytest.mark.soak
+def test_check_resume_finds_a_model_that_cannot(finished, cli):
     finished.write(
         "src/clock.py",
         """

@@ -101,6 +101,7 @@ def test_streams_that_are_closed(project, words, where):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.soak
 def test_notes_that_cannot_be_printed_end_nothing(project):
     line = f"{sys.executable} -m manyfit train runs/a train.epochs=1 2>/dev/full"
     assert subprocess.run(line, shell=True, cwd=project.root, check=False).returncode == 0

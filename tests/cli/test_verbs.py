@@ -190,6 +190,7 @@ def on_terminal(*words):
     return process, process.communicate()[0], shown.decode()
 
 
+@pytest.mark.soak
 def test_a_bar_on_a_terminal(project):
     """On a terminal there is a bar with the time left; results still arrive."""
     process, out, shown = on_terminal("train", "runs/a")

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from tests.run.cut import resumes
 
 from manyfit.core.errors import UsageError
 from manyfit.data import ArraySource, once
@@ -122,9 +123,13 @@ MANY = [[INSIDE, BETWEEN]] + [
 ]
 
 
-@pytest.mark.parametrize(
-    "kills", [[INSIDE], *(pytest.param(kills, marks=pytest.mark.soak) for kills in MANY)], ids=str
-)
+def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(tiny, monkeypatch):
+    monkeypatch.chdir(tiny.root)
+    resumes(tiny, tiny.write(**KERAS), step=13)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [[INSIDE], *MANY], ids=str)
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tiny, kills):
     changes = ["train.every.checkpoint=2ba", "train.threads=1", "epochs=3"]
     source = tiny.write(**KERAS)

@@ -56,6 +56,7 @@ def onnx(project):
     return pytest.importorskip("onnxruntime")
 
 
+@pytest.mark.soak
 def test_onnx_takes_sequences_of_any_length_by_the_names_of_the_model(project, onnx):
     tree = project.changed(data={"class": "sequences.Sequences"}, model={"class": "sequences.Tagger"})
     manyfit.train(tree | {"export": {"formats": ["onnx"]}}, folder="runs/b", callbacks=[])
@@ -118,7 +119,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "words", [["train"], pytest.param(["sweep", "inline"], marks=pytest.mark.soak), ["sweep", "processes"]]
+    "words",
+    [
+        *(pytest.param(words, marks=pytest.mark.soak) for words in (["train"], ["sweep", "inline"])),
+        ["sweep", "processes"],
+    ],
 )
 def test_classes_of_a_script_are_said_at_the_start(project, words):
     project.write("script.py", SCRIPT)

@@ -465,6 +465,7 @@ def test_memory_mapped_arrays(tmp_path):
     assert source.fingerprint() == ArraySource(np.array(mapped), np.arange(20)).fingerprint()
 
 
+@pytest.mark.soak
 def test_a_second_interrupt_ends_at_once(project):
     project.write(
         "src/slow.py",

@@ -282,6 +282,7 @@ def test_the_password_in_an_address_is_hidden(planted, cli, monkeypatch):
     """Nobody has declared it a secret."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2hunter2@127.0.0.1:9/x")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "swordfish-swordfish")
+    monkeypatch.setattr("manyfit.run.tracking.PATIENCE", 3.0)
     answer = cli("train", "runs/a", "train.epochs=1", "track.mlflow=auto")
     assert answer.code == 0, answer.err
     text = answer.err + "".join(
@@ -500,6 +501,7 @@ class Late(Leaky):
 """
 
 
+@pytest.mark.soak
 def test_what_is_printed_after_the_end_is_cleaned(planted):
     planted.write("src/late.py", LATE)
     planted.config(
@@ -570,6 +572,7 @@ def test_nothing_is_left_by_code_that_ends_its_process(planted, how):
     assert not found, found[:5]
 
 
+@pytest.mark.soak
 def test_an_estimator_that_keeps_a_secret_is_refused(planted, cli):
     pytest.importorskip("skops")
     planted.write(

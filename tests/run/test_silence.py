@@ -553,7 +553,7 @@ def test_reports_of_limited_splits_hold_the_rows_that_they_name(sorted_):
 def test_frozen_means_frozen(sorted_, how, still, affine):
     changes = {"model": {"class": "sorted_.Normed", "affine": affine}, **how}
     resumes(sorted_, sorted_.changed(**changes))
-    fresh = build(manyfit.load_config(sorted_.changed(**changes))).learner.module
+    fresh = build(manyfit.load_config(sorted_.changed(**changes))).learner.module.cpu()
     found = manyfit.load_model("runs/whole")
     assert torch.equal(fresh.body[1].running_mean, found.body[1].running_mean) == still
     assert not torch.equal(fresh.head[0].running_mean, found.head[0].running_mean)
@@ -734,7 +734,7 @@ def test_a_model_with_outputs_by_name_is_exported(silent):
         "        output = super().forward(images)\n        return {'logits': output, 'twice': output * 2}, None\n",
     )
     built = build(manyfit.load_config(silent.changed(model={"class": "heads.Heads"}, **NO_LOSS)))
-    output = built.learner.module(torch.zeros(2, 64))
+    output = built.learner.module.cpu()(torch.zeros(2, 64))
     compare(output, output, "itself")
     with pytest.raises(RunFailed, match="does not say the same"):
         compare(output, ({**output[0], "twice": output[0]["twice"] + 1}, None), "another")

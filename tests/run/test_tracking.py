@@ -176,6 +176,7 @@ def test_a_tracker_that_is_down_delays_nothing_and_is_caught_up(project, server,
     assert "late-evaluation" in runs
 
 
+@pytest.mark.soak
 def test_a_run_that_fails_is_not_running_for_ever(project, server):
     tree = {
         **project.changed(train__loss="models.nan_loss"),
@@ -203,6 +204,7 @@ def test_a_run_that_fails_is_not_running_for_ever(project, server):
     assert states == {"models.nan_loss": "FAILED", "torch.nn.CrossEntropyLoss": "FINISHED"}
 
 
+@pytest.mark.soak
 def test_a_secret_in_the_address_is_not_written(project, server, monkeypatch):
     monkeypatch.setenv("MANYFIT_TEST_SERVER", server.removeprefix("http://"))
     project.config(
@@ -266,6 +268,7 @@ def test_modules_that_a_thread_imports_disturb_nobody():
 
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-5)
+    gc.freeze()  # what is there already need not be looked at each time
     gc.set_threshold(20)
     thread = threading.Thread(target=import_some, daemon=True)
     thread.start()
@@ -279,3 +282,4 @@ def test_modules_that_a_thread_imports_disturb_nobody():
         thread.join()
         sys.setswitchinterval(interval)
         gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -562,6 +562,7 @@ def test_the_base_must_belong_to_the_project(lab, tmp_path_factory):
         lab.sweep()
 
 
+@pytest.mark.soak
 def test_mirrors_of_a_study(lab, cli):
     mlflow = pytest.importorskip("mlflow")
     lab.write(search__seeds=1, track={"tensorboard": True, "mlflow": "sqlite:///m.db"})
