@@ -290,6 +290,24 @@ def test_metrics_of_parts_are_those_of_the_whole(classes, sizes, places, seed):
     assert found.metrics() == whole
 
 
+def test_tensorflow_says_nothing_about_functions_of_many_learners(caplog):
+    keras, _ = pytest.importorskip("keras"), pytest.importorskip("tensorflow")
+    from manyfit.data import ArraySource, once
+    from manyfit.learn.keras import KerasLearner
+
+    def measured():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        rows = ArraySource(np.zeros((7, 3), "float32"), np.zeros((7, 1), "float32"))
+        learner = KerasLearner(model, 2, lambda: next(once(rows, 4)))
+        return sum(len(outputs.index) for outputs in learner.evaluate(once(rows, 4)))
+
+    caplog.set_level(logging.WARNING, "tensorflow")
+    logging.getLogger("tensorflow").propagate = True
+    assert [measured() for _ in range(8)] == [7] * 8
+    assert "retracing" not in caplog.text
+
+
 def test_tensorflow_says_nothing_about_functions_that_are_tried(caplog):
     tensorflow = pytest.importorskip("tensorflow")
     assert tensorflow is not None

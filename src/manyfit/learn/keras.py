@@ -34,6 +34,8 @@ from manyfit.learn.pack import pack, unpack
 log = logging.getLogger("manyfit")
 
 BACKENDS: Final = ("tensorflow", "torch")
+PER_LEARNER: Final = ("KerasLearner.", "TensorFlowTrainer.make_")
+"""Functions of TensorFlow that are made for each learner."""
 
 
 @dataclass
@@ -244,6 +246,7 @@ class KerasLearner:
 
             if getattr(model, "run_eagerly", False):
                 return measure
+            logging.getLogger("tensorflow").addFilter(is_not_provoked)
             graph = tf.autograph.experimental.do_not_convert(measure)
             found: Callable[[Any, Any, Any], Any] = tf.function(graph, reduce_retracing=True)
             return found
@@ -456,6 +459,15 @@ def _outputs_of(model: Any) -> Iterator[list[Any]]:
         yield seen
     finally:
         del model.__dict__["compute_metrics"]
+
+
+def is_not_provoked(record: logging.LogRecord) -> bool:
+    """Whether TensorFlow speaks of something else than that each learner has functions of its own.
+
+    It takes those of several learners for one that is traced again and again.
+    """
+    text = record.getMessage()
+    return "retracing" not in text or not any(name in text for name in PER_LEARNER)
 
 
 def _row_loss(keras: Any, model: Any) -> Callable[[Any, Any], Any] | None:
