@@ -79,7 +79,9 @@ class Preprocessor(PreprocessorBase):
         kind, size = label
         if self.form in ("named", "listed by name"):
             return {"size": size, "kind": kind}
-        return kind if self.form in ("one label", "one output") else (kind, size)
+        if self.form == "labels in a tuple":  # in the order of the names
+            return size, kind
+        return kind if self.form in ("one label", "one output", "unlabelled first") else (kind, size)
 
     def add_image_preprocess(self, generator):
         if isinstance(generator, tf.data.Dataset):
@@ -118,6 +120,10 @@ class Builder(ModelBuilderBase):
         kind, size = keras.layers.Dense(3, name="kind")(x), keras.layers.Dense(1, name="size")(x)
         if self.form == "one output":
             return keras.Model(x, kind)
+        if self.form == "labels in a tuple":
+            return keras.Model(x, {"kind": kind, "a_size": keras.layers.Dense(1, name="a_size")(x)})
+        if self.form == "unlabelled first":
+            return keras.Model(x, {"size": size, "kind": kind})
         is_named = self.form in ("named", "one label")
         return keras.Model(x, {"kind": kind, "size": size} if is_named else [kind, size])
 
@@ -130,6 +136,8 @@ class Builder(ModelBuilderBase):
             "listed by name": {"kind": scored, "size": "mse"},
             "one label": {"kind": scored, "size": None},
             "one output": scored,
+            "labels in a tuple": {"kind": scored, "a_size": "mse"},
+            "unlabelled first": {"kind": scored, "size": None},
         }[self.form]
         model.compile("adam", loss, jit_compile=False)
         return model
@@ -137,8 +145,10 @@ class Builder(ModelBuilderBase):
 
 def parts(value):
     if isinstance(value, dict):
-        return value["kind"], value["size"]
-    return value if isinstance(value, (tuple, list)) else (value, 0.0)
+        return value["kind"], value["size" if "size" in value else "a_size"]
+    if isinstance(value, (tuple, list)):
+        return value[::-1] if np.ndim(value[0]) == 0 and np.asarray(value[0]).dtype.kind == "f" else value
+    return value, 0.0
 
 
 def both(y_true, y_pred):
@@ -167,13 +177,21 @@ class Wrong(EvaluatorBase):
         return {"wrong": lambda y_true, y_pred: y_pred["kid"]}
 '''
 
-FORMS = ("named", "listed", "listed by name", "one label", "one output")
+FORMS = (
+    "named",
+    "listed",
+    "listed by name",
+    "one label",
+    "one output",
+    "labels in a tuple",
+    "unlabelled first",
+)
 
 
 def cases():
     """Everything with everything; with every test a part of it, in which each is there."""
     for i, (style, form) in enumerate(itertools.product(("Loader", "Generators"), FORMS)):
-        yield pytest.param(style, form, marks=[] if i in (0, 6) else [pytest.mark.soak])
+        yield pytest.param(style, form, marks=[] if i in (0, 8) else [pytest.mark.soak])
 
 
 @pytest.fixture
@@ -202,7 +220,7 @@ def plain(folder, split):
     x = np.random.RandomState(len(split)).normal(size=(count, 4)).astype("float32")
     found = manyfit.load_model(folder)(2 * x, training=False)
     values = found if isinstance(found, (list, tuple)) else [found]
-    values = list(found.values()) if isinstance(found, dict) else values
+    values = [found["kind"], found.get("size", found.get("a_size"))] if isinstance(found, dict) else values
     kind = (x[:, 0] > 0).astype("int64") + (x[:, 1] > 0)
     return [np.asarray(value) for value in values], kind, x.sum(axis=1)
 
@@ -211,8 +229,8 @@ def plain(folder, split):
 def test_every_row_of_every_output_is_that_of_a_plain_forward_pass(heads, style, form, caplog):
     folder = heads(data_loader_class=f"heads.{style}", form=form)
     manyfit.train(folder, callbacks=[])
-    has_names, has_sizes = form in ("named", "listed by name", "one label"), "one" not in form
-    second = "size" if has_names else "1"
+    has_sizes = form not in ("one label", "one output", "unlabelled first")
+    second = {"listed": "1", "labels in a tuple": "a_size"}.get(form, "size")
     for split in ("validation", "test"):
         (scores, *rest), kind, size = plain(folder, split)
         with (folder / f"reports/{split}.csv").open() as file:
@@ -235,7 +253,7 @@ def test_every_row_of_every_output_is_that_of_a_plain_forward_pass(heads, style,
         measured = summary["splits"][split]["columns"]
         assert {"both", "many", "right"} <= set(measured)
         assert not any(name.startswith(("prediction", "target")) for name in measured)
-    named = "right measures the output"
+    named = "metrics (right) measure the output"
     assert (named in caplog.text) == (form != "one output")
     predicted = manyfit.predict(folder)
     columns = {"id", "prediction", "confidence", *([f"prediction_{second}"] if form != "one output" else [])}
@@ -244,7 +262,7 @@ def test_every_row_of_every_output_is_that_of_a_plain_forward_pass(heads, style,
 
 
 def test_a_function_cannot_have_the_name_of_a_column(heads):
-    with pytest.raises(UsageError, match="a column named prediction_size already"):
+    with pytest.raises(UsageError, match="prediction_size is the column of the output 'size' in reports"):
         manyfit.train(heads(evaluator_class="heads.Taken"), callbacks=[])
 
 

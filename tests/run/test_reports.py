@@ -75,7 +75,8 @@ class TwoHeads(nn.Module):
 
     def forward(self, images, target=None):
         outputs = {"kind": self.kind(images), "size": self.size(images), "large/1": self.large(images)}
-        outputs["batch"] = images.mean()
+        outputs |= {"batch": images.mean(), "fixed": torch.arange(15.0), "sparse": images.to_sparse()}
+        outputs["ragged"] = images[:, : 1 + len(images) % 3]
         if target is None:
             return outputs, None
         losses = nn.functional.cross_entropy(outputs["kind"], target, reduction="none")
@@ -241,11 +242,11 @@ def test_large_arrays_are_kept_described_or_left_out(reported, caplog, outputs, 
 
 def test_every_output_is_reported_and_seen_by_functions(reported, caplog):
     result = run(
-        reported, model={"class": "reported.TwoHeads"}, train__loss=None,
+        reported, model={"class": "reported.TwoHeads"}, train__loss=None, data__batch_size=15,
         evaluate={"functions": {"both": "reported.sum_of_both"}, "outputs": "full"},
     )  # fmt: skip
-    assert "reports leave out batch: it has no entry for each row of a batch" in caplog.text
-    assert "accuracy measures the output kind; a function of evaluate sees size, large/1, too" in caplog.text
+    assert caplog.text.count("reports leave out the outputs 'batch', 'fixed', 'sparse'") == 1
+    assert "metrics (accuracy) measure the output 'kind'; only functions of one row see 'size'" in caplog.text
     model = manyfit.load_model("runs/a").eval()
     source = load_config("runs/a").run.data.build().source("test")
     with torch.no_grad():
@@ -258,12 +259,11 @@ def test_every_output_is_reported_and_seen_by_functions(reported, caplog):
     assert [int(row["prediction"]) for row in found] == kind.argmax(1).tolist()
     assert np.allclose(predicted["prediction_size"][:, 0], size, atol=1e-5)
     assert "prediction_size" not in result.summary["splits"]["test"]["columns"]
+    assert [np.shape(json.loads(found[i]["prediction_ragged"])) for i in (0, 63)] == [(), (2,)]
     large = Path("runs/a/reports/test.prediction_large_1.npy")
     assert np.allclose(np.load(large), outputs["large/1"].numpy(), atol=1e-5)
     manyfit.evaluate("runs/a")
     assert large.exists()
-    exported = manyfit.export("runs/a", ["torch"])
-    assert exported[0].exists()
 
 
 def test_small_arrays_stay_in_the_report(reported, caplog):

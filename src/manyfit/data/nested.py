@@ -54,10 +54,10 @@ def first(value: Nested) -> Any:
 
 
 def paired(output: Nested, target: Nested) -> list[tuple[str, Any, Any]]:
-    """Every output with its name and its target, or None; first the one that stands for all.
+    """Every output with its name and its target, or None; the main output comes first.
 
-    Outputs and targets belong together by name, or by place. Where there is one target, it is that of the
-    first output.
+    Outputs and targets belong together by name, or by place; targets in a sequence belong to outputs by name
+    in the order of these names, as Keras has it. A single target is that of the first output.
 
     >>> paired({"a": 1, "b": 2}, {"b": 3})
     [('b', 2, 3), ('a', 1, None)]
@@ -65,11 +65,28 @@ def paired(output: Nested, target: Nested) -> list[tuple[str, Any, Any]]:
     if not (is_nested(output) and is_nested(target)):
         found = [(name, leaf, None) for name, leaf in leaves(output)]
         return [(found[0][0], found[0][1], first(target)), *found[1:]] if found else []
+    if isinstance(output, Mapping) and isinstance(target, tuple | list) and len(output) == len(target):
+        target = dict(zip(sorted(output), target, strict=True))
     targets = dict(leaves(target))
     pairs = [(name, leaf, targets.get(name)) for name, leaf in leaves(output)]
     if pairs and all(known is None for _, _, known in pairs):  # no name is the same
         pairs[0] = (*pairs[0][:2], first(target))
     return sorted(pairs, key=lambda pair: pair[2] is None)
+
+
+def with_rows(value: Nested, fits: Callable[[Any], bool]) -> Nested:
+    """What fits; of the rest, a dict has nothing, and a sequence None."""
+    if isinstance(value, Mapping):
+        found = {name: with_rows(item, fits) for name, item in value.items()}
+        return {name: item for name, item in found.items() if item is not None}
+    if isinstance(value, tuple | list):
+        return type(value)(with_rows(item, fits) for item in value)
+    return value if value is not None and fits(value) else None
+
+
+def shapes(value: Nested) -> list[tuple[str, tuple[int, ...]]]:
+    """What the rows of each array look like."""
+    return [(name, tuple(np.shape(array)[1:])) for name, array in leaves(value)]
 
 
 def joined(parts: Sequence[Nested]) -> Nested:

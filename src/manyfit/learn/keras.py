@@ -25,7 +25,7 @@ from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.core.trace import reason
 from manyfit.data import Batch
-from manyfit.data.nested import Nested, leaves, mapped, paired
+from manyfit.data.nested import Nested, leaves, mapped, paired, with_rows
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.learn.keras_callbacks import Callbacks, several
 from manyfit.learn.learner import Metrics, Outputs
@@ -187,7 +187,7 @@ class KerasLearner:
                 output = self._named(output)
                 _, main, shown = paired(output, batch.target)[0]
                 target = None if shown is None else np.asarray(shown)[None]
-                every = self._every(output, batch.target)
+                every = self._every(output, batch.target, batch.index)
                 yield Outputs(batch.index, self._numpy(main)[None], target, rows, several=every)
             self._whole = self._results()
             if callbacks is not None:
@@ -197,14 +197,22 @@ class KerasLearner:
         """Outputs in a list by their names, where targets have names."""
         names = getattr(self.model, "output_names", None) or ()
         if isinstance(output, tuple | list) and self._has_names and len(names) == len(output):
-            return dict(zip(names, output, strict=True))
+            output = dict(zip(names, output, strict=True))
+        losses = self.model.loss if isinstance(self.model.loss, Mapping) else {}
+        if isinstance(output, Mapping):  # what has a loss is more than what has none
+            return dict(sorted(output.items(), key=lambda item: bool(losses) and losses.get(item[0]) is None))
         return output
 
-    def _every(self, output: Any, target: Any) -> Callable[[], tuple[Nested, Nested]] | None:
+    def _every(self, output: Any, target: Any, index: Any) -> Callable[[], tuple[Nested, Nested]] | None:
         if max(len(list(leaves(output))), len(list(leaves(target)))) < 2:
             return None
+        rows = len(index)
+
+        def fits(value: Any) -> bool:
+            return bool(len(value.shape)) and value.shape[0] == rows
+
         return lambda: (
-            mapped(lambda value: self._numpy(value)[None], output),
+            mapped(lambda value: self._numpy(value)[None], with_rows(output, fits)),
             mapped(lambda value: np.asarray(value)[None], target),
         )
 

@@ -35,7 +35,7 @@ class Outputs:
     several: Callable[[], tuple[Nested, Nested]] | None = None
     """Where there is more than one output or target: all of them, as the model and the data give them.
 
-    `output` and `target` are then the pair that stands for all. Asked for only by whoever reports rows."""
+    `output` and `target` are then the main ones. It is called only where rows are reported."""
 
     def every(self, member: int) -> tuple[Nested, Nested]:
         """All outputs and targets of one run of a cohort."""

@@ -31,6 +31,11 @@ from manyfit.learn.rowwise import is_separable, reduction_of, rowwise
 
 log = logging.getLogger("manyfit")
 
+REPORTED: Final = {
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+}  # fmt: skip
+"""Types of tensors that a report can hold."""
 NEAR: Final = 1e-3
 """How far the mean over rows may lie from the loss of a batch, as a part of it; in half precision, 30 times
 as far."""
@@ -63,7 +68,9 @@ class Objective:
         self._fed_by = fed_by
         self._unused_key = unused_key
         self._matching: Any = None
-        self._is_said, self._has_looked = False, False
+        self._by_rows: set[str] | None = None
+        """Outputs by name that have an entry for each row; None as long as nobody knows."""
+        self._has_looked = False
         self.device = device
         self.on_cpu = device.type == "cpu"
         self.sums = loss is not None and reduction_of(loss) == "sum"
@@ -102,19 +109,21 @@ class Objective:
         """The first output, one loss for each row, or None where there is no loss, and all outputs."""
         result = self._called(module, batch)
         output, given = (result, None) if isinstance(result, Tensor) else self._split(module, result)
-        every = result if isinstance(result, Tensor) else self._reported(result[0], len(batch))
+        every = result if isinstance(result, Tensor) else self._reported(module, result[0], batch)
         return output, self._losses(module, batch, output, given), every
 
-    def _reported(self, outputs: Any, rows: int) -> Nested:
-        """Those of several outputs that have something to say of each row."""
-        if not isinstance(outputs, Mapping):
+    def _reported(self, module: nn.Module, outputs: Any, batch: Batch) -> Nested:
+        """Those of several outputs that have an entry for each row: as many in a smaller batch, too."""
+        if not isinstance(outputs, Mapping) or len(outputs) < 2:
             return outputs
-        found = {n: v for n, v in outputs.items() if isinstance(v, Tensor) and v.ndim and v.shape[0] == rows}
-        lost = [name for name in outputs if name not in found]
-        if lost and not self._is_said:
-            self._is_said = True
-            log.warning("reports leave out %s: it has no entry for each row of a batch", listing(lost))
-        return found
+        rows = len(batch)
+        found = {name: value for name, value in outputs.items() if has_rows(value, rows)}
+        if self._by_rows is None and rows > 1:
+            smaller = self._called(module, batch.part(0, rows - 1))[0]
+            self._by_rows = {name for name in found if has_rows(smaller.get(name), rows - 1)}
+            if lost := [repr(name) for name in outputs if name not in self._by_rows]:
+                log.warning("reports leave out the outputs %s: no dense array of one row each", listing(lost))
+        return found if self._by_rows is None else {n: v for n, v in found.items() if n in self._by_rows}
 
     def _losses(self, module: nn.Module, batch: Batch, output: Tensor, given: Tensor | None) -> Tensor | None:
         """One loss for each row, or one for all if it couples them; None where there is none."""
@@ -229,8 +238,8 @@ class Objective:
         try:
             return loss(output, target)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            weights = getattr(self.loss, "weight", None)
-            if isinstance(weights, Tensor) and output.ndim > 1 and len(weights) != output.shape[1]:
+            weights = self.loss.weight if isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss) else None
+            if weights is not None and output.ndim > 1 and len(weights) != output.shape[1]:
                 raise UsageError(
                     f"train.class_weights has {len(weights)} numbers, but the model has {output.shape[1]} "
                     "outputs; give one for each class"
@@ -311,13 +320,26 @@ class Objective:
         if isinstance(result, tuple | list) and len(result) == 2:
             outputs, loss = result
             if isinstance(outputs, Mapping):
-                outputs = next(iter(outputs.values()), None)
+                known = [v for v in outputs.values() if isinstance(v, Tensor)]
+                outputs = next((v for v in known if v.is_nested or v.ndim), known[0] if known else None)
             if isinstance(outputs, Tensor) and (loss is None or isinstance(loss, Tensor)):
                 return outputs, loss
         raise RunFailed(
             f"{type(module).__name__} must return a tensor, or (outputs, loss), "
             f"but returned a {type(result).__name__}"
         )
+
+
+def has_rows(value: Any, rows: int) -> bool:
+    """Whether something is an array with an entry for each row, which a report can hold."""
+    return (
+        isinstance(value, Tensor)
+        and not value.is_nested
+        and value.layout is torch.strided
+        and value.dtype in REPORTED
+        and value.ndim > 0
+        and len(value) == rows
+    )
 
 
 def single(loss: Any) -> Tensor:

@@ -35,8 +35,9 @@ log = logging.getLogger("manyfit")
 
 SEGMENT: Final = 2048
 """Batches after which generators are made anew, at the next end of an epoch."""
-WAITING: Final = 10_000
-"""Rows beyond a few epochs and batches that a preprocessor may take before it gives its first batch."""
+WAITING: Final = 1 << 30
+"""Bytes of rows, beyond a few epochs and batches, that a preprocessor may take before it gives a batch: a
+buffer for shuffling is smaller, a list of endless data is not."""
 METHODS: Final = {
     "train": "create_training_generator",
     "validation": "create_validation_generator",
@@ -230,15 +231,18 @@ class ComponentSource:
         return self._repeated(rows)
 
     def _repeated(self, rows: Iterator[Any]) -> Iterator[Any]:
-        self._taken, most = 0, WAITING + 4 * self._rows + 100 * self.batch_size
+        self._taken, most = 0, 0
         while True:
             count = 0
             for row in rows:
+                if not most:
+                    size = sum(np.asarray(array).nbytes for _, array in nested.leaves(row[:2]))
+                    most = WAITING // (size + 500) + 4 * self._rows + 100 * self.batch_size
                 self._taken += 1
                 if self._taken > most:
                     raise UsageError(
                         f"{self.remade_by} has taken {self._taken} data points without giving a batch: "
-                        "training data goes on, epoch after epoch, so do not wait for its end (list, sorted)"
+                        "the training generator is endless; do not exhaust it with list() or sorted()"
                     )
                 yield (row[0], row[1], 1.0) if self.split == "test" else row
                 count += 1

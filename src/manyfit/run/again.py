@@ -20,7 +20,7 @@ from manyfit.data.nested import mapped, paired
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
 from manyfit.run.code import evaluation_only, imported
-from manyfit.run.evaluate import Report, interpret, keys_of
+from manyfit.run.evaluate import Report, column, interpret, keys_of
 from manyfit.run.export import FORMATS, export_weights
 from manyfit.run.finish import other_code, report_of, write_report
 from manyfit.run.guard import check_backend, check_code, check_data
@@ -159,7 +159,10 @@ def predict(
                 if confidence is not None:
                     parts.setdefault(f"confidence{of}", []).append(confidence)
         rows = np.concatenate(index)
-        return keys_of(rows, source) | {name: np.concatenate(found) for name, found in parts.items()}
+        columns = {name: column(found) for name, found in parts.items()}
+        return keys_of(rows, source) | {
+            n: values for n, values in columns.items() if len(values) == len(rows)
+        }
 
 
 def _without_targets(source: Source, batch_size: int) -> Iterator[Any]:

@@ -105,8 +105,8 @@ def build(config: Config, *, warm: bool = False) -> Built:
             log.info("began with %d tensors from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
     if made.callbacks and not made.is_keras:
         raise UsageError(
-            f"{run.model.origin}: {made.builder}.get_callbacks gives callbacks, which only a model of Keras "
-            f"takes, not a {type(made.model).__name__}; train.stop ends a training early"
+            f"{run.model.origin}: {made.builder}.get_callbacks gives callbacks, but only Keras models take "
+            f"them, not a {type(made.model).__name__}; use train.stop for early stopping"
         )
     metrics = {name: component.build() for name, _, component in run.train.named_metrics()}
     seed_everything(derive(run.seed, "data"))

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from manyfit.core.errors import RunFailed
+from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import optional
 from manyfit.data import Source, once
-from manyfit.data.nested import Nested, count, joined, leaves, paired
+from manyfit.data.nested import Nested, count, joined, leaves, paired, shapes
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Learner, Outputs
 from manyfit.run import statistics
@@ -148,7 +148,10 @@ def evaluate(
     rows = np.concatenate(table.index) if table.index else np.zeros(0, dtype=np.int64)
     remade: dict[str, int] = {}
     columns: dict[str, Any] = keys_of(rows, source, remade)
-    columns |= {name: np.concatenate(found) for name, found in table.parts.items() if found}
+    columns |= {name: column(found) for name, found in table.parts.items() if found}
+    for name in [name for name in table.others if name in columns and len(columns[name]) != len(rows)]:
+        log.warning("%s is left out of the report: not every row has one", name)
+        del columns[name]
     measured |= {name: float(columns.pop(name).mean()) for name in table.shared if name in columns}
     failed = {columns["id"][place]: text for place, text in table.failed.items()}
     if failed:
@@ -160,7 +163,7 @@ def evaluate(
             "%r is undefined in %d of %d rows: its mean is that of the others", name, count, len(rows)
         )
     means = {name: statistics.mean(values) for name, values in numbers.items()}
-    arrays = {name: np.concatenate(found) for name, found in table.arrays.items()}
+    arrays = {name: np.concatenate(found) for name, found in table.arrays.items() if alike(found)}
     return Report(columns, means, table.classes, measured, table.usual(), undefined, failed, remade, arrays)
 
 
@@ -222,7 +225,10 @@ class Table:
         self.shared |= outputs.shared
         for name, values in outputs.rows.items():
             self.parts.setdefault(name, []).append(values[member])
-        self._waiting.append(outputs.every(member))
+        every = outputs.every(member)
+        if self._waiting and shapes(self._waiting[0][0]) != shapes(every[0]):
+            self.flush()  # rows of another size, or other outputs
+        self._waiting.append(every)
         self._bytes += sum(array.nbytes for _, array in leaves(self._waiting[-1][0]))
         if self._bytes > AT_ONCE:
             self.flush()
@@ -245,6 +251,8 @@ class Table:
             self._show(other, known, f"_{name}")
         if self._evaluator.functions and target is not None:
             for name, values in self._evaluator(output, target).items():
+                if name in self.others:
+                    raise UsageError(f"a report has a column named {name!r} already; choose another name")
                 self.parts.setdefault(name, []).append(values)
             for name, i, text in self._evaluator.failures:
                 before = self.failed.get(begin + i)
@@ -328,6 +336,16 @@ def interpret(
 def squeezed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A column of single numbers is one-dimensional."""
     return values.reshape(len(values)) if values.ndim > 1 and values[0].size == 1 else values
+
+
+def alike(parts: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether rows have the same shape everywhere."""
+    return len({part.shape[1:] for part in parts}) == 1
+
+
+def column(parts: Sequence[npt.NDArray[Any]]) -> Any:
+    """The parts of a column as one; a list where rows have different shapes."""
+    return np.concatenate(parts) if alike(parts) else [row.tolist() for part in parts for row in part]
 
 
 def as_csv(columns: Mapping[str, Any]) -> str:

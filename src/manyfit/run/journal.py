@@ -42,8 +42,8 @@ def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
         text = f"{what} failed with {said}\n  at {user_frame(error)}"
         if ASSERTED in said:
             text += (
-                "\n  on a GPU this is mostly a class that the model has no output for, or an index beyond an "
-                "embedding: train.device=cpu says which"
+                "\n  on a GPU this is usually a class index that the model has no output for, or an index "
+                "beyond an embedding; run with train.device=cpu to see which"
             )
         if any(isinstance(handler, _FileHandler) and not handler.passing for handler in log.handlers):
             text += f"\n  the whole traceback is in {run.path / 'run.log'}"

@@ -245,11 +245,13 @@ def check_outputs(built: Built, outputs: Outputs) -> None:
     for name, *_ in others:
         for column in (f"target_{name}", f"prediction_{name}", f"confidence_{name}"):
             if column in [*named, *built.evaluator.functions]:
-                raise UsageError(f"reports have a column named {column} already; choose another name")
+                raise UsageError(
+                    f"{column} is the column of the output {name!r} in reports; a metric needs another name"
+                )
     if named:
         log.warning(
-            "%s measures the output %s; a function of evaluate sees %s, too",
-            listing(named), first, listing([name for name, *_ in others]),
+            "metrics (%s) measure the output %r; only functions of one row see %s",
+            listing(named), first, listing([repr(name) for name, *_ in others]),
         )  # fmt: skip
 
 
@@ -263,7 +265,7 @@ def check_class_weights(built: Built, outputs: Outputs) -> None:
     lost = [str(number) for number in weighted.weights if not 0 <= number < count]
     if lost:
         raise UsageError(
-            f"get_class_weight gives a weight to class {listing(lost)}, but the model tells {count} apart"
+            f"get_class_weight gives a weight to class {listing(lost)}, but the model has {count} classes"
         )
 
 
@@ -271,7 +273,7 @@ def almost_hooks(config: Config) -> Iterator[str]:
     """Methods that nothing calls, and whose names are nearly those of methods that would be called."""
     for cls in used_classes(config):
         for name, meant in misspelt(cls):
-            yield f"nothing calls {cls.__name__}.{name}; did you mean {meant}?"
+            yield f"manyfit does not call {cls.__name__}.{name}; did you mean {meant}?"
 
 
 HOOKS: Final = (

@@ -100,7 +100,9 @@ class MlflowCallback:
             prepared()
         except Exception as error:  # of whatever MLflow imports
             text = f"{type(error).__name__}: {redact(str(error))}"[:200]
-            log.warning("MLflow cannot be imported, and is sent nothing: %s", text)
+            log.warning(
+                "MLflow cannot be imported: %s; when it can: manyfit track sync %s", text, self._run.path
+            )
             return
         self._feeder = Feeder(mlflow_mirror(self._run, address_of(self._config.run.track.mlflow, self._run)))
         self._feed(cohort)

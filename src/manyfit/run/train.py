@@ -98,6 +98,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         ]
         if missing:
             raise UsageError(f"the callback {callback!r:.60} has no {listing(missing)}")
+        if isinstance(callback, type):
+            raise UsageError(f"the callback {callback.__name__} is a class; give an instance of it")
 
 
 def located(
