@@ -425,6 +425,14 @@ def test_bad_files_of_new_data(project, cli):
     assert not Path("nowhere").exists()
 
 
+@pytest.mark.parametrize("folder", ["afile", "afile/run", "afile/further/run"])
+def test_a_file_where_a_folder_is_to_be(project, folder):
+    Path("afile").write_text("mine")
+    with pytest.raises(UsageError, match="afile is a file"):
+        manyfit.train(project.changed(), folder=folder, callbacks=[])
+    assert Path("afile").read_text() == "mine"
+
+
 def test_a_log_that_was_deleted_or_replaced(project):
     manyfit.train("runs/a", callbacks=[])
     size = (project.run / "metrics.jsonl").stat().st_size

@@ -23,7 +23,7 @@ from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.result import RunResult
 from manyfit.run.signals import Asked, watched
 from manyfit.run.trainer import Callback
-from manyfit.store import provenance
+from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder
 
 log = logging.getLogger("manyfit")
@@ -56,7 +56,7 @@ def train(
     config, run = located(source, overrides, folder)
     shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
     if not debug:
-        run.path.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_place(run.path)
     with (
         temporary(run, debug) as run,
         kept(run, debug),

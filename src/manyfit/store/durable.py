@@ -12,6 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from manyfit.core.errors import UsageError
 from manyfit.core.secrets import clean_file
 
 STAGED: Final = ".new-"
@@ -54,6 +55,14 @@ def write_all(files: Mapping[Path, bytes | str]) -> None:
         raise
     for folder in folders:
         sync_folder(folder)
+
+
+def make_place(folder: Path) -> None:
+    """Make whatever lies above a folder, so that it can be made."""
+    for above in (folder, *folder.parents):
+        if above.is_file():
+            raise UsageError(f"there cannot be a folder {folder}: {above} is a file")
+    folder.parent.mkdir(parents=True, exist_ok=True)
 
 
 def tidy(folder: Path) -> None:

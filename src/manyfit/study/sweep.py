@@ -99,7 +99,7 @@ def execute(
     if not here.ledger.exists():  # a study that cannot be started leaves no folder behind
         check_pauses(study)
         first = survey(study)
-    here.path.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_place(here.path)
     with owned(here.path), logged(here.path / "study.log"), contextlib.ExitStack() as stack:
         here.check_links()
         durable.tidy(here.path)
