@@ -19,6 +19,8 @@ from manyfit.run import statistics
 from manyfit.run.evaluator import Evaluator
 
 REPORTED = '''
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import nn, Tensor
@@ -81,6 +83,31 @@ class TwoHeads(nn.Module):
             return outputs, None
         losses = nn.functional.cross_entropy(outputs["kind"], target, reduction="none")
         return outputs, losses + outputs["size"].squeeze(1) ** 2 + outputs["large/1"].mean(1) ** 2
+
+
+class Pair(NamedTuple):
+    """Several outputs in the order of a class."""
+
+    temperature: Tensor
+    kind: Tensor
+    further: list[Tensor]
+
+
+class OddHeads(nn.Module):
+    """What it says first is of no row."""
+
+    def __init__(self, form: str = "named") -> None:
+        super().__init__()
+        self.form = form
+        self.kind, self.size, self.temperature = nn.Linear(64, 10), nn.Linear(64, 1), nn.Parameter(torch.ones(1))
+
+    def forward(self, images, target=None):
+        kind, size = self.kind(images) * self.temperature, self.size(images)
+        named = Pair(self.temperature.exp(), kind, [size])
+        outputs = {"named": named, "tuple": tuple(named), "list": list(named), "dict": named._asdict()}[self.form]
+        if target is None:
+            return outputs, None
+        return outputs, nn.functional.cross_entropy(kind, target, reduction="none") + size.squeeze(1) ** 2
 
 
 def sum_of_both(output, target: Tensor) -> Tensor:
@@ -264,6 +291,27 @@ def test_every_output_is_reported_and_seen_by_functions(reported, caplog):
     assert np.allclose(np.load(large), outputs["large/1"].numpy(), atol=1e-5)
     manyfit.evaluate("runs/a")
     assert large.exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("named", "2_0"), ("tuple", "2_0"), ("list", "2_0"), ("dict", "further_0")]
+)
+def test_what_is_of_no_row_is_not_measured(reported, caplog, form, name):
+    """Batches of 9 leave one row in the last, where an output of length 1 looks as if it were that of a row."""
+    run(reported, model={"class": "reported.OddHeads", "form": form}, train__loss=None, data__batch_size=9)
+    model = manyfit.load_model("runs/a").eval()
+    source = load_config("runs/a").run.data.build().source("test")
+    with torch.no_grad():
+        outputs, _ = model(torch.from_numpy(source.inputs))
+    _, kind, (size,) = outputs.values() if form == "dict" else outputs
+    found = rows()
+    assert [int(row["prediction"]) for row in found] == kind.argmax(1).tolist()
+    right = kind.argmax(1).numpy() == source.target
+    assert [float(row["accuracy"]) for row in found] == right.astype(float).tolist()
+    assert np.allclose([float(row[f"prediction_{name}"]) for row in found], size[:, 0], atol=1e-5)
+    assert "prediction_temperature" not in found[0]
+    assert "prediction_0" not in found[0]
+    assert caplog.text.count("reports leave out the outputs") == 1
 
 
 def test_small_arrays_stay_in_the_report(reported, caplog):

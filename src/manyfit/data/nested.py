@@ -74,14 +74,23 @@ def paired(output: Nested, target: Nested) -> list[tuple[str, Any, Any]]:
     return sorted(pairs, key=lambda pair: pair[2] is None)
 
 
-def with_rows(value: Nested, fits: Callable[[Any], bool]) -> Nested:
-    """What fits; of the rest, a dict has nothing, and a sequence None."""
-    if isinstance(value, Mapping):
-        found = {name: with_rows(item, fits) for name, item in value.items()}
-        return {name: item for name, item in found.items() if item is not None}
-    if isinstance(value, tuple | list):
-        return type(value)(with_rows(item, fits) for item in value)
-    return value if value is not None and fits(value) else None
+def chosen(value: Nested, fits: Callable[[str, Any], bool]) -> Nested:
+    """The same structure with those arrays, by their names, that fit: a sequence has None for the others.
+
+    >>> chosen({"a": 1, "b": (2, 3)}, lambda name, array: name not in ("a", "b_0"))
+    {'b': (None, 3)}
+    """
+    names = (name for name, _ in leaves(value))
+
+    def kept(item: Nested) -> Nested:
+        if isinstance(item, Mapping):
+            found = {name: kept(inner) for name, inner in item.items()}
+            return {name: inner for name, inner in found.items() if inner is not None}
+        if isinstance(item, tuple | list):
+            return list(map(kept, item)) if isinstance(item, list) else tuple(map(kept, item))
+        return item if item is not None and fits(next(names), item) else None
+
+    return kept(value)
 
 
 def shapes(value: Nested) -> list[tuple[str, tuple[int, ...]]]:

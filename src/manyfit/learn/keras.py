@@ -25,11 +25,12 @@ from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.core.trace import reason
 from manyfit.data import Batch
-from manyfit.data.nested import Nested, leaves, mapped, paired, with_rows
+from manyfit.data.nested import Nested, leaves, mapped, paired
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.learn.keras_callbacks import Callbacks, several
 from manyfit.learn.learner import Metrics, Outputs
 from manyfit.learn.pack import pack, unpack
+from manyfit.learn.several import PerRow
 
 log = logging.getLogger("manyfit")
 
@@ -82,6 +83,7 @@ class KerasLearner:
         self._random = fresh_generator(derive(self.seed, "keras"))
         self._measure: Any = None
         self._has_names = False
+        self._per_row = PerRow(_has_rows)
         self._row_loss = _row_loss(keras, self.model)
 
     def describe(self) -> str:
@@ -184,10 +186,12 @@ class KerasLearner:
                 inputs, target, weight = self._data(batch)
                 output, losses = self._measured(inputs, target, weight)
                 rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
-                output = self._named(output)
-                _, main, shown = paired(output, batch.target)[0]
+                output = self._per_row.of(self._named(output), len(batch))
+                if not (pairs := paired(output, batch.target)):
+                    raise UsageError("none of the outputs of the model has an entry for each row")
+                _, main, shown = pairs[0]
                 target = None if shown is None else np.asarray(shown)[None]
-                every = self._every(output, batch.target, batch.index)
+                every = self._every(output, batch.target)
                 yield Outputs(batch.index, self._numpy(main)[None], target, rows, several=every)
             self._whole = self._results()
             if callbacks is not None:
@@ -203,16 +207,11 @@ class KerasLearner:
             return dict(sorted(output.items(), key=lambda item: bool(losses) and losses.get(item[0]) is None))
         return output
 
-    def _every(self, output: Any, target: Any, index: Any) -> Callable[[], tuple[Nested, Nested]] | None:
+    def _every(self, output: Any, target: Any) -> Callable[[], tuple[Nested, Nested]] | None:
         if max(len(list(leaves(output))), len(list(leaves(target)))) < 2:
             return None
-        rows = len(index)
-
-        def fits(value: Any) -> bool:
-            return bool(len(value.shape)) and value.shape[0] == rows
-
         return lambda: (
-            mapped(lambda value: self._numpy(value)[None], with_rows(output, fits)),
+            mapped(lambda value: self._numpy(value)[None], output),
             mapped(lambda value: np.asarray(value)[None], target),
         )
 
@@ -404,11 +403,11 @@ class KerasLearner:
         data = self._data(batch)
         before = self._array(self._random)
         try:
-            self._measured(*data)
+            output, _ = self._measured(*data)
         except Exception as error:
-            rows, self._row_loss, self._measure = self._row_loss, None, None
+            row_loss, self._row_loss, self._measure = self._row_loss, None, None
             try:  # the loss may be one that does not work row by row
-                self._measured(*data)
+                output, _ = self._measured(*data)
             except Exception:
                 self._measure = None
                 inputs, target = (mapped(np.shape, value) for value in (batch.inputs, batch.target))
@@ -416,8 +415,12 @@ class KerasLearner:
                 raise UsageError(
                     f"the model cannot be called on a batch of {shapes}: {_said(error)}"
                 ) from error
-            assert rows is not None
+            assert row_loss is not None
             log.warning("there is no loss for each row: %s", _said(error))
+        part = batch.part(0, len(batch) - 1)
+        self._per_row.look(
+            self._named(output), len(batch), lambda: self._named(self._measured(*self._data(part))[0])
+        )
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
@@ -467,6 +470,10 @@ def _outputs_of(model: Any) -> Iterator[list[Any]]:
         yield seen
     finally:
         del model.__dict__["compute_metrics"]
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    return value is not None and bool(len(value.shape)) and value.shape[0] == rows
 
 
 def is_not_provoked(record: logging.LogRecord) -> bool:

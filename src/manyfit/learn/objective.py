@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
-from manyfit.data.nested import Nested
+from manyfit.data.nested import Nested, leaves
 from manyfit.learn.rowwise import is_separable, reduction_of, rowwise
+from manyfit.learn.several import PerRow
 
 log = logging.getLogger("manyfit")
 
@@ -68,8 +69,7 @@ class Objective:
         self._fed_by = fed_by
         self._unused_key = unused_key
         self._matching: Any = None
-        self._by_rows: set[str] | None = None
-        """Outputs by name that have an entry for each row; None as long as nobody knows."""
+        self._per_row = PerRow(has_rows)
         self._has_looked = False
         self.device = device
         self.on_cpu = device.type == "cpu"
@@ -92,7 +92,7 @@ class Objective:
         result = self._called(module, batch)
         if isinstance(result, Tensor):
             return result, self._own_loss(result, batch)
-        output, loss = self._split(module, result)
+        output, loss = self._split(module, result, len(batch))
         self.sums = False
         if loss is None:
             return output, None
@@ -108,22 +108,13 @@ class Objective:
     def rows(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None, Nested]:
         """The first output, one loss for each row, or None where there is no loss, and all outputs."""
         result = self._called(module, batch)
-        output, given = (result, None) if isinstance(result, Tensor) else self._split(module, result)
-        every = result if isinstance(result, Tensor) else self._reported(module, result[0], batch)
+        output, given = self._split(module, result, len(batch))
+        every: Nested = output
+        if not isinstance(result, Tensor):
+            part = batch.part(0, len(batch) - 1)
+            self._per_row.look(result[0], len(batch), lambda: self._called(module, part)[0])
+            output, every = self._main(result[0], len(batch)), self._per_row.of(result[0], len(batch))
         return output, self._losses(module, batch, output, given), every
-
-    def _reported(self, module: nn.Module, outputs: Any, batch: Batch) -> Nested:
-        """Those of several outputs that have an entry for each row: as many in a smaller batch, too."""
-        if not isinstance(outputs, Mapping) or len(outputs) < 2:
-            return outputs
-        rows = len(batch)
-        found = {name: value for name, value in outputs.items() if has_rows(value, rows)}
-        if self._by_rows is None and rows > 1:
-            smaller = self._called(module, batch.part(0, rows - 1))[0]
-            self._by_rows = {name for name in found if has_rows(smaller.get(name), rows - 1)}
-            if lost := [repr(name) for name in outputs if name not in self._by_rows]:
-                log.warning("reports leave out the outputs %s: no dense array of one row each", listing(lost))
-        return found if self._by_rows is None else {n: v for n, v in found.items() if n in self._by_rows}
 
     def _losses(self, module: nn.Module, batch: Batch, output: Tensor, given: Tensor | None) -> Tensor | None:
         """One loss for each row, or one for all if it couples them; None where there is none."""
@@ -143,7 +134,7 @@ class Objective:
 
         def alone() -> Tensor:
             parts = [batch.part(i, i + 1) for i in range(len(batch))]
-            found = [self._split(module, self._called(module, part))[1] for part in parts]
+            found = [self._split(module, self._called(module, part), 1)[1] for part in parts]
             return torch.stack([loss.reshape(()) for loss in found if loss is not None])
 
         return self._by_row(f"{type(module).__name__} returns one loss for a batch", given, alone)
@@ -314,19 +305,26 @@ class Objective:
                 f"leave it out of the data, or write {self._unused_key}: [{', '.join(lost)}]"
             )
 
-    def _split(self, module: nn.Module, result: Any) -> tuple[Tensor, Tensor | None]:
+    def _main(self, outputs: Nested, rows: int) -> Any:
+        """The first output that has an entry for each row; if none has, the first of any length."""
+        known = {name: value for name, value in leaves(outputs) if isinstance(value, Tensor)}
+        fits = [value for name, value in known.items() if self._per_row.fits(name, value, rows)]
+        fits += [value for value in known.values() if value.is_nested or value.ndim]
+        return next(iter([*fits, *known.values()]), None)
+
+    def _split(self, module: nn.Module, result: Any, rows: int) -> tuple[Tensor, Tensor | None]:
+        """The main output, and the loss."""
         if isinstance(result, Tensor):
             return result, None
+        name, returned = type(module).__name__, f"a {type(result).__name__}"
         if isinstance(result, tuple | list) and len(result) == 2:
-            outputs, loss = result
-            if isinstance(outputs, Mapping):
-                known = [v for v in outputs.values() if isinstance(v, Tensor)]
-                outputs = next((v for v in known if v.is_nested or v.ndim), known[0] if known else None)
-            if isinstance(outputs, Tensor) and (loss is None or isinstance(loss, Tensor)):
-                return outputs, loss
+            main, loss = self._main(result[0], rows), result[1]
+            if main is not None and (loss is None or isinstance(loss, Tensor)):
+                return main, loss
+            returned = f"({type(result[0]).__name__}, {type(loss).__name__})"
         raise RunFailed(
-            f"{type(module).__name__} must return a tensor, or (outputs, loss), "
-            f"but returned a {type(result).__name__}"
+            f"{name} must return a tensor, or (outputs, loss), where outputs are a tensor, or a dict or a "
+            f"tuple of tensors; but it returned {returned}"
         )
 
 

@@ -514,18 +514,15 @@ def sample(built: Built) -> Batch:
 def said(built: Built, batch: Batch, model: Any = None) -> Nested:
     """What the learner's model, or another one in its place, says about a batch."""
     learner = built.learner
-    if model is not None:
-        if isinstance(learner, TorchLearner):
-            model = model.to(learner.device)
-            with own_randomness(), torch.no_grad():
-                return learner.objective.rows(model, batch)[2]
-        if isinstance(learner, KerasLearner):
-            found = model(learner.inputs(batch), training=False)
-            return mapped(learner.numpy, found)
-        learner = replace(learner, model=model)
     if isinstance(learner, TorchLearner):
-        return said(built, batch, learner.evaluated)
-    return next(learner.evaluate(iter([replace(batch, target=None)]))).every(0)[0]
+        model = learner.evaluated if model is None else model.to(learner.device)
+        with own_randomness(), torch.no_grad():
+            return learner.objective.rows(model, batch)[2]
+    model = learner.model if model is None else model
+    if isinstance(learner, KerasLearner):
+        return mapped(learner.numpy, model(learner.inputs(batch), training=False))
+    (found,) = replace(learner, model=model).evaluate(iter([replace(batch, target=None)]))
+    return found.every(0)[0]
 
 
 def arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
