@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging.handlers
 import subprocess
 import sys
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -74,10 +76,15 @@ def test_onnx_takes_sequences_of_any_length_by_the_names_of_the_model(project, o
 
 
 def test_onnx_names_a_single_input_as_the_model_does(project, onnx):
+    said = SimpleQueue()
+    listener = logging.handlers.QueueHandler(said)
+    logging.getLogger("torch.onnx").addHandler(listener)
     tree = project.changed(model={"class": "sequences.Plain"}) | {"export": {"formats": ["onnx"]}}
     manyfit.train(tree, folder="runs/b", callbacks=[])
     session = onnx.InferenceSession("runs/b/exported/model.onnx", providers=["CPUExecutionProvider"])
     assert [each.name for each in session.get_inputs()] == ["pictures"]
+    logging.getLogger("torch.onnx").removeHandler(listener)
+    assert said.empty(), said.get().getMessage()
 
 
 def test_an_estimator_is_a_file_that_others_open(project):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from manyfit.config.roles import METRIC
 from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.muted import muted
 from manyfit.core.names import listing, nearest
 from manyfit.core.trace import user_frame
 from manyfit.data.nested import Nested, count, mapped, paired
@@ -110,7 +110,7 @@ class Evaluator:
         """One number for each row and function; none where a function fails, which is noted."""
         self.failures = []
         (_, *main), *_ = paired(output, target)
-        with quiet():
+        with muted("tensorflow"):  # which tells how it traces functions that it was not asked to trace
             return {
                 name: self._values(name, *(main if name in self.named else (output, target)))
                 for name in self.functions
@@ -256,18 +256,6 @@ def ways(function: PointFunction, kind: Kind) -> Iterator[Callable[[Nested, Nest
         graph = tf.function(each, reduce_retracing=True)
         make = tf.convert_to_tensor
         yield lambda output, target: graph(mapped(make, output), mapped(make, target))
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """TensorFlow says nothing about how it traces functions that it was not asked to trace."""
-    logger = logging.getLogger("tensorflow")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def one_by_one(

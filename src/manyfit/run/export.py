@@ -32,6 +32,7 @@ from manyfit.config.roles import ANY, MODEL
 from manyfit.core.errors import FolderError, ManyfitError, RunFailed, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.lazy import optional
+from manyfit.core.muted import muted
 from manyfit.core.secrets import has_secrets, holds_secret, holds_value
 from manyfit.core.state import State
 from manyfit.core.version import __version__
@@ -581,7 +582,7 @@ def _kept(final: Path, write: Callable[[Path], object]) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".tmp-{final.name}")  # exporters look at its ending
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), muted("torch.onnx", "onnxscript", "onnx_ir"):
             warnings.simplefilter("ignore")  # of exporters, about themselves
             write(temporary)
         check_secrets(temporary)
