@@ -74,7 +74,8 @@ def expectation_of_class(wanted: type) -> str:
     """Describe what a class accepts."""
     if issubclass(wanted, Enum):
         return f"one of {listing(wanted.__members__)}"
-    return "a path" if issubclass(wanted, Path) else f"a {wanted.__qualname__}"
+    article = "an" if wanted.__qualname__[0] in "AEIOU" else "a"
+    return "a path" if issubclass(wanted, Path) else f"{article} {wanted.__qualname__}"
 
 
 def expectation_of_any(options: Iterable[Any]) -> str:
