@@ -286,11 +286,9 @@ class TFRecordExamplesFeeder(Feeder):
         rows = spread(len(self), most)
         for begin in range(0, len(rows), TOGETHER):
             part = rows[begin : begin + TOGETHER]
-            which, place = self.records.where(part)
-            for number in np.unique(which).tolist():
-                here = which == number
-                found = self.records.files[number].read(place[here])
-                yield from zip(part[here].tolist(), map(hash, found), strict=True)
+            found = self.records.read(part)
+            bounds = zip(part.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True)
+            yield from ((row, hash(found.raw[begin:end])) for row, begin, end in bounds)
 
     def fingerprint(self) -> str:
         """The digests of the files, in their order, and how many rows are used."""

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from manyfit.core.errors import UsageError
 from manyfit.data.source import gather
 from manyfit.data.tfrecord import files
-from manyfit.data.tfrecord.features import Feature, FixedLenFeature, VarLenFeature, as_objects
+from manyfit.data.tfrecord.features import Feature, FixedLenFeature, VarLenFeature
+from manyfit.data.tfrecord.ragged import Ragged, as_objects
 from manyfit.store import durable
 
 log = logging.getLogger("manyfit")
@@ -35,25 +36,24 @@ class Columns:
 
     def __init__(self, folder: Path, features: Mapping[str, Feature]) -> None:
         self._fixed: dict[str, Any] = {}
-        self._ragged: dict[str, tuple[Any, Any, Feature]] = {}
+        self._ragged: dict[str, tuple[Ragged, Feature]] = {}
         for i, (key, feature) in enumerate(features.items()):
             values = np.asarray(np.load(folder / f"{i}.npy", mmap_mode="r"))
             if is_ragged(feature):
-                self._ragged[key] = values, np.load(folder / f"{i}.splits.npy"), feature
+                self._ragged[key] = Ragged(values, np.load(folder / f"{i}.splits.npy")), feature
             else:
                 self._fixed[key] = values
 
     def gather(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The columns of some rows."""
         made = {key: gather(values, rows) for key, values in self._fixed.items()}
-        for key, (values, splits, feature) in self._ragged.items():
-            bounds = zip(splits[rows].tolist(), splits[rows + 1].tolist(), strict=True)
-            pieces = [values[a:b].copy() for a, b in bounds]
+        for key, (whole, feature) in self._ragged.items():
+            found = whole.take(rows)
             if isinstance(feature, FixedLenFeature):
                 shape = (len(rows), *feature.shape)
-                made[key] = as_objects([piece.tobytes() for piece in pieces]).reshape(shape)
+                made[key] = as_objects([text.tobytes() for text in found.rows()]).reshape(shape)
             else:
-                made[key] = as_objects(pieces)
+                made[key] = found
         return made
 
 
@@ -154,7 +154,7 @@ def _write(
                 if key in made:
                     made[key][begin:end] = column
                 else:
-                    ragged[key].add(column.reshape(-1))
+                    ragged[key].add(column)
         for array in made.values():
             array.flush()
     for file in folder.iterdir():
@@ -176,13 +176,15 @@ class _Ragged:
         return self
 
     def add(self, rows: Any) -> None:
-        """Add some rows: arrays, or bytes."""
-        self._lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
-        if len(rows) and isinstance(rows[0], np.ndarray):
-            self._dtype = rows[0].dtype
-            self._raw.write(np.concatenate(rows).tobytes())
+        """Add some rows: of different lengths, or an array of bytes."""
+        if isinstance(rows, Ragged):
+            self._lengths.append(rows.lengths)
+            self._dtype = rows.values.dtype
+            self._raw.write(rows.flat().tobytes())
         else:
-            self._raw.write(b"".join(rows))
+            flat = rows.reshape(-1)
+            self._lengths.append(np.fromiter(map(len, flat), np.int64, len(flat)))
+            self._raw.write(b"".join(flat))
 
     def __exit__(self, *_: object) -> None:
         self._raw.flush()

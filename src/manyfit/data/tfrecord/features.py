@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from annotated_types import Ge, Gt
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
 from manyfit.data.tfrecord import wire
+from manyfit.data.tfrecord.ragged import Ragged, as_objects
 from manyfit.data.tfrecord.wire import BYTES, FLOAT, INT64, KINDS, NONE, Buffer, Malformed, Spans
 
 Dtype: TypeAlias = Literal["float32", "int64", "string"]
@@ -145,25 +145,17 @@ class VarLenFeature(_Plain):
             raise UsageError(f"pad: {self.pad!r} is not of the type {self.dtype}")
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
-        """An array of arrays, one for each record: batches are padded when they are put together."""
+        """Rows of different lengths: batches are padded when they are put together."""
         kind = WIRE[self.dtype]
         found = wire.texts(buffer, spans) if kind == BYTES else wire.numbers(buffer, spans, kind)
-        values = as_objects(found.values) if kind == BYTES else found.values
-        bounds = found.splits.tolist()
-        return as_objects([values[a:b] for a, b in itertools.pairwise(bounds)])
+        return Ragged(as_objects(found.values) if kind == BYTES else found.values, found.splits)
 
-    def batch(self, rows: Any) -> Any:
+    def batch(self, rows: Ragged) -> Any:
         """Rows of different lengths as one array."""
         if self.ragged:
-            return rows
-        length = self.length or max((len(row) for row in rows), default=0)
-        kinds: dict[str, Any] = {"float32": "<f4", "int64": "<i8", "string": object}
+            return rows.rows()
         fill: Any = (b"" if self.dtype == "string" else 0) if self.pad is None else self.pad
-        fill = fill.encode() if isinstance(fill, str) else fill
-        made = np.full((len(rows), length), fill, kinds[self.dtype])
-        for i, row in enumerate(rows):
-            made[i, : len(row)] = row[:length]
-        return made
+        return rows.padded(fill.encode() if isinstance(fill, str) else fill, self.length)
 
 
 @dataclass(frozen=True)
@@ -182,13 +174,18 @@ class RawFeature(Feature):
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """An array of shape (rows, *shape)."""
-        values = single(buffer, spans)
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        wrong = next((i for i, value in enumerate(values) if len(value) != size), None)
-        if wrong is not None:
-            raise Malformed(wrong, f"has {len(values[wrong])} bytes, but an array of its shape has {size}")
-        joined = bytearray().join(values)  # which can be written to, as tensors want it
-        return np.frombuffer(joined, np.dtype(self.dtype)).reshape(len(values), *self.shape)
+        places = wire.single(buffer, spans)
+        if places is not None:
+            sizes, whole = places[1] - places[0], wire.joined(buffer, *places)
+        else:
+            values = single(buffer, spans)
+            sizes, whole = np.fromiter(map(len, values), np.int64, len(values)), bytearray().join(values)
+        wrong = np.flatnonzero(sizes != size)
+        if len(wrong):
+            row = int(wrong[0])
+            raise Malformed(row, f"has {sizes[row]} bytes, but an array of its shape has {size}")
+        return np.frombuffer(whole, np.dtype(self.dtype)).reshape(len(sizes), *self.shape)
 
 
 @dataclass(frozen=True)
@@ -298,8 +295,3 @@ def single(buffer: Buffer, spans: Spans) -> list[bytes]:
         raise Malformed(int(wrong[0]), f"has {count} values, but one is needed")
     values: list[bytes] = found.values
     return values
-
-
-def as_objects(values: Sequence[Any]) -> Any:
-    """A list as an array of objects, whatever they are."""
-    return np.fromiter(values, dtype=object, count=len(values))

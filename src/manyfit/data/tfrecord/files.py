@@ -221,17 +221,6 @@ class Bytes:
         os.close(self._file)
 
 
-class InMemory:
-    """Bytes that are here already."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def part(self, begin: int, end: int, /) -> bytes:
-        """The bytes from one place to another."""
-        return self._data[begin:end]
-
-
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Bytes]:
     """The bytes of a file, while it is open."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Protocol
 
 import google_crc32c
@@ -27,14 +28,6 @@ Positions = npt.NDArray[np.int64]
 Checksums = npt.NDArray[np.uint32]
 
 _crc: Any = google_crc32c.value
-
-
-class Anywhere(Protocol):
-    """Bytes that can be read anywhere."""
-
-    def part(self, begin: int, end: int, /) -> bytes:
-        """Those from one place to another; fewer where there are fewer."""
-        ...
 
 
 class Readable(Protocol):
@@ -101,29 +94,48 @@ def records(stream: Readable, name: str) -> Iterator[tuple[int, int, bytes]]:
         number += 1
 
 
-def read(data: Anywhere, frames: Frames, rows: npt.NDArray[np.int64], name: str) -> list[bytes]:
-    """Read some records of a file, in any order, each as it was when the file was indexed."""
-    found = []
-    begins, ends = frames.offsets[rows].tolist(), frames.offsets[rows + 1].tolist()
-    known = frames.checksums[rows].tolist()
-    if len(rows) > 1 and (np.diff(rows) == 1).all():  # one piece of the file
-        first = begins[0]
-        piece = data.part(first, ends[-1])
-        pieces = [piece[begin - first : end - first] for begin, end in zip(begins, ends, strict=True)]
-    else:
-        pieces = list(map(data.part, begins, ends))
-    unpack, pack, crc_of = FOOTER.unpack, HEADER.unpack, _crc
-    for i, (frame, begin, end, wanted) in enumerate(zip(pieces, begins, ends, known, strict=True)):
-        record = frame[12:-4]
-        crc = crc_of(record)
-        crc = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFF_FFFF
-        if crc != wanted or len(frame) != end - begin or unpack(frame[-4:])[0] != crc:
-            raise _wrong(frame, end - begin, int(rows[i]), name)
-        length, head = pack(frame[:12])
-        if length != len(record) or head != masked(frame[:8]):
-            raise _wrong(frame, end - begin, int(rows[i]), name)
-        found.append(record)
-    return found
+def first_wrong(data: bytes, starts: Positions, ends: Positions, known: Checksums) -> int | None:
+    """The first of some frames that is not what was indexed: its length, its data, and both checksums.
+
+    Only the checksum of the data is computed one frame at a time; the rest is compared for all of them.
+    """
+    view = np.frombuffer(data, np.uint8)
+    heads = view[starts[:, None] + np.arange(HEADER.size)]
+    feet = view[ends[:, None] + np.arange(-FOOTER.size, 0)]
+    lengths = ends - starts - AROUND
+    good = heads[:, :8].copy().view("<u8")[:, 0] == lengths.astype(np.uint64)
+    good &= heads[:, 8:].copy().view("<u4")[:, 0] == _masked(_crc_of_lengths(lengths))
+    good &= feet.view("<u4")[:, 0] == known
+    begins, stops = (starts + HEADER.size).tolist(), (ends - FOOTER.size).tolist()
+    records = [data[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
+    good &= _masked(np.fromiter(map(_crc, records), np.uint64, len(records))) == known
+    return None if good.all() else int(np.argmin(good))
+
+
+def _masked(crc: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`masked`, of many checksums."""
+    turned = (crc >> np.uint64(15)) | (crc << np.uint64(17))
+    return (turned + np.uint64(0xA282EAD8)) & np.uint64(0xFFFF_FFFF)
+
+
+def _crc_of_lengths(lengths: Positions) -> npt.NDArray[np.uint64]:
+    """The checksums of the eight bytes of each length. A CRC is linear: each byte adds its part to it."""
+    tables, crc = _tables(), np.full(len(lengths), _crc(bytes(8)), np.uint64)
+    for place, table in enumerate(tables):
+        crc ^= table[(lengths >> 8 * place) & 0xFF]
+    return crc
+
+
+@cache
+def _tables() -> list[npt.NDArray[np.uint64]]:
+    """What each byte of a length adds to its checksum; a record has less than 1 << 32 bytes."""
+    none = _crc(bytes(8))
+
+    def table(place: int) -> npt.NDArray[np.uint64]:
+        lengths = ((byte << 8 * place).to_bytes(8, "little") for byte in range(256))
+        return np.fromiter((_crc(length) ^ none for length in lengths), np.uint64, 256)
+
+    return [table(place) for place in range(4)]
 
 
 def _header(header: bytes, name: str, number: int) -> int:
@@ -137,7 +149,7 @@ def _header(header: bytes, name: str, number: int) -> int:
     return int(length)
 
 
-def _wrong(frame: bytes, size: int, number: int, name: str) -> RecordError:
+def why(frame: bytes, size: int, number: int, name: str) -> RecordError:
     """Why a frame is not what the index says."""
     if len(frame) < size:
         return _cut(name, number)

@@ -7,8 +7,10 @@ ways give the same for whatever is valid, and an error for whatever is not.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +28,8 @@ FEW: Final = 6
 """So few records are walked one by one."""
 LONG: Final = 256
 """A record with more features, or a feature with more texts, than this is walked alone."""
+SHORT: Final = 32
+"""Bytes of a text that is short."""
 MOST: Final = 1 << 20
 """Features, or texts of a feature, that a record may have."""
 DEEP: Final = 10
@@ -46,17 +50,22 @@ class Malformed(ValueError):
 class Buffer:
     """Several records behind each other."""
 
-    data: Bytes
+    raw: bytes
+    """With at least `PAD` bytes behind the last record."""
     starts: Ints
     ends: Ints
+
+    @cached_property
+    def data(self) -> Bytes:
+        """The bytes as an array."""
+        return np.frombuffer(self.raw, np.uint8)
 
     @staticmethod
     def of(records: list[bytes]) -> Buffer:
         """Put records behind each other."""
         lengths = np.fromiter(map(len, records), np.int64, len(records))
         ends = np.cumsum(lengths)
-        data = np.frombuffer(b"".join([*records, bytes(PAD)]), np.uint8)
-        return Buffer(data, ends - lengths, ends)
+        return Buffer(b"".join([*records, bytes(PAD)]), ends - lengths, ends)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -399,66 +408,93 @@ def varints(data: Bytes, sizes: Ints) -> Values:
     if len(unfinished):
         raise Malformed(int(unfinished[0]), "a list of ints ends inside a number")
     ends = np.flatnonzero(final)
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    widths = ends - starts + 1
-    if int(widths.max()) > DEEP:
-        row = int(np.searchsorted(bounds, starts[np.flatnonzero(widths > DEEP)[0]], side="right"))
+    widths = np.diff(ends, prepend=-1)
+    widest = int(widths.max())
+    if widest > DEEP:
+        start = ends[np.argmax(widths > DEEP)] + 1 - widths[np.argmax(widths > DEEP)]
+        row = int(np.searchsorted(bounds, start, side="right"))
         raise Malformed(row, "a list of ints has a number that is too long")
-    values = np.zeros(len(ends), np.uint64)
-    for place in range(int(widths.max())):
-        here = np.flatnonzero(widths > place)
-        part = (data[starts[here] + place] & 0x7F).astype(np.uint64)
-        values[here] |= part << np.uint64(7 * place)
-    counts = np.searchsorted(ends, bounds, side="left")
-    return Values(values.view(np.int64), np.concatenate(([0], counts)).astype(np.int64))
+    # At each byte, what a number would be that begins there.
+    kind: Any = np.uint32 if widest <= 4 else np.uint64
+    parts = (data & 0x7F).astype(kind)
+    values = parts.copy()
+    goes_on = (~final[:-1]).astype(kind)
+    for _ in range(widest - 1):
+        values[:-1] = parts[:-1] | (values[1:] << kind(7)) * goes_on
+    found = values.take(ends + 1 - widths).astype(np.uint64).view(np.int64)
+    return Values(found, _with_zero(np.searchsorted(ends, bounds, side="left")))
 
 
 def texts(buffer: Buffer, each: Spans) -> Values:
     """The bytes of a feature in every record; none where it is missing."""
-    rows = len(buffer)
+    rows, starts, stops = text_spans(buffer, each)
+    values = _cut(buffer, starts, stops)
+    splits = _splits(np.bincount(rows, minlength=len(buffer)))
+    alone = {row: list(found.values) for row, found in each.careful.items() if found.kind == BYTES}
+    if not alone:
+        return Values(values, splits)
+    limits = itertools.pairwise(splits.tolist())
+    lists = [alone.get(row, values[begin:end]) for row, (begin, end) in enumerate(limits)]
+    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
+    return Values(list(itertools.chain.from_iterable(lists)), _splits(sizes))
+
+
+def _cut(buffer: Buffer, starts: Ints, stops: Ints) -> list[bytes]:
+    """Some parts of a buffer, each as an object."""
+    sizes, data = stops - starts, buffer.data
+    width = int(sizes.max(initial=0))
+    if 0 < width <= SHORT and len(sizes) > FEW and data[np.maximum(stops - 1, 0)].all():
+        # NumPy makes objects faster than a loop does, but strips zeros at their end: there are none.
+        places = np.arange(width)
+        cells = data[np.minimum(starts[:, None] + places, len(data) - 1)]
+        cells[places >= sizes[:, None]] = 0
+        found: list[bytes] = cells.view(f"S{width}")[:, 0].tolist()
+        return found
+    raw = buffer.raw
+    return [raw[begin:end] for begin, end in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def text_spans(buffer: Buffer, each: Spans) -> tuple[Ints, Ints, Ints]:
+    """The record of each text, and where it begins and ends; but for records that were walked alone."""
     data, last = buffer.data, len(buffer.data) - PAD
     wanted = each.kind == BYTES
-    for row in each.careful:
-        wanted[row] = False
-    at = np.where(wanted, each.starts, each.ends)
-    found: list[tuple[Ints, Ints, Ints]] = []
-    while True:
-        live = np.flatnonzero(wanted & (at < each.ends))
-        if not len(live):
-            break
-        if len(found) == LONG:
-            for row in live.tolist():
-                wanted[row] = False
-                each.careful[row] = _reread(buffer, each, row)
-            break
-        here = at[live]
-        length, start = _length(data, here + 1, last)
+    wanted[list(each.careful)] = False
+    live = np.flatnonzero(wanted & (each.starts < each.ends))
+    at, ends = each.starts[live], each.ends[live]
+    none = np.zeros(0, np.int64)
+    found: list[tuple[Ints, Ints, Ints]] = [(none, none, none)]
+    alone: list[int] = []
+    while len(live) and len(found) <= LONG:
+        length, start = _length(data, at + 1, last)
         stop = start + length
-        bad = np.flatnonzero((data[here] != 0x0A) | (stop > each.ends[live]))
-        if len(bad):  # a form that is allowed and that nobody writes, or none at all: look closely
-            for row in live[bad].tolist():
-                wanted[row] = False
-                each.careful[row] = _reread(buffer, each, row)
-            keep = np.ones(len(live), bool)
-            keep[bad] = False
-            live, start, stop = live[keep], start[keep], stop[keep]
+        bad = (data[at] != 0x0A) | (stop > ends)
+        if bad.any():  # a form that is allowed and that nobody writes, or none at all: look closely
+            alone += live[bad].tolist()
+            live, start, stop, ends = live[~bad], start[~bad], stop[~bad], ends[~bad]
         found.append((live, start, stop))
-        at[live] = stop
-    raw = data.data
-    if len(found) == 1 and len(found[0][0]) == rows and wanted.all():
-        _, start, stop = found[0]
-        values = [bytes(raw[a:b]) for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
-        return Values(values, np.arange(rows + 1, dtype=np.int64))
-    lists: list[list[bytes]] = [[] for _ in range(rows)]
-    for live, start, stop in found:
-        for row, a, b in zip(live.tolist(), start.tolist(), stop.tolist(), strict=True):
-            if wanted[row]:
-                lists[row].append(bytes(raw[a:b]))
-    for row, (kind, values) in each.careful.items():
-        if kind == BYTES:
-            lists[row] = list(values)
-    sizes = np.fromiter(map(len, lists), np.int64, rows)
-    return Values([value for values in lists for value in values], _splits(sizes))
+        more = stop < ends
+        if not more.all():
+            live, stop, ends = live[more], stop[more], ends[more]
+        at = stop
+    alone += live.tolist()
+    for row in alone:
+        wanted[row] = False
+        each.careful[row] = _reread(buffer, each, row)
+    rows, starts, stops = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    if alone:
+        keep = wanted[rows]
+        rows, starts, stops = rows[keep], starts[keep], stops[keep]
+    if len(found) == 2:
+        return rows, starts, stops
+    order = np.argsort(rows, kind="stable")
+    return rows[order], starts[order], stops[order]
+
+
+def single(buffer: Buffer, each: Spans) -> tuple[Ints, Ints] | None:
+    """Where the one text of every record lies; None if a record has none or several, or was walked alone."""
+    rows, starts, stops = text_spans(buffer, each)
+    is_one = len(rows) == len(buffer) and not each.careful and bool((rows == np.arange(len(rows))).all())
+    return (starts, stops) if is_one else None
 
 
 def _reread(buffer: Buffer, each: Spans, row: int) -> Careful:
@@ -476,20 +512,34 @@ def _pieces(buffer: Buffer, each: Spans, kind: int) -> tuple[Any, Ints]:
     starts = np.where(here, each.starts, 0)
     ends = np.where(here, each.ends, 0)
     sizes = ends - starts
-    if not each.careful and here.all() and len(here) > 1:
-        strides = np.diff(starts)
-        if (strides == strides[0]).all() and (sizes == sizes[0]).all() and strides[0] > 0:
-            view = np.lib.stride_tricks.as_strided(
-                buffer.data[int(starts[0]) :], (len(here), int(sizes[0])), (int(strides[0]), 1)
-            )
-            return np.ascontiguousarray(view).reshape(-1), sizes
-    raw = buffer.data.data
-    pieces: list[Any] = [raw[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    if not each.careful and here.all():
+        return joined(buffer, starts, ends), sizes
+    pieces = _parts(buffer, starts, ends)
     for row, (own, values) in each.careful.items():
         pieces[row] = values if own == kind else b""
         sizes[row] = len(pieces[row])
-    return bytearray().join(pieces), sizes  # which can be written to, as tensors want it
+    return bytearray().join(pieces), sizes
+
+
+def joined(buffer: Buffer, starts: Ints, ends: Ints) -> Any:
+    """Parts of a buffer behind each other, in memory that can be written to, as tensors want it."""
+    sizes, strides = ends - starts, np.diff(starts)
+    if len(starts) > 1 and strides[0] > 0 and (strides == strides[0]).all() and (sizes == sizes[0]).all():
+        view = np.lib.stride_tricks.as_strided(
+            buffer.data[int(starts[0]) :], (len(starts), int(sizes[0])), (int(strides[0]), 1)
+        )
+        return np.ascontiguousarray(view).reshape(-1)
+    return bytearray().join(_parts(buffer, starts, ends))
+
+
+def _parts(buffer: Buffer, starts: Ints, ends: Ints) -> list[Any]:
+    raw = memoryview(buffer.raw)
+    return [raw[begin:end] for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def _splits(sizes: Ints) -> Ints:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+    return _with_zero(np.cumsum(sizes))
+
+
+def _with_zero(bounds: Ints) -> Ints:
+    return np.concatenate((np.zeros(1, np.int64), bounds))

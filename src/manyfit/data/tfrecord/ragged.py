@@ -1,0 +1,74 @@
+"""Rows of different lengths, without an object for each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """All values behind each other, and where those of each row begin.
+
+    >>> rows = Ragged(np.arange(6), np.array([0, 1, 3, 6]))
+    >>> rows[1:].padded().tolist()
+    [[1, 2, 0], [3, 4, 5]]
+    """
+
+    values: Any
+    splits: npt.NDArray[np.int64]
+    """One more than there are rows; the first need not be 0."""
+
+    def __len__(self) -> int:
+        return len(self.splits) - 1
+
+    def __getitem__(self, part: slice) -> Ragged:
+        begin, end, _ = part.indices(len(self))
+        return Ragged(self.values, self.splits[begin : max(begin, end) + 1])
+
+    def __iter__(self) -> Iterator[Any]:
+        bounds = itertools.pairwise(self.splits.tolist())
+        return (self.values[begin:end] for begin, end in bounds)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """How many values each row has."""
+        return np.diff(self.splits)
+
+    def flat(self) -> Any:
+        """The values of these rows alone."""
+        return self.values[self.splits[0] : self.splits[-1]]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Ragged:
+        """Some rows, in any order."""
+        begins, lengths = self.splits[rows], self.splits[rows + 1] - self.splits[rows]
+        splits = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        places = np.arange(splits[-1]) + np.repeat(begins - splits[:-1], lengths)
+        return Ragged(np.asarray(self.values[places]), splits)
+
+    def rows(self) -> Any:
+        """An array of arrays."""
+        return as_objects([row.copy() for row in self])
+
+    def padded(self, fill: Any = 0, length: int | None = None) -> Any:
+        """One array: short rows are filled at their end, and those longer than `length` are cut."""
+        lengths = self.lengths
+        width = int(lengths.max(initial=0)) if length is None else length
+        made = np.full((len(self), width), fill, self.values.dtype)
+        is_value = np.arange(width) < lengths[:, None]
+        if (lengths > width).any():
+            places = np.repeat(self.splits[:-1], np.minimum(lengths, width)) + np.nonzero(is_value)[1]
+            made[is_value] = self.values[places]
+        else:
+            made[is_value] = self.flat()
+        return made
+
+
+def as_objects(values: Sequence[Any]) -> Any:
+    """A list as an array of objects, whatever they are."""
+    return np.fromiter(values, dtype=object, count=len(values))
