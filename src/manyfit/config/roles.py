@@ -87,7 +87,7 @@ FEATURE = Role(
     short=_table(
         "manyfit.feeders",
         "FixedLenFeature=FixedLenFeature VarLenFeature=VarLenFeature ImageFeature=ImageFeature "
-        "RawFeature=RawFeature",
+        "RawFeature=RawFeature SequenceFeature=SequenceFeature",
     ),
 )
 FEEDER = Role(

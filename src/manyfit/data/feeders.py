@@ -10,7 +10,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -21,14 +21,24 @@ from annotated_types import Ge, Gt, Le
 
 from manyfit.config.kinds import FromProject, Kind
 from manyfit.config.roles import FEATURE, FEEDER
+from manyfit.core.arguments import check_arguments
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Batch
+from manyfit.data.mapped import applied, each_row, stacked
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
 from manyfit.data.source import ArraySource, Source, Split
 from manyfit.data.tfrecord import metadata
 from manyfit.data.tfrecord.columns import Columns, kept
-from manyfit.data.tfrecord.features import Feature, FixedLenFeature, ImageFeature, Mapper, VarLenFeature
+from manyfit.data.tfrecord.features import (
+    Feature,
+    FixedLenFeature,
+    ImageFeature,
+    Mapper,
+    SequenceFeature,
+    VarLenFeature,
+)
+from manyfit.data.tfrecord.ragged import Ragged
 from manyfit.data.tfrecord.records import Records
 
 log = logging.getLogger("manyfit")
@@ -123,6 +133,7 @@ class TFRecordExamplesFeeder(Feeder):
         cache: Annotated[bool | str, Kind.NEUTRAL, FromProject] = False,
         feed_as_dict: bool = False,
         id_feature: Annotated[str | None, Kind.NEUTRAL] = None,
+        post_op: Callable[..., Any] | None = None,
     ) -> None:
         """Say what is read; nothing is opened yet.
 
@@ -136,10 +147,21 @@ class TFRecordExamplesFeeder(Feeder):
         - `cache`: keep decoded columns, in the user's cache or in a folder, and map them into memory.
         - `feed_as_dict`: hand a single feature to the model by name, too.
         - `id_feature`: a feature that names each row in reports; else file and number do.
+        - `post_op`: what is done to each row: `post_op(features, labels)` is given both by name, and returns
+          both (without `labels_map`, features only). What it draws at random is a function of seed, epoch and
+          row.
         """
-        self.file_patterns = [file_patterns] if isinstance(file_patterns, str) else list(file_patterns)
-        self.features = _mapping(features_map, "features_map")
-        self.labels = _mapping(labels_map, "labels_map") if labels_map is not None else {}
+        if isinstance(file_patterns, str | os.PathLike):
+            file_patterns = [os.fspath(file_patterns)]
+        elif isinstance(file_patterns, Sequence):
+            file_patterns = [os.fspath(p) if isinstance(p, os.PathLike) else p for p in file_patterns]
+        features_map = _mapping(features_map, "features_map")
+        labels_map = _mapping(labels_map, "labels_map") if labels_map is not None else None
+        _check(TFRecordExamplesFeeder.__init__, locals())
+        self.file_patterns = list(file_patterns)
+        self.features = features_map
+        self.labels = labels_map or {}
+        self.post_op = post_op
         if not self.features:
             raise UsageError("features_map is empty: which features are to be read?")
         self.batch_size = batch_size
@@ -184,20 +206,28 @@ class TFRecordExamplesFeeder(Feeder):
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
         """Yield batches from step `start` on, epoch after epoch, as often as the order says."""
         own = self.order(order)
-        plan = own.walk(len(self), start)
+        per_epoch = own.steps(len(self))
+        found = self._read(own.walk(len(self), start), own.batch_size)
+        for step, (columns, index) in enumerate(found, start):
+            yield self._batch(columns, index, step // per_epoch, order.seed)
+
+    def _read(
+        self, plan: Iterator[npt.NDArray[np.int64]], batch_size: int
+    ) -> Iterator[tuple[dict[str, Any], npt.NDArray[np.int64]]]:
+        """The columns of each batch: from what is kept, or from the files, and then several at a time."""
         if self.cache:
             whole = self.columns()
-            for index in plan:
-                yield self._batch(whole.gather(index), index)
+            yield from ((whole.gather(index), index) for index in plan)
             return
-        steps = max(1, self._together() // own.batch_size)
+        steps = max(1, self._together() // batch_size)
+        log.debug("reading %d batches of %d rows at a time", steps, batch_size)
         pieces = iter(lambda: list(itertools.islice(plan, steps)), [])
         with _Threads(self.maps if self._decodes() else 1) as decoders:
             for indices, columns in self._ahead(pieces, decoders.each):
                 begin = 0
                 for index in indices:
                     end = begin + len(index)
-                    yield self._batch({key: found[begin:end] for key, found in columns.items()}, index)
+                    yield {key: found[begin:end] for key, found in columns.items()}, index
                     begin = end
 
     def _ahead(
@@ -222,7 +252,8 @@ class TFRecordExamplesFeeder(Feeder):
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            # Not waiting: what fails may be put away in any thread, also in one of these.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def columns(self) -> Columns:
         """Every row, decoded and kept."""
@@ -258,7 +289,10 @@ class TFRecordExamplesFeeder(Feeder):
         budget = min(AT_ONCE, IN_ALL // pieces)
         return int(min(TOGETHER, max(1, budget // max(1, int(decoded + size)))))
 
-    def _batch(self, columns: Mapping[str, Any], index: npt.NDArray[np.int64]) -> Batch:
+    def _batch(
+        self, columns: Mapping[str, Any], index: npt.NDArray[np.int64], epoch: int, seed: int | None
+    ) -> Batch:
+        columns = self._mapped(columns, index, epoch, seed)
         made = {key: _put_together(self._wanted[key][1], column) for key, column in columns.items()}
         features = {name: made[f"feature {name}"] for name in self.features}
         labels = [made[f"label {name}"] for name in self.labels]
@@ -269,6 +303,37 @@ class TFRecordExamplesFeeder(Feeder):
         elif len(features) == 1 and not self.feed_as_dict:
             (inputs,) = features.values()
         return Batch(inputs, _target(labels[0]) if labels else None, index)
+
+    def _mapped(
+        self, columns: Mapping[str, Any], index: npt.NDArray[np.int64], epoch: int, seed: int | None
+    ) -> Mapping[str, Any]:
+        """The columns after what is done to each row of them."""
+        own = {key: op for key, (_, each) in self._wanted.items() if (op := getattr(each, "post_op", None))}
+        if not own and self.post_op is None:
+            return columns
+        lists = {key: list(column) for key, column in columns.items()}
+
+        def row(place: int) -> dict[str, Any]:
+            values = {key: found[place] for key, found in lists.items()}
+            values |= {key: operation(values[key]) for key, operation in own.items()}
+            if self.post_op is None:
+                return values
+            features, labels = applied(
+                self.post_op,
+                {name: values[f"feature {name}"] for name in self.features},
+                {name: values[f"label {name}"] for name in self.labels},
+            )
+            return {f"feature {n}": v for n, v in features.items()} | {
+                f"label {n}": v for n, v in labels.items()
+            }
+
+        rows = each_row(row, index, epoch, seed)
+        return {
+            key: Ragged.of([each[key] for each in rows])
+            if isinstance(column, Ragged)
+            else stacked(self._wanted[key][0], [each[key] for each in rows])
+            for key, column in columns.items()
+        }
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The name of a file and the number of a record in it, such as train-00000-of-00002:17."""
@@ -308,7 +373,7 @@ class _Threads:
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _mapping(given: Any, name: str) -> dict[str, Feature]:
@@ -331,7 +396,15 @@ def _check_names(features: Mapping[str, Feature], labels: Mapping[str, Feature])
 
 
 def _put_together(feature: Feature, column: Any) -> Any:
-    return feature.batch(column) if isinstance(feature, VarLenFeature | ImageFeature) else column
+    whole = isinstance(feature, VarLenFeature | SequenceFeature | ImageFeature)
+    return feature.batch(column) if whole else column
+
+
+def _check(target: Any, given: Mapping[str, Any]) -> None:
+    """Hold arguments from Python to what a config is held to."""
+    if given.get("max_examples") == -1:
+        raise UsageError("max_examples must be greater than 0, not -1; to read all rows, leave it out")
+    check_arguments(target, {name: value for name, value in given.items() if name != "self"})
 
 
 def _target(label: Any) -> Any:
@@ -362,13 +435,18 @@ class MemorySamplesFeeder(Feeder):
         shuffle: bool = True,
         drop_remainder: bool = False,
         max_examples: Annotated[int, Gt(0)] | None = None,
+        post_op: Callable[..., Any] | None = None,
     ) -> None:
         """Say what is fed: `x` to the model, `y` as the target.
 
         Several columns (a dict, a table, rows that are dicts) are handed to the model by name. With
         `feed_as_dict`, the columns of an array are so, too: x0, x1 …
+
+        `post_op` is done to each row: `post_op(x, y)` returns both, `post_op(x)` where there is no `y`.
         """
+        _check(MemorySamplesFeeder.__init__, {k: v for k, v in locals().items() if k not in ("x", "y")})
         self.batch_size = batch_size
+        self.post_op = post_op
         self.shuffle = shuffle
         self.drop_remainder = drop_remainder
         inputs = _columns(x, "x")
@@ -401,7 +479,37 @@ class MemorySamplesFeeder(Feeder):
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
         """Yield batches from step `start` on."""
-        return self._rows.batches(self.order(order), start)
+        own = self.order(order)
+        found = self._rows.batches(own, start)
+        if self.post_op is None:
+            return found
+        per_epoch = own.steps(len(self))
+        return (self._mapped(batch, step // per_epoch, order.seed) for step, batch in enumerate(found, start))
+
+    def _mapped(self, batch: Batch, epoch: int, seed: int | None) -> Batch:
+        """A batch after what is done to each row of it."""
+        is_named, operation = isinstance(batch.inputs, Mapping), self.post_op
+        assert operation is not None
+        inputs: dict[str, Any] = (
+            dict(batch.inputs) if isinstance(batch.inputs, Mapping) else {"x": batch.inputs}
+        )
+        labels = {} if batch.target is None else {"y": batch.target}
+
+        def row(place: int) -> tuple[dict[str, Any], dict[str, Any]]:
+            x = {name: column[place] for name, column in inputs.items()}
+            given = [x if is_named else x["x"], *(column[place] for column in labels.values())]
+            found = operation(*given)
+            if labels and not (isinstance(found, tuple) and len(found) == 2):
+                raise UsageError("post_op must return (x, y), as it is given them")
+            x, *rest = found if labels else (found,)
+            if is_named and (not isinstance(x, Mapping) or set(x) != set(inputs)):
+                raise UsageError(f"post_op must return the columns {', '.join(inputs)}")
+            return dict(x) if is_named else {"x": x}, dict(zip(labels, rest, strict=True))
+
+        rows = each_row(row, batch.index, epoch, seed)
+        made = {name: stacked(name, [x[name] for x, _ in rows]) for name in inputs}
+        target = stacked("y", [y["y"] for _, y in rows]) if labels else None
+        return replace(batch, inputs=made if is_named else made["x"], target=target)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """Row numbers."""

@@ -1,7 +1,14 @@
 """Feeders over TFRecord files and over memory, and the layout of variants."""
 
 from manyfit.data.feeders import Feeder, Feeders, MemorySamplesFeeder, TFRecordExamplesFeeder
-from manyfit.data.tfrecord.features import Feature, FixedLenFeature, ImageFeature, RawFeature, VarLenFeature
+from manyfit.data.tfrecord.features import (
+    Feature,
+    FixedLenFeature,
+    ImageFeature,
+    RawFeature,
+    SequenceFeature,
+    VarLenFeature,
+)
 from manyfit.data.tfrecord.writer import RecordWriter, encode
 
 __all__ = [
@@ -13,6 +20,7 @@ __all__ = [
     "MemorySamplesFeeder",
     "RawFeature",
     "RecordWriter",
+    "SequenceFeature",
     "TFRecordExamplesFeeder",
     "VarLenFeature",
     "encode",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from manyfit.core.errors import UsageError
 from manyfit.data.source import gather
 from manyfit.data.tfrecord import files
-from manyfit.data.tfrecord.features import Feature, FixedLenFeature, VarLenFeature
+from manyfit.data.tfrecord.features import Feature, FixedLenFeature, SequenceFeature, VarLenFeature
 from manyfit.data.tfrecord.ragged import Ragged, as_objects
 from manyfit.store import durable
 
@@ -40,6 +40,8 @@ class Columns:
         for i, (key, feature) in enumerate(features.items()):
             values = np.asarray(np.load(folder / f"{i}.npy", mmap_mode="r"))
             if is_ragged(feature):
+                if isinstance(feature, SequenceFeature):
+                    values = values.reshape(-1, *feature.shape)
                 self._ragged[key] = Ragged(values, np.load(folder / f"{i}.splits.npy")), feature
             else:
                 self._fixed[key] = values
@@ -66,7 +68,7 @@ def check(features: Mapping[str, Feature]) -> None:
     """Refuse features whose columns cannot be kept."""
     for key, feature in features.items():
         is_text = isinstance(feature, FixedLenFeature) and len(feature.shape) == 0
-        is_numbers = isinstance(feature, VarLenFeature) and feature.dtype != "string"
+        is_numbers = isinstance(feature, VarLenFeature | SequenceFeature) and feature.dtype != "string"
         if is_ragged(feature) and not (is_text or is_numbers):
             raise UsageError(
                 f"cache: the column {key!r} has no fixed size, so it cannot be kept; leave cache out, or "
@@ -84,7 +86,7 @@ def kept(
 ) -> Columns:
     """Columns that were kept before, or are decoded and kept now; by the data and by what is made of it."""
     check(features)
-    told = {key: [type(feature).__name__, vars(feature)] for key, feature in features.items()}
+    told = {key: [type(feature).__name__, _decoding(feature)] for key, feature in features.items()}
     text = json.dumps([FORMAT, fingerprint, rows, told], sort_keys=True, default=list)
     root = files.cache_root() / "columns" if where is True else Path(str(where))
     final = root / hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -105,6 +107,11 @@ def kept(
                     raise
             durable.sync_folder(root)
     return Columns(final, features)
+
+
+def _decoding(feature: Feature) -> dict[str, Any]:
+    """What says how a feature is decoded; what is done to rows afterwards is not kept."""
+    return {name: value for name, value in vars(feature).items() if name != "post_op"}
 
 
 def _checksums(folder: Path) -> dict[str, list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -12,9 +11,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import numpy as np
 from annotated_types import Ge, Gt
 
+from manyfit.core.arguments import check_arguments
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
-from manyfit.data.tfrecord import wire
+from manyfit.data.tfrecord import images, wire
 from manyfit.data.tfrecord.ragged import Ragged, as_objects
 from manyfit.data.tfrecord.wire import BYTES, FLOAT, INT64, KINDS, NONE, Buffer, Malformed, Spans
 
@@ -23,8 +23,7 @@ Mapper: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any
 """`map`, or one that uses several threads."""
 
 WIRE: Final = {"float32": FLOAT, "int64": INT64, "string": BYTES}
-LARGEST: Final = 1 << 28
-"""Pixels of an image that is decoded; a file that says that it has more is not believed."""
+WIDE: Final = {"float32": "<f4", "int64": "<i8"}
 
 
 class Feature(ABC):
@@ -72,13 +71,13 @@ class FixedLenFeature(_Plain):
     """What a record has that lacks this feature; without it, that is an error."""
 
     def __post_init__(self) -> None:
+        check_arguments(FixedLenFeature, vars(self))
         if self.default_value is not None:
             self._default()
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
         """Of one shape, unless it is text."""
-        known = {"float32": "<f4", "int64": "<i8"}
-        return (tuple(self.shape), known[self.dtype]) if self.dtype in known else None
+        return (tuple(self.shape), WIDE[self.dtype]) if self.dtype in WIDE else None
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """An array of shape (rows, *shape)."""
@@ -137,12 +136,14 @@ class VarLenFeature(_Plain):
     """What fills short rows: 0, or empty text, if nobody says."""
     length: Annotated[int, Gt(0)] | None = None
     ragged: bool = False
+    allow_missing: bool = False
+    """Whether it is right that no record at all has this feature; else that is an error."""
 
     def __post_init__(self) -> None:
+        check_arguments(VarLenFeature, vars(self))
         if self.ragged and (self.length is not None or self.pad is not None):
             raise UsageError("a ragged feature is not padded: leave out pad and length")
-        if self.pad is not None and not isinstance(self.pad, str if self.dtype == "string" else int | float):
-            raise UsageError(f"pad: {self.pad!r} is not of the type {self.dtype}")
+        _check_pad(self.pad, self.dtype)
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """Rows of different lengths: batches are padded when they are put together."""
@@ -154,8 +155,7 @@ class VarLenFeature(_Plain):
         """Rows of different lengths as one array."""
         if self.ragged:
             return rows.rows()
-        fill: Any = (b"" if self.dtype == "string" else 0) if self.pad is None else self.pad
-        return rows.padded(fill.encode() if isinstance(fill, str) else fill, self.length)
+        return rows.padded(_fill(self.pad, self.dtype), self.length)
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,9 @@ class RawFeature(Feature):
         "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
         "float16", "float32", "float64",
     ] = "uint8"  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_arguments(RawFeature, vars(self))
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
         """Always of one shape."""
@@ -190,45 +193,84 @@ class RawFeature(Feature):
 
 @dataclass(frozen=True)
 class ImageFeature(Feature):
-    """An encoded image, decoded, and resized and scaled where that is asked for.
+    """An encoded image (JPEG, PNG, BMP, GIF), decoded, and resized and scaled where that is asked for.
 
     Pixels of floats are in 0 … 1, with `standard_scaling` in -1 … 1; those of uint8 in 0 … 255. A row has the
     shape (height, width, channels); with `channels_first`, as PyTorch wants it, (channels, height, width).
+    With `count`, a record holds so many images, and their number is the first dimension of a row.
     """
 
     resize_height: Annotated[int, Gt(0)] | None = None
     resize_width: Annotated[int, Gt(0)] | None = None
     channels: Literal[0, 1, 3, 4] = 3
     """0: as many as the image has."""
-    decode_format: Literal["jpeg", "png", "auto"] = "auto"
+    decode_format: Literal["jpeg", "png", "bmp", "gif", "auto"] = "auto"
     enforced_dtype: Literal["float32", "float16", "uint8"] = "float32"
     standard_scaling: bool = False
     channels_first: bool = False
+    count: Annotated[int, Gt(0)] | None = None
+    pad: bool = False
+    """Fill up with zeros where a record has fewer images than `count`."""
+    post_op: Callable[..., Any] | None = None
+    """What is done to each image at the end, such as an augmentation: a function of an array."""
 
     def __post_init__(self) -> None:
+        check_arguments(ImageFeature, vars(self))
         if (self.resize_height is None) != (self.resize_width is None):
             raise UsageError("an image is resized by resize_height and resize_width; one of them is missing")
         if self.standard_scaling and self.enforced_dtype == "uint8":
             raise UsageError("standard_scaling needs floats: enforced_dtype: float32")
+        if self.pad and self.count is None:
+            raise UsageError("pad fills up to count, which is missing")
+        if self.count is not None and self._one() is None:
+            raise UsageError(
+                "several images in a row must have one size: set resize_height, resize_width and channels"
+            )
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
         """Of one shape if images are resized and their channels are known."""
+        shape = self._one()
+        if shape is None:
+            return None
+        return shape if self.count is None else (self.count, *shape), np.dtype(self.enforced_dtype).str
+
+    def _one(self) -> tuple[int, ...] | None:
+        """The shape of one image."""
         if self.resize_height is None or self.resize_width is None or not self.channels:
             return None
         shape = (self.resize_height, self.resize_width, self.channels)
-        return (shape[2], *shape[:2]) if self.channels_first else shape, np.dtype(self.enforced_dtype).str
+        return (shape[2], *shape[:2]) if self.channels_first else shape
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """An array of shape (rows, height, width, channels); images of several sizes stay apart."""
         optional("PIL.Image", "images")
-        values = single(buffer, spans)
         known = self.row()
         if known is None:
+            values = single(buffer, spans)
             return as_objects([_raised(found, i) for i, found in enumerate(each(self.decode, values))])
-        made = np.empty((len(values), *known[0]), known[1])
-        for i, found in enumerate(each(self.decode, values)):
-            made[i] = _raised(found, i)
+        values, rows, places = self._values(buffer, spans)
+        made = (np.zeros if self.pad else np.empty)((len(buffer), *known[0]), known[1])
+        into = [
+            made[row] if self.count is None else made[row, i] for row, i in zip(rows, places, strict=True)
+        ]
+        for row, found in zip(rows, each(self._decode_into, zip(values, into, strict=True)), strict=True):
+            _raised(found, row)
         return made
+
+    def _values(self, buffer: Buffer, spans: Spans) -> tuple[list[bytes], list[int], list[int]]:
+        """All encoded images, with the record of each and its place in it."""
+        if self.count is None:
+            values = single(buffer, spans)
+            return values, list(range(len(values))), [0] * len(values)
+        found = wire.texts(buffer, spans)
+        counts = np.diff(found.splits)
+        wrong = np.flatnonzero((counts > self.count) | (counts < (0 if self.pad else self.count)))
+        if len(wrong):
+            row, most = int(wrong[0]), "at most " if self.pad else ""
+            hint = "" if self.pad or counts[row] > self.count else " (pad: true fills up)"
+            raise Malformed(row, f"has {counts[row]} images, but count takes {most}{self.count}{hint}")
+        rows = np.repeat(np.arange(len(counts)), counts)
+        return found.values, rows.tolist(), (np.arange(len(rows)) - found.splits[rows]).tolist()
 
     def batch(self, rows: Any) -> Any:
         """Images as one array; they must have one size."""
@@ -242,39 +284,91 @@ class ImageFeature(Feature):
             )
         return np.stack(list(rows))
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, data: bytes, into: Any = None) -> Any:
         """One image; what is wrong with it, if it cannot be read."""
-        from PIL import Image
-
-        formats = {"jpeg": ["JPEG"], "png": ["PNG"], "auto": ["JPEG", "PNG"]}[self.decode_format]
+        width, height = self.resize_width, self.resize_height
+        size = None if width is None or height is None else (height, width)
         try:
-            image: Any = Image.open(io.BytesIO(data), formats=formats)
-            if image.width * image.height > LARGEST:
-                return f"an image of {image.width} × {image.height} pixels is too large"
-            mode = {
-                0: image.mode if image.mode in ("L", "RGB", "RGBA") else "RGB",
-                1: "L",
-                3: "RGB",
-                4: "RGBA",
-            }
-            if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off instead of scaling
-                image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
-            if image.format == "JPEG" and self.resize_width is not None and self.channels in (1, 3):
-                image.draft(mode[self.channels], (self.resize_width, self.resize_height))
-            image = image if image.mode == mode[self.channels] else image.convert(mode[self.channels])
-            if self.resize_width is not None and image.size != (self.resize_width, self.resize_height):
-                image = image.resize((self.resize_width, self.resize_height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(image)
-        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-            return f"is not an image that can be read: {error}"
-        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-        pixels = pixels.transpose(2, 0, 1) if self.channels_first else pixels
+            found = images.pixels(data, self.decode_format, self.channels, size)
+        except images.Unreadable as error:
+            return str(error)
+        found = found.transpose(2, 0, 1) if self.channels_first else found
         if self.enforced_dtype == "uint8":
-            return pixels
-        scaled = pixels * np.float32(2 / 255 if self.standard_scaling else 1 / 255)
+            return found if into is None else np.copyto(into, found)
+        into = np.empty(found.shape, self.enforced_dtype) if into is None else into
+        scaled = into if into.dtype == np.float32 else np.empty(found.shape, np.float32)
+        np.multiply(found, np.float32(2 / 255 if self.standard_scaling else 1 / 255), out=scaled)
         if self.standard_scaling:
             scaled -= np.float32(1)
-        return scaled.astype(self.enforced_dtype, copy=False)
+        if scaled is not into:
+            np.copyto(into, scaled, casting="same_kind")
+        return into
+
+    def _decode_into(self, given: tuple[bytes, Any]) -> Any:
+        return self.decode(*given)
+
+
+@dataclass(frozen=True)
+class SequenceFeature(_Plain):
+    """Steps of a `tf.train.SequenceExample`: each has values of one shape, and a record any number of them.
+
+    A batch is padded at the end of its rows, to its longest one or to `length`; longer rows are cut there.
+    What stands in the context of such a record is read by the other features.
+    """
+
+    shape: Sequence[Annotated[int, Ge(0)]] = ()
+    dtype: Dtype = "float32"
+    pad: Any = None
+    length: Annotated[int, Gt(0)] | None = None
+    allow_missing: bool = False
+    """Whether a record without this feature has no steps; else that is an error."""
+
+    def __post_init__(self) -> None:
+        check_arguments(SequenceFeature, vars(self))
+        _check_pad(self.pad, self.dtype)
+
+    def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
+        """Rows of different lengths, whose values have a shape."""
+        kind, width = WIRE[self.dtype], math.prod(self.shape)
+        assert spans.steps is not None
+        whole: list[Any] = []
+        counts = np.zeros(len(buffer), np.int64)
+        for row, steps in enumerate(spans.steps):
+            if steps is None and not self.allow_missing:
+                raise Malformed(row, "is missing")
+            counts[row] = len(steps or ())
+            for number, step in enumerate(steps or ()):
+                found = wire.values_of(step, kind, row)
+                if len(found) != width:
+                    shape = list(self.shape)
+                    told = f"has {len(found)} values in step {number}, but the shape {shape} takes {width}"
+                    raise Malformed(row, told)
+                whole.append(found)
+        if kind == BYTES:
+            values = as_objects([value for step in whole for value in step])
+        else:
+            values = np.concatenate(whole) if whole else np.zeros(0, WIDE[self.dtype])
+        splits = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        return Ragged(values.reshape(len(whole), *self.shape), splits)
+
+    def batch(self, rows: Ragged) -> Any:
+        """An array of shape (rows, steps, *shape)."""
+        return rows.padded(_fill(self.pad, self.dtype), self.length)
+
+
+def _check_pad(pad: Any, dtype: str) -> None:
+    """See that short rows can be filled with something."""
+    wanted: dict[str, Any] = {"int64": int, "float32": int | float, "string": str}
+    fits = pad is None or (isinstance(pad, wanted[dtype]) and not isinstance(pad, bool))
+    if not fits or (dtype == "int64" and pad is not None and not -(1 << 63) <= pad < 1 << 63):
+        raise UsageError(f"pad: {pad!r} is not of the type {dtype}")
+
+
+def _fill(pad: Any, dtype: str) -> Any:
+    """What short rows are filled with."""
+    if pad is None:
+        return b"" if dtype == "string" else 0
+    return pad.encode() if isinstance(pad, str) else pad
 
 
 def _raised(found: Any, row: int) -> Any:

@@ -51,6 +51,13 @@ class Ragged:
         places = np.arange(splits[-1]) + np.repeat(begins - splits[:-1], lengths)
         return Ragged(np.asarray(self.values[places]), splits)
 
+    @staticmethod
+    def of(rows: Sequence[Any]) -> Ragged:
+        """Rows that are arrays."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        splits = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        return Ragged(np.concatenate(rows) if len(rows) else np.zeros(0), splits)
+
     def rows(self) -> Any:
         """An array of arrays."""
         return as_objects([row.copy() for row in self])
@@ -59,7 +66,7 @@ class Ragged:
         """One array: short rows are filled at their end, and those longer than `length` are cut."""
         lengths = self.lengths
         width = int(lengths.max(initial=0)) if length is None else length
-        made = np.full((len(self), width), fill, self.values.dtype)
+        made = np.full((len(self), width, *self.values.shape[1:]), fill, self.values.dtype)
         is_value = np.arange(width) < lengths[:, None]
         if (lengths > width).any():
             places = np.repeat(self.splits[:-1], np.minimum(lengths, width)) + np.nonzero(is_value)[1]

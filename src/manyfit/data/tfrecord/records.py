@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from manyfit.core.errors import UsageError
+from manyfit.core.names import listing, nearest
 from manyfit.data.tfrecord import files, frames, metadata
 from manyfit.data.tfrecord.errors import DataChanged, RecordError
-from manyfit.data.tfrecord.features import Feature, FixedLenFeature, Mapper, VarLenFeature, column_of, kind_of
+from manyfit.data.tfrecord.features import (
+    Feature,
+    FixedLenFeature,
+    ImageFeature,
+    Mapper,
+    SequenceFeature,
+    VarLenFeature,
+    column_of,
+    kind_of,
+)
 from manyfit.data.tfrecord.frames import Frames
 from manyfit.data.tfrecord.metadata import Entry
 from manyfit.data.tfrecord.ragged import as_objects
-from manyfit.data.tfrecord.wire import KINDS, PAD, Buffer, Malformed, spans
+from manyfit.data.tfrecord.wire import KINDS, NONE, PAD, SEQUENCE, Buffer, Malformed, sequences, spans
+
+log = logging.getLogger("manyfit")
+
+EMPTY: Final = ("", KINDS[NONE], SEQUENCE + KINDS[NONE])
+"""What the index says of a feature without values."""
 
 
 class RecordFile:
@@ -132,10 +149,13 @@ class Records:
         buffer = self.read(rows)
         name = ""
         try:
-            found = spans(buffer, dict.fromkeys(name for name, _ in features.values()))
+            lists = {wanted for wanted, feature in features.values() if isinstance(feature, SequenceFeature)}
+            plain = [wanted for wanted, each in features.values() if not isinstance(each, SequenceFeature)]
+            found, steps = spans(buffer, dict.fromkeys(plain)), sequences(buffer, lists)
             made = {}
             for key, (name, feature) in features.items():
-                made[key] = column_of(feature, buffer, found[name], each)
+                here = steps if isinstance(feature, SequenceFeature) else found
+                made[key] = column_of(feature, buffer, here[name], each)
             return made
         except Malformed as error:
             which, place = self.where(rows[error.row : error.row + 1])
@@ -144,22 +164,45 @@ class Records:
 
     def check(self, features: Sequence[tuple[str, Feature]]) -> None:
         """See, before anything is read, that every file has the features that are wanted."""
-        for file in (file for file in self.files if file.entry.records and file.entry.features):
+        filled = [file for file in self.files if file.entry.records and file.entry.features]
+        for file in filled:
             for name, feature in features:
-                kinds = file.entry.features.get(name, "nothing").split("|")
-                wanted = KINDS[kind_of(feature)]
-                if kinds == ["nothing"] and needs_values(feature):
-                    known = ", ".join(file.entry.features)
-                    raise RecordError(file.path, f"has no feature {name!r}; it has {known}")
-                if kinds != ["nothing"] and wanted not in kinds:
+                kinds = [k for k in file.entry.features.get(name, "").split("|") if k not in EMPTY]
+                wanted = held_by(feature)
+                if name not in file.entry.features and needs_values(feature):
+                    raise RecordError(file.path, f"has no feature {name!r}{_instead(name, [file])}")
+                if kinds and wanted not in kinds:
                     raise RecordError(file.path, f"the feature {name!r} holds {kinds[0]}, not {wanted}")
+        for name, feature in features:
+            if not filled or any(name in file.entry.features for file in filled):
+                continue
+            told = f"no record has a feature {name!r}{_instead(name, filled)}"
+            if isinstance(feature, FixedLenFeature):
+                log.warning("%s; each row has its default_value", told)
+            elif not getattr(feature, "allow_missing", False):
+                raise UsageError(f"{told} (if that is right, set allow_missing: true)")
+
+
+def _instead(name: str, files: Sequence[RecordFile]) -> str:
+    """What files have that lack a feature."""
+    known = list(dict.fromkeys(name for file in files for name in file.entry.features))
+    best = nearest(name, known)
+    return f"; did you mean {best!r}?" if best else f"; there are {listing(known, 12)}"
+
+
+def held_by(feature: Feature) -> str:
+    """What a feature holds, as the index calls it."""
+    before = SEQUENCE if isinstance(feature, SequenceFeature) else ""
+    return before + KINDS[kind_of(feature)]
 
 
 def needs_values(feature: Feature) -> bool:
     """Whether a record without this feature is an error."""
     if isinstance(feature, FixedLenFeature):
         return feature.default_value is None
-    return not isinstance(feature, VarLenFeature)
+    if isinstance(feature, ImageFeature) and feature.pad:
+        return False
+    return not (isinstance(feature, VarLenFeature) or getattr(feature, "allow_missing", False))
 
 
 def complete(path: str, entry: Entry) -> Entry:

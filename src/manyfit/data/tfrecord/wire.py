@@ -8,7 +8,7 @@ ways give the same for whatever is valid, and an error for whatever is not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,8 @@ Ints = npt.NDArray[np.int64]
 NONE, BYTES, FLOAT, INT64 = 0, 1, 2, 3
 KINDS: Final = {NONE: "nothing", BYTES: "bytes", FLOAT: "float", INT64: "int64"}
 """What a feature holds: the number of its field in `tf.train.Feature`."""
+SEQUENCE: Final = "sequence of "
+"""What stands before that for the lists of a SequenceExample."""
 PAD: Final = 16
 """Bytes behind the last record that may be looked at."""
 FEW: Final = 6
@@ -89,6 +91,8 @@ class Spans:
     """For numbers, the packed values; for bytes, the list with a tag and a length before each value."""
     careful: dict[int, Careful] = field(default_factory=dict)
     """Records whose values are not in one piece."""
+    steps: list[list[bytes] | None] | None = None
+    """For a list of features, as a SequenceExample has it: those of each record; None where it is missing."""
 
     @staticmethod
     def none(rows: int) -> Spans:
@@ -110,6 +114,40 @@ def spans(buffer: Buffer, names: Iterable[str]) -> dict[str, Spans]:
     return {name.decode(): each for name, each in found.items()}
 
 
+def sequences(buffer: Buffer, names: Collection[str]) -> dict[str, Spans]:
+    """Find some lists of features, which a SequenceExample has beside its context, by name."""
+    found = {name: Spans.none(len(buffer)) for name in names}
+    for each in found.values():
+        each.steps = [None] * len(buffer)
+    for row in range(len(buffer) if names else 0):
+        try:
+            for name, steps in _lists(_record(buffer, row)):
+                each_of = found.get(name.decode(errors="replace"))
+                if each_of is not None and each_of.steps is not None:
+                    each_of.steps[row] = steps
+        except _Broken as error:
+            raise Malformed(row, str(error)) from None
+    return found
+
+
+def _record(buffer: Buffer, row: int) -> bytes:
+    return buffer.raw[int(buffer.starts[row]) : int(buffer.ends[row])]
+
+
+def values_of(step: bytes, kind: int, row: int) -> Any:
+    """The values of one feature of such a list: an array, or a list of bytes."""
+    try:
+        held, values = _feature(step, b"")
+    except _Broken as error:
+        raise Malformed(row, str(error)) from None
+    if held not in (kind, NONE):
+        raise Malformed(row, f"holds {KINDS[held]}, not {KINDS[kind]}")
+    if kind == BYTES:
+        return values or []
+    packed = np.frombuffer(bytearray(values or b""), np.uint8)
+    return packed.view("<f4") if kind == FLOAT else varints(packed, np.array([len(packed)])).values
+
+
 def schema(buffer: Buffer) -> dict[str, set[str]]:
     """Every feature of some records, with what it holds."""
     kinds: dict[bytes, set[int]] = {}
@@ -121,11 +159,27 @@ def schema(buffer: Buffer) -> dict[str, set[str]]:
     for row in np.flatnonzero(~walked).tolist():
         for name, (kind, _) in _features_of(buffer, row).items():
             kinds.setdefault(name, set()).add(kind)
-    return {
+    listed = {
         name.decode(errors="backslashreplace"): {KINDS[kind] for kind in held if kind != NONE}
         or {KINDS[NONE]}
         for name, held in kinds.items()
     }
+    for row in np.flatnonzero(~walked).tolist():
+        for list_name, inside in _listed(_record(buffer, row)).items():
+            known = listed.setdefault(list_name, set())
+            known |= {SEQUENCE + KINDS[kind] for kind in inside}
+    return listed
+
+
+def _listed(data: bytes) -> dict[str, set[int]]:
+    """The lists of features of a record, with what they hold; none if something else is at their place."""
+    try:
+        return {
+            name.decode(errors="backslashreplace"): {_feature(step, name)[0] for step in steps} or {NONE}
+            for name, steps in _lists(data)
+        }
+    except _Broken:
+        return {}
 
 
 # -- all at once ----------------------------------------------------------------------------------
@@ -282,6 +336,12 @@ def _features(data: bytes) -> Iterator[tuple[bytes, tuple[int, Any]]]:
 
 
 def _entry(data: bytes) -> tuple[bytes, tuple[int, Any]]:
+    key, value = _pair(data)
+    return key, _feature(value, key)
+
+
+def _pair(data: bytes) -> tuple[bytes, bytes]:
+    """The key and the value of an entry."""
     key, value = b"", b""
     for number, wire, payload in _fields(data, "an entry of the features"):
         if number in (1, 2) and wire != 2:
@@ -290,7 +350,26 @@ def _entry(data: bytes) -> tuple[bytes, tuple[int, Any]]:
             key = payload
         elif number == 2:
             value = value + payload  # messages that come in parts are one message
-    return key, _feature(value, key)
+    return key, value
+
+
+def _lists(data: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Name and features of each list of a SequenceExample."""
+    for number, wire, payload in _fields(data, "the SequenceExample"):
+        if number != 2:
+            continue
+        if wire != 2:
+            raise _Broken("this is not a tf.train.SequenceExample: its field 2 is not a message")
+        for inner, inner_wire, entry in _fields(payload, "the lists of features"):
+            if inner != 1:
+                continue
+            if inner_wire != 2:
+                raise _Broken("this is not a tf.train.SequenceExample: a list is not a message")
+            key, value = _pair(entry)
+            steps = [p for n, w, p in _fields(value, "a list of features") if n == 1 and _is(w, 2, key)]
+            if len(steps) > MOST:
+                raise _Broken(f"the list {key.decode(errors='replace')!r} has more than {MOST:,} steps")
+            yield key, steps
 
 
 def _feature(data: bytes, key: bytes) -> tuple[int, Any]:

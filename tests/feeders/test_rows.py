@@ -1,0 +1,401 @@
+"""What becomes of each row of a feeder: `post_op`, several images, sequences, and what Python may ask for."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from manyfit.core.errors import ComponentFailed, UsageError
+from manyfit.data import Order, once
+from manyfit.data.tfrecord import files, metadata, wire
+from manyfit.data.tfrecord.features import column_of
+from manyfit.data.tfrecord.writer import RecordWriter, write
+from manyfit.feeders import (
+    FixedLenFeature,
+    ImageFeature,
+    MemorySamplesFeeder,
+    RawFeature,
+    SequenceFeature,
+    TFRecordExamplesFeeder,
+    VarLenFeature,
+)
+
+image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture
+def tf():
+    return pytest.importorskip("tensorflow")
+
+
+def indexed(folder, rows, name="train-0"):
+    folder.mkdir(exist_ok=True)
+    write(folder / name, rows)
+    list(metadata.index(files.matched(str(folder / "*"))))
+    return folder / "*"
+
+
+def picture(width=40, height=30, kind="PNG", seed=0, **more):
+    small = np.random.default_rng(seed).integers(0, 255, (5, 6, 3), np.uint8)
+    out = io.BytesIO()
+    image.fromarray(small).resize((width, height), image.Resampling.BICUBIC).save(out, kind, **more)
+    return out.getvalue()
+
+
+def whole(feeder):
+    (batch,) = once(feeder, max(1, len(feeder)))
+    return batch
+
+
+# -- images ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("channels", [0, 1, 3])
+def test_a_jpeg_is_decoded_as_by_tensorflow_when_it_is_accurate(tf, mode, subsampling, channels):
+    for seed, quality in enumerate((50, 90, 100)):
+        out = io.BytesIO()
+        colours = image.open(io.BytesIO(picture(131, 97, seed=seed))).convert(mode)
+        colours.save(out, "JPEG", quality=quality, subsampling=subsampling)
+        theirs = tf.io.decode_jpeg(out.getvalue(), channels, dct_method="INTEGER_ACCURATE").numpy()
+        ours = ImageFeature(channels=channels, enforced_dtype="uint8").decode(out.getvalue())
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_jpeg_is_the_same_without_the_faster_decoder(monkeypatch):
+    from manyfit.data.tfrecord import images
+
+    pytest.importorskip("simplejpeg")
+    data = picture(131, 97, "JPEG", quality=90)
+    fast = ImageFeature().decode(data)
+    monkeypatch.setattr(images, "_simplejpeg", lambda: None)
+    np.testing.assert_array_equal(ImageFeature().decode(data), fast)
+    assert "not an image that can be read" in ImageFeature().decode(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_same_pixels_shrink_to_the_same_whatever_they_were_encoded_as(channels):
+    jpeg = picture(640, 480, "JPEG", quality=90)
+    small = ImageFeature(resize_height=40, resize_width=50, channels=channels)
+    pixels = ImageFeature(channels=channels, enforced_dtype="uint8").decode(jpeg)
+    out = io.BytesIO()
+    image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(out, "PNG")
+    np.testing.assert_array_equal(small.decode(jpeg), small.decode(out.getvalue()))
+
+
+def test_resizing_by_torch_and_by_pillow_differs_by_the_last_bit_only(monkeypatch):
+    from manyfit.data.tfrecord import images
+
+    data = picture(400, 320, "JPEG", quality=90)
+    feature = ImageFeature(resize_height=224, resize_width=200, enforced_dtype="uint8")
+    made = []
+    for vectorised in (True, False):
+        monkeypatch.setattr(images, "_is_vectorised", lambda answer=vectorised: answer)
+        made.append(feature.decode(data).astype(int))
+    assert np.abs(made[0] - made[1]).max() <= 1
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_several_images_in_a_row(tmp_path, first):
+    shown = [[picture(seed=10 * row + i) for i in range(3)] for row in range(5)]
+    place = indexed(tmp_path / "a", ({"views": views} for views in shown))
+    one = ImageFeature(resize_height=8, resize_width=9, channels_first=first)
+    several = ImageFeature(resize_height=8, resize_width=9, channels_first=first, count=3)
+    found = whole(TFRecordExamplesFeeder(place, {"views": several})).inputs
+    assert found.shape == ((5, 3, 3, 8, 9) if first else (5, 3, 8, 9, 3))
+    for row, views in enumerate(shown):
+        for i, view in enumerate(views):
+            np.testing.assert_array_equal(found[row, i], one.decode(view))
+    with pytest.raises(Exception, match=r"record 0.*has 3 images, but count takes at most 2"):
+        whole(TFRecordExamplesFeeder(place, {"views": ImageFeature(8, 9, count=2, pad=True)}))
+
+
+def test_fewer_images_are_an_error_or_zeros(tmp_path):
+    place = indexed(tmp_path / "a", [{"views": [picture()] * n} for n in (2, 0, 1)])
+    with pytest.raises(Exception, match=r"record 1.*has 0 images, but count takes 2 \(pad: true fills up\)"):
+        whole(TFRecordExamplesFeeder(place, {"views": ImageFeature(8, 9, count=2)}))
+    found = whole(TFRecordExamplesFeeder(place, {"views": ImageFeature(8, 9, count=2, pad=True)})).inputs
+    assert [bool(found[row, i].any()) for row in range(3) for i in range(2)] == [1, 1, 0, 0, 1, 0]
+
+
+# -- post_op --------------------------------------------------------------------------------------
+
+
+def noisy(features, labels):
+    drawn = np.float32(random.random() + np.random.rand() + float(torch.rand(())))
+    return {"x": features["x"] + drawn}, labels
+
+
+def numbers(folder, count=12):
+    return indexed(folder, ({"x": [float(i), 0.5], "label": i % 3} for i in range(count)))
+
+
+def fed(place, **more):
+    labels = {"label": FixedLenFeature([1], "int64")}
+    return TFRecordExamplesFeeder(place, {"x": FixedLenFeature([2])}, labels, batch_size=5, **more)
+
+
+def test_what_post_op_draws_is_a_function_of_seed_epoch_and_row(tmp_path):
+    place = numbers(tmp_path / "a")
+
+    def epochs(**more):
+        made = [{}, {}]
+        for step, batch in enumerate(fed(place, post_op=noisy, **more).batches(Order(5, seed=3, epochs=2))):
+            for row, value in zip(batch.index.tolist(), batch.inputs, strict=True):
+                made[step // 3][row] = value.tolist()
+        return made
+
+    state = random.getstate(), torch.get_rng_state()
+    known = epochs()
+    assert random.getstate() == state[0] and torch.equal(torch.get_rng_state(), state[1])
+    assert (
+        known == epochs(num_parallel_reads=3) == epochs(cache=str(tmp_path / "kept")) == epochs(shuffle=False)
+    )
+    assert all(known[0][row] != known[1][row] for row in range(12))
+    later = list(fed(place, post_op=noisy).batches(Order(5, seed=3, epochs=2), start=4))
+    for batch in later:
+        assert all(v.tolist() == known[1][r] for r, v in zip(batch.index.tolist(), batch.inputs, strict=True))
+    evaluated = [[b.inputs.tolist() for b in once(fed(place, post_op=noisy), 5)] for _ in range(2)]
+    assert evaluated[0] == evaluated[1]
+
+
+def test_post_op_may_change_shapes_and_labels_and_crop_images(tmp_path):
+    rows = ({"image": picture(20 + i, 30), "tokens": [i] * i, "label": i % 3} for i in range(6))
+    place = indexed(tmp_path / "a", rows)
+
+    def crop(features, labels):
+        return {"image": features["image"][:8, :8], "tokens": features["tokens"][:3]}, {
+            "label": labels["label"] + 1
+        }
+
+    def brighter(pixels):
+        return pixels + 1
+
+    features = {"image": ImageFeature(post_op=brighter), "tokens": VarLenFeature("int64")}
+    labels = {"label": FixedLenFeature([1], "int64")}
+    found = whole(TFRecordExamplesFeeder(place, features, labels, batch_size=6, post_op=crop))
+    assert found.inputs["image"].shape == (6, 8, 8, 3) and found.inputs["image"].min() >= 1
+    assert found.inputs["tokens"].tolist() == [[i if k < i else 0 for k in range(3)] for i in range(6)]
+    assert found.target.tolist() == [i % 3 + 1 for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("post_op", "error", "says"),
+    [
+        (lambda features, labels: features, UsageError, "must return .features, labels."),
+        (lambda features, labels: ({"y": 1}, labels), UsageError, "must return the features x, but.* y"),
+        (lambda features, labels: (1 / 0, labels), ComponentFailed, "post_op failed on row 0: ZeroDivision"),
+        (
+            lambda features, labels: ({"x": features["x"][: int(features["x"][0]) % 2 + 1]}, labels),
+            UsageError,
+            "'x' several shapes",
+        ),
+    ],
+)
+def test_a_post_op_that_is_wrong_is_told(tmp_path, post_op, error, says):
+    with pytest.raises(error, match=says):
+        whole(fed(numbers(tmp_path / "a"), post_op=post_op))
+
+
+def test_post_op_over_memory():
+    x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4)
+    found = whole(MemorySamplesFeeder(x, y, post_op=lambda a, b: (a * 2, b + 1)))
+    assert found.inputs.tolist() == (x * 2).tolist() and found.target.tolist() == [1, 2, 3, 4]
+    named = MemorySamplesFeeder({"a": x, "b": y}, post_op=lambda row: {**row, "b": row["b"] * 3})
+    assert whole(named).inputs["b"].tolist() == [0, 3, 6, 9]
+    with pytest.raises(UsageError, match="must return the columns a, b"):
+        whole(MemorySamplesFeeder({"a": x, "b": y}, post_op=lambda row: {"a": row["a"]}))
+
+
+# -- sequences ------------------------------------------------------------------------------------
+
+
+def sequence(tf, context, lists):
+    def feature(values):
+        if values and isinstance(values[0], bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+        if values and isinstance(values[0], float):
+            return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    return tf.train.SequenceExample(
+        context=tf.train.Features(feature={name: feature(values) for name, values in context.items()}),
+        feature_lists=tf.train.FeatureLists(
+            feature_list={
+                name: tf.train.FeatureList(feature=list(map(feature, steps))) for name, steps in lists.items()
+            }
+        ),
+    ).SerializeToString()
+
+
+def test_sequences_are_read_as_by_tensorflow(tmp_path, tf):
+    draw = np.random.default_rng(0)
+    records = []
+    for i in range(30):
+        steps = int(draw.integers(0, 6))
+        lists = {
+            "frames": [draw.random(4).tolist() for _ in range(steps)],
+            "words": [[b"w%d" % k] for k in range(steps)],
+            "marks": [[int(v)] for v in draw.integers(-300, 300, steps)],
+        }
+        records.append(sequence(tf, {"label": [i % 4]}, lists))
+    (tmp_path / "a").mkdir()
+    with RecordWriter(tmp_path / "a" / "train-0") as file:
+        for record in records:
+            file.write(record)
+    list(metadata.index(files.matched(str(tmp_path / "a"))))
+    features = {
+        "frames": SequenceFeature([2, 2]),
+        "words": SequenceFeature(dtype="string", pad="-"),
+        "marks": SequenceFeature(dtype="int64", pad=-1, length=4),
+    }
+    feeder = TFRecordExamplesFeeder(
+        tmp_path / "a", features, {"label": FixedLenFeature([1], "int64")}, batch_size=30
+    )
+    found = whole(feeder)
+    spec = {
+        "frames": tf.io.FixedLenSequenceFeature([2, 2], tf.float32),
+        "words": tf.io.FixedLenSequenceFeature([], tf.string),
+        "marks": tf.io.FixedLenSequenceFeature([], tf.int64),
+    }
+    for row, record in enumerate(records):
+        context, lists = tf.io.parse_single_sequence_example(
+            record, {"label": tf.io.FixedLenFeature([1], tf.int64)}, spec
+        )
+        steps = len(lists["frames"])
+        assert found.target[row] == context["label"].numpy()[0]
+        np.testing.assert_array_equal(found.inputs["frames"][row, :steps], lists["frames"].numpy())
+        assert not found.inputs["frames"][row, steps:].any()
+        assert found.inputs["words"][row].tolist() == lists["words"].numpy().tolist() + [b"-"] * (5 - steps)
+        marks = lists["marks"].numpy().tolist()[:4]
+        assert found.inputs["marks"][row].tolist() == marks + [-1] * (4 - len(marks))
+    del features["words"]
+    kept = TFRecordExamplesFeeder(tmp_path / "a", features, batch_size=30, cache=str(tmp_path / "kept"))
+    again = whole(kept).inputs
+    np.testing.assert_array_equal(again["frames"], found.inputs["frames"])
+    np.testing.assert_array_equal(again["marks"], found.inputs["marks"])
+
+
+@pytest.mark.parametrize(
+    ("feature", "says"),
+    [
+        (SequenceFeature([3]), r"has 2 values in step 0, but the shape \[3\] takes 3"),
+        (SequenceFeature([2], "int64"), "holds sequence of float, not sequence of int64"),
+        (VarLenFeature(), "holds sequence of float, not float"),
+    ],
+)
+def test_sequences_of_another_shape_or_kind_are_refused(tmp_path, tf, feature, says):
+    (tmp_path / "a").mkdir()
+    with RecordWriter(tmp_path / "a" / "train-0") as file:
+        file.write(sequence(tf, {}, {"x": [[1.0, 2.0]]}))
+    list(metadata.index(files.matched(str(tmp_path / "a"))))
+    with pytest.raises(Exception, match=says):
+        whole(TFRecordExamplesFeeder(tmp_path / "a", {"x": feature}))
+
+
+def test_damaged_lists_of_features_are_errors_and_never_hang(tf):
+    record = sequence(tf, {"label": [1]}, {"x": [[1.0, 2.0], [3.0, 4.0]], "w": [[b"a"], [b"b"]]})
+    draw = random.Random(0)
+    right = 0
+    for _ in range(3000):
+        data = bytearray(record)
+        for _ in range(draw.randrange(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        buffer = wire.Buffer.of([bytes(data)])
+        try:
+            wire.schema(buffer)
+            spans = wire.sequences(buffer, ["x", "w"])
+            column_of(SequenceFeature([2], allow_missing=True), buffer, spans["x"])
+            column_of(SequenceFeature(dtype="string", allow_missing=True), buffer, spans["w"])
+            right += 1
+        except wire.Malformed:
+            pass
+    assert 0 < right < 3000
+
+
+# -- the door from Python -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: VarLenFeature("int64", pad=0.5), "pad: 0.5 is not of the type int64"),
+        (lambda: VarLenFeature("int64", pad=True), "pad: True is not of the type int64"),
+        (lambda: VarLenFeature("int64", pad=1 << 70), "pad: .* is not of the type int64"),
+        (lambda: VarLenFeature("flot32"), "dtype must be 'float32', 'int64' or 'string', not 'flot32'"),
+        (lambda: VarLenFeature(length=0), "length must be greater than 0, not 0"),
+        (lambda: FixedLenFeature([2], "int32"), "dtype must be 'float32', 'int64' or 'string', not 'int32'"),
+        (lambda: FixedLenFeature([-1]), "shape must be greater than or equal to 0"),
+        (lambda: FixedLenFeature(3), "FixedLenFeature: shape must be .*, not 3"),
+        (lambda: RawFeature([2], "complex"), "RawFeature: dtype must be 'bool', .*, not 'complex'"),
+        (lambda: ImageFeature(channels=2), "channels must be 0, 1, 3 or 4, not 2"),
+        (lambda: ImageFeature(decode_format="tiff"), "decode_format must be .*, not 'tiff'"),
+        (lambda: ImageFeature(count=2), "several images in a row must have one size"),
+        (lambda: fed("a", batch_size=0), None),
+        (lambda: fed("a", max_examples=-1), "max_examples must be greater than 0, not -1; .* leave it out"),
+        (lambda: fed("a", max_examples=-7), "max_examples must be greater than 0, not -7"),
+        (lambda: fed("a", max_examples=2.5), "max_examples must be a valid integer, not 2.5"),
+        (lambda: fed("a", num_parallel_reads=0), "num_parallel_reads must be greater than 0, not 0"),
+        (lambda: fed("a", prefetch=-1), "prefetch must be greater than or equal to 0, not -1"),
+        (lambda: fed("a", compression="bz2"), "compression must be 'gzip', .*, not 'bz2'"),
+        (lambda: fed("a", shuffle="no"), "shuffle must be a valid boolean, not 'no'"),
+        (lambda: fed(5), "file_patterns must be"),
+        (lambda: TFRecordExamplesFeeder("a", {"x": "VarLenFeature"}), "features_map must be"),
+        (lambda: MemorySamplesFeeder([1, 2], batch_size=0), "batch_size must be greater than 0, not 0"),
+        (lambda: MemorySamplesFeeder([1, 2], max_examples=-2), "max_examples must be greater than 0, not -2"),
+    ],
+)
+def test_what_a_config_would_refuse_python_refuses(make, says):
+    with pytest.raises((UsageError, TypeError) if says is None else UsageError, match=says):
+        make()
+
+
+def test_numbers_of_numpy_and_paths_are_welcome(tmp_path):
+    place = numbers(tmp_path / "a")
+    feeder = TFRecordExamplesFeeder(
+        [place], {"x": FixedLenFeature((np.int64(2),))}, max_examples=np.int64(4), batch_size=np.int32(2)
+    )
+    assert len(feeder) == 4 and [len(batch) for batch in once(feeder, 2)] == [2, 2]
+
+
+def test_a_feature_that_no_record_has_is_refused_unless_that_is_right(tmp_path, caplog):
+    place = numbers(tmp_path / "a")
+    with pytest.raises(UsageError, match=r"no record has a feature 'lable'; did you mean 'label'\?"):
+        len(TFRecordExamplesFeeder(place, {"lable": VarLenFeature("int64")}))
+    missing = VarLenFeature("int64", allow_missing=True)
+    assert whole(TFRecordExamplesFeeder(place, {"more": missing})).inputs.shape == (12, 0)
+    filled = FixedLenFeature([1], default_value=2.0)
+    assert (whole(TFRecordExamplesFeeder(place, {"more": filled})).inputs == 2).all()
+    assert "no record has a feature 'more'" in caplog.text and "default_value" in caplog.text
+
+
+def test_a_feeder_can_be_put_away_in_one_of_its_own_threads(tmp_path):
+    """The garbage collector runs in whichever thread it likes, also in one that reads ahead."""
+    import itertools
+    import threading
+
+    feeder = fed(numbers(tmp_path / "a", 4000), num_parallel_reads=2, prefetch=8)
+    batches = feeder.batches(Order(5, seed=1))
+    reader, calls = feeder.records.columns, itertools.count()
+    ready, done, heard = threading.Event(), threading.Event(), []
+
+    def columns(*given):
+        if next(calls) == 1:
+            ready.wait(10)
+            try:
+                batches.close()
+            except RuntimeError as error:
+                heard.append(error)
+            done.set()
+        return reader(*given)
+
+    feeder.records.columns = columns
+    next(batches)
+    ready.set()
+    assert done.wait(10)
+    assert not heard
