@@ -10,7 +10,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -168,7 +168,7 @@ class TFRecordExamplesFeeder(Feeder):
         self.shuffle = shuffle
         self.max_examples = max_examples
         self.drop_remainder = drop_remainder
-        self.maps = num_parallel_maps or min(4, os.cpu_count() or 1)
+        self.maps = num_parallel_maps or min(8, 1 + (os.cpu_count() or 1))
         self.reads = num_parallel_reads
         self.prefetch = prefetch
         self.auto_generate_meta = auto_generate_meta
@@ -243,7 +243,9 @@ class TFRecordExamplesFeeder(Feeder):
             yield from map(read, pieces)
             return
         waiting: deque[Future[Any]] = deque()
-        pool = ThreadPoolExecutor(self.reads, "manyfit-feeder")
+        # One more where images are decoded, so that the decoders need not wait for what is read.
+        readers = self.reads + (self._decodes() and self.maps > 1)
+        pool = ThreadPoolExecutor(readers, "manyfit-feeder")
         try:
             for piece in pieces:
                 waiting.append(pool.submit(read, piece))
@@ -365,8 +367,24 @@ class _Threads:
     """A `map` that uses several threads, while there is something to do."""
 
     def __init__(self, count: int) -> None:
+        self._count = count
         self._pool = ThreadPoolExecutor(count, "manyfit-decode") if count > 1 else None
-        self.each: Mapper = self._pool.map if self._pool is not None else map
+
+    def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
+        """`map`; each thread takes the next item when it is done with one."""
+        if self._pool is None:
+            return map(function, items)
+        given = list(items)
+        found: list[Any] = [None] * len(given)
+        places = iter(range(len(given)))
+
+        def work() -> None:
+            for place in places:
+                found[place] = function(given[place])
+
+        for done in [self._pool.submit(work) for _ in range(min(self._count, len(given)))]:
+            done.result()
+        return found
 
     def __enter__(self) -> _Threads:
         return self
@@ -396,8 +414,9 @@ def _check_names(features: Mapping[str, Feature], labels: Mapping[str, Feature])
 
 
 def _put_together(feature: Feature, column: Any) -> Any:
-    whole = isinstance(feature, VarLenFeature | SequenceFeature | ImageFeature)
-    return feature.batch(column) if whole else column
+    if isinstance(feature, VarLenFeature | SequenceFeature | ImageFeature):
+        return feature.batch(column)
+    return column
 
 
 def _check(target: Any, given: Mapping[str, Any]) -> None:

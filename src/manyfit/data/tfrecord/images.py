@@ -15,6 +15,7 @@ import numpy as np
 LARGEST: Final = 1 << 28
 """Pixels of an image that is decoded; a file that says that it has more is not believed."""
 FORMATS: Final = {"jpeg": ["JPEG"], "png": ["PNG"], "bmp": ["BMP"], "gif": ["GIF"]}
+JPEG: Final = b"\xff\xd8"
 MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -29,6 +30,10 @@ def pixels(data: bytes, decode_format: str, channels: int, size: tuple[int, int]
     """
     from PIL import Image
 
+    if channels in (0, 3) and decode_format in ("jpeg", "auto") and data.startswith(JPEG):
+        fast = _colours(data, channels, size)
+        if fast is not None:
+            return fast
     formats = FORMATS.get(decode_format) or [name for names in FORMATS.values() for name in names]
     try:
         image: Any = Image.open(io.BytesIO(data), formats=formats)
@@ -37,8 +42,6 @@ def pixels(data: bytes, decode_format: str, channels: int, size: tuple[int, int]
         if getattr(image, "n_frames", 1) > 1:
             raise Unreadable(f"an animation of {image.n_frames} pictures is not one image")
         mode = MODES.get(channels) or (image.mode if image.mode in MODES.values() else "RGB")
-        if image.format == "JPEG" and image.mode == mode == "RGB" and (found := _fast(data)) is not None:
-            return found if size is None or found.shape[:2] == size else resized(found, size)
         if image.format == "JPEG" and mode == "L":
             image.draft("L", None)  # the brightness as the file has it, and not one made from its colours
         if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off instead of scaling
@@ -56,34 +59,42 @@ def pixels(data: bytes, decode_format: str, channels: int, size: tuple[int, int]
     return found[:, :, None] if found.ndim == 2 else found
 
 
-def _fast(data: bytes) -> Any:
-    """A JPEG without Pillow; None if that cannot be done, and Pillow shall say what is wrong."""
+def _colours(data: bytes, channels: int, size: tuple[int, int] | None) -> Any:
+    """A JPEG in colours, without Pillow's decoder; None if that cannot be done, and Pillow shall say why."""
     decoder = _simplejpeg()
+    if decoder is None:
+        return None
     try:
-        return None if decoder is None else decoder.decode_jpeg(data, colorspace="RGB")
+        height, width, colours, _ = decoder.decode_jpeg_header(data)
+        if colours not in ("YCbCr", "RGB", *(["Gray"] if channels == 3 else [])) or width * height > LARGEST:
+            return None
+        if size is None or size == (height, width):
+            return decoder.decode_jpeg(data, "RGB")
+        if _is_vectorised():
+            return resized(decoder.decode_jpeg(data, "RGB"), size)
+        from PIL import Image
+
+        # With a fourth byte, which says nothing, Pillow takes the pixels as they are, without a copy.
+        found = decoder.decode_jpeg(data, "RGBX")
+        image = Image.frombuffer("RGBX", (width, height), found, "raw", "RGBX", 0, 1)
+        small = image.resize((size[1], size[0]), Image.Resampling.BILINEAR).tobytes("raw", "RGB")
+        return np.frombuffer(small, np.uint8).reshape(*size, 3)
     except ValueError:
         return None
 
 
-def resized(found: Any, size: tuple[int, int]) -> Any:
-    """Colours of another size: bilinear, with antialiasing where an image shrinks.
+def resized(found: Any, size: tuple[int, int] | None) -> Any:
+    """Colours of another size: bilinear, with antialiasing, as Pillow does it, but for the last bit."""
+    import torch
 
-    PyTorch has this in AVX2, where it takes a third of the time; the last bit of a pixel may differ then.
-    """
-    if _is_vectorised():
-        import torch
-
-        given = torch.from_numpy(found).permute(2, 0, 1)[None]
-        made = torch.nn.functional.interpolate(given, size, mode="bilinear", antialias=True)
-        return made[0].permute(1, 2, 0).numpy()
-    from PIL import Image
-
-    image = Image.fromarray(found).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(image)
+    given = torch.from_numpy(found).permute(2, 0, 1)[None]
+    made = torch.nn.functional.interpolate(given, size, mode="bilinear", antialias=True)
+    return made[0].permute(1, 2, 0).numpy()
 
 
 @functools.cache
 def _is_vectorised() -> bool:
+    """Whether PyTorch resizes with AVX2, in a third of Pillow's time; elsewhere it takes longer."""
     import torch
 
     return str(torch.backends.cpu.get_cpu_capability()).startswith("AVX")

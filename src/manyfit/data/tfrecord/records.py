@@ -67,7 +67,7 @@ class RecordFile:
         if isinstance(place, bytes):
             return [place[begin:end] for begin, end in zip(begins, ends, strict=True)]
         with files.opened(place) as data:
-            return list(map(data.part, begins, ends))
+            return data.parts(begins, ends)
 
     def _located(self) -> bytes | Path:
         """Where its bytes lie, unpacked."""
