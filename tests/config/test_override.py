@@ -34,8 +34,9 @@ def test_set_and_add(override, path, value):
     assert found == value
 
 
-def test_mappings_merge():
-    assert changed("a={b: 2}")["a"] == {"b": 2, "c": [1, {"d": 2}]}
+def test_a_mapping_replaces_and_is_merged_with_a_plus():
+    assert changed("a={b: 2}")["a"] == {"b": 2}
+    assert changed("+a={b: 2}")["a"] == {"b": 2, "c": [1, {"d": 2}]}
 
 
 @pytest.mark.parametrize(

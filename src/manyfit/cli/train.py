@@ -103,7 +103,7 @@ def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:
         return []
     origin = Origin("command line (--warm-start-checkpoint)")
     value = {"path": str(checkpoint.resolve()), "match": pattern or ""}
-    return [Override("replace", ("train", "warm_start"), from_plain(value, origin), origin)]
+    return [Override("set", ("train", "warm_start"), from_plain(value, origin), origin)]
 
 
 def limited(limits: dict[str, int | None], fast: bool) -> list[str]:

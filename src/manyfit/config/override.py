@@ -22,8 +22,8 @@ Overrides: TypeAlias = "Iterable[str | Override] | Mapping[str, Any]"
 class Override:
     """One change to make after all files have been laid."""
 
-    action: Literal["set", "add", "delete", "replace"]
-    """`set` lays a mapping over what is there; `replace` does not."""
+    action: Literal["set", "add", "delete"]
+    """`set` puts a value in the place of what is there; `add` lays a mapping over it."""
     path: Path
     value: Node
     origin: Origin
@@ -153,9 +153,11 @@ def _change(node: Node, rest: Path, override: Override, done: Path) -> Node:
 def _last(node: Node, key: str, below: Node | None, override: Override, here: Path) -> Node | None:
     if override.action == "delete":
         return None if below is not None else _missing(node, key, override, here)
-    if override.action == "replace":
-        return override.value
-    if override.action == "add" and below is not None:
+    if override.action == "set":
+        below = None
+    elif below is not None:
+        if isinstance(below, Leaf) and isinstance(below.value, str) and isinstance(override.value, Map):
+            below = Map({"class": below}, below.origin, {"class": below.origin})  # as in `_change`
         if isinstance(below, Seq):
             return Seq((*below.items, override.value), below.origin)
         if not (isinstance(below, Map) and isinstance(override.value, Map)):

@@ -228,12 +228,12 @@ def lookup(patch: Patch, key: str, base: Callable[[str], Any]) -> Any:
 
 
 def overrides(patch: Patch) -> list[Override]:
-    """A point as overrides of the base. A sub-configuration that names a class replaces what was there."""
+    """A point as overrides of the base. A mapping that names a class replaces what was there."""
     found = []
     for key in sorted(patch, key=lambda key: key.count(".")):
         node = patch[key]
-        whole = isinstance(node, Map) and bool(class_word(node))
-        found.append(Override("replace" if whole else "set", split(key, node.origin), node, node.origin))
+        is_laid = isinstance(node, Map) and not class_word(node)
+        found.append(Override("add" if is_laid else "set", split(key, node.origin), node, node.origin))
     return found
 
 
