@@ -159,7 +159,7 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
                     nearest(option, known),
                 )
     for name in train.schedulers():
-        if name not in names:
+        if name not in (names or [""]):  # without one in the config, the model brings its own
             yield Contradiction(
                 ("train", "scheduler", *([name] if name else [])),
                 "there is no optimizer of this name" if name else "there are several optimizers",

@@ -143,6 +143,7 @@ def build(config: Config, *, warm: bool = False) -> Built:
         else:
             learner = torch_learner(config, made, device, train, plan.steps_per_epoch, metrics)
     whole = {name: metric for name, metric in metrics.items() if is_whole(metric)}
+    tell(config, made, device, learner, plan, {"train": train, "validation": validation, "test": test})
     return Built(
         learner,
         plan,
@@ -154,6 +155,35 @@ def build(config: Config, *, warm: bool = False) -> Built:
         build_evaluator(config),
         run.data.params.get("settings"),
     )
+
+
+def tell(
+    config: Config,
+    made: Made,
+    device: torch.device,
+    learner: AnyLearner,
+    plan: Plan,
+    sources: Mapping[str, Source | None],
+) -> None:
+    """Log what was built, and what was decided on the way."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    log.debug("model: %s from %s", type(made.model).__name__, config.run.model.origin)
+    if isinstance(learner, TorchLearner):
+        parameters = list(learner.module.parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        log.debug("%d parameters, %d of them trained", sum(p.numel() for p in parameters), trained)
+        log.debug("on %s, in %s", device, config.run.train.precision)
+        for kind, found in (
+            ("optimizer", learner.update.optimizers),
+            ("schedule", learner.update.schedulers),
+        ):
+            for name, each in found.items():
+                log.debug("%s %s: %s", kind, name or "(the only one)", type(each).__name__)
+    for split, source in sources.items():
+        count = "none" if source is None else f"{type(source).__name__} of {len(source):,} rows"
+        log.debug("data, %s: %s", split, count)
+    log.debug("%d epochs of %d steps", plan.epochs, plan.steps_per_epoch)
 
 
 def without_callbacks(built: Built) -> Built:
@@ -190,12 +220,10 @@ def torch_learner(
     check_own_step(config, module)
     compiled = made.compiled or Compiled(module, optimizer=_own_optimizer(config, module))
     loss = build_loss(config, device, train) if run.train.loss is not None else compiled.loss
-    update = build_update(config, module, device, steps)
-    if compiled.optimizer is not None:
-        if run.train.optimizer is not None:
-            where = config.origin("train.optimizer")
-            raise UsageError(f"{where}: train.optimizer: the model brings an optimizer already")
-        update = dataclasses.replace(update, optimizers={"": compiled.optimizer})
+    if compiled.optimizer is not None and run.train.optimizer is not None:
+        where = config.origin("train.optimizer")
+        raise UsageError(f"{where}: train.optimizer: the model brings an optimizer already")
+    update = build_update(config, module, device, steps, compiled.optimizer)
     is_moved = update.optimizers or hasattr(module, "train_step") or own_optimizers(module)
     if made.builder and not is_moved:
         raise UsageError(

@@ -67,8 +67,10 @@ def balanced(source: Source) -> Any:
     return counts.sum() / (len(counts) * np.maximum(counts, 1))
 
 
-def build_update(config: Config, module: nn.Module, device: torch.device, steps_per_epoch: int) -> Update:
-    """Optimisers with their parameters, schedules, clipping, scaling and freezing."""
+def build_update(
+    config: Config, module: nn.Module, device: torch.device, steps_per_epoch: int, own: Any = None
+) -> Update:
+    """Optimisers with their parameters, or the model's `own`; schedules, clipping, scaling and freezing."""
     train = config.run.train
     named = dict(module.named_parameters())
     frozen = build_frozen(config, module, named, steps_per_epoch)
@@ -80,6 +82,11 @@ def build_update(config: Config, module: nn.Module, device: torch.device, steps_
             train.optimizers().items(), assigned(config, trained), strict=True
         )
     }
+    if own is not None:
+        optimizers = {"": own}
+    if train.scheduler is not None and not optimizers:
+        where = config.origin("train.scheduler")
+        raise UsageError(f"{where}: train.scheduler: there is no optimizer that it could go with")
     schedulers = {
         name: build_scheduler(component, train, optimizers[name], steps_per_epoch)
         for name, component in train.schedulers().items()
