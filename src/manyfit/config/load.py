@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
@@ -26,12 +27,14 @@ from manyfit.config.refer import Resolver
 from manyfit.config.roles import ANY, Role, is_record
 from manyfit.config.schema import Evaluate, Export, Run, Submit, Track, Train
 from manyfit.config.signature import signature_of
-from manyfit.config.tree import Leaf, Map, Node, Path, class_word, from_plain, plain
+from manyfit.config.tree import Leaf, Map, Node, Path, class_word, dotted, from_plain, plain
 from manyfit.config.values import INVALID
 from manyfit.config.variants import VARIANTS, find_variant, is_shipped, root_of, variant_names, with_shipped
 from manyfit.core.errors import ConfigError, Origin, Problem, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.names import nearest, show
+
+log = logging.getLogger("manyfit")
 
 
 def load_config(
@@ -208,6 +211,7 @@ def check_name(text: str) -> None:
 def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
     dialect = dialect_of(tree)
     for override in collect(overrides, problems):
+        log.debug("%s %s (%s)", override.action, dotted(override.path), override.origin)
         if override.path == ("train", "epochs") and dialect is not None:
             override = dataclasses.replace(override, path=dialect.epochs)  # as this layout calls it
         tree = apply(tree, override, problems)

@@ -6,6 +6,7 @@ duplicate keys and tags, and stop at a depth or size that no config has.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ import yaml
 from manyfit.config.tree import Leaf, Map, Node, Seq, merge
 from manyfit.core.errors import ConfigError, FolderError, Origin, Problem
 from manyfit.core.files import read_bytes
+
+log = logging.getLogger("manyfit")
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
@@ -56,6 +59,7 @@ def read_file(path: Path, name: str | None = None) -> Node:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         _fail(Origin(shown, line), "this file is not UTF-8", "UTF-8 text", f"byte 0x{data[error.start]:02x}")
+    log.debug("read %s", shown)
     return read_text(text, shown)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,8 @@ from manyfit.store import checkpoint
 from manyfit.store.buffers import Buffers, separate
 from manyfit.store.checkpoint import Keep, Note
 from manyfit.store.events import EventLog
+
+log = logging.getLogger("manyfit")
 
 MOST_DUE: Final = 2
 """States that may wait to be written, each a copy of the model and its optimiser in memory."""
@@ -163,6 +166,7 @@ class Writer:
     def _write(self, found: _Waiting) -> None:
         self._log.write_out()
         checkpoint.save(self._folder, found.state, found.note, self._log.sync)
+        log.debug("wrote the checkpoint of step %d", found.note.step)
         checkpoint.prune(self._folder, self._keep)
         with self._changed:
             self._give_back(found)
