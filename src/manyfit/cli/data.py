@@ -34,7 +34,8 @@ def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_
     """Write _tfrecord_metadata.json into each folder: what its files hold now.
 
     Files that are known already are compared with what is known of them; one that has changed is an error,
-    unless --force is given. Files that begin with _ or . are not data, so '/folder/*' works twice.
+    unless --force is given. Files that begin with _ or . are not data, and others that hold no records, such
+    as labels.txt, are left out and named, so '/folder/*' works, and works twice.
 
     \b
     manyfit data index 'data/*'
@@ -45,7 +46,10 @@ def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_
     done: list[metadata.Indexed] = []
     given = None if compression is None else compression.lower().replace("none", "")
     with bar("indexing", sum(map(files.size_of, paths))) as moved:
-        done += metadata.index(paths, force, given, moved)
+        exact = {files.canonical(pattern) for pattern in patterns if len(files.found(pattern)) == 1}
+        done += metadata.index(paths, force, given, moved, exact)
+    if not done:
+        raise click.UsageError(f"none of these holds records: {', '.join(map(str, paths[:3]))}")
     if json_:
         as_json([{"file": d.file, "records": d.entry.records, "new": d.is_new} for d in done])
         return
@@ -56,14 +60,17 @@ def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_
 
 @command.command(cls=Verb)
 @patterns_argument
+@click.option("--examples", is_flag=True, hidden=True)  # the sentence of `utils total-examples`
 @json_option
-def count(patterns: tuple[str, ...], json_: bool) -> None:
+def count(patterns: tuple[str, ...], examples: bool, json_: bool) -> None:
     """Say how many records there are, by the index."""
     from manyfit.data.tfrecord import metadata
 
     known = {path: entry.records for path, entry in metadata.known_files(patterns).items()}
     if json_:
         as_json({"records": sum(known.values()), "files": known})
+    elif examples:
+        say(f"Total number of examples: {sum(known.values())}")
     else:
         say(f"{sum(known.values()):,} records in {len(known)} files")
 
@@ -136,6 +143,11 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
     help="A file with one word a line; else it is made from the text, and written.",
 )
 @click.option("--words", type=click.IntRange(1), metavar="N", help="How many words a vocabulary has at most.")
+@click.option(
+    "--min-count", type=click.IntRange(1), metavar="N", help="How often a word must occur to be in it."
+)
+@click.option("--no-header", is_flag=True, help="The first row of a CSV is data; its columns are c0, c1 …")
+@click.option("--names", metavar="A,B…", help="What the columns of a CSV without a header are called.")
 @click.option("--force", is_flag=True, help="Replace files that are there already.")
 @json_option
 def convert(
@@ -149,6 +161,9 @@ def convert(
     column: str | None,
     vocabulary: Path | None,
     words: int | None,
+    min_count: int | None,
+    no_header: bool,
+    names: str | None,
     force: bool,
     json_: bool,
 ) -> None:
@@ -167,7 +182,8 @@ def convert(
 
     if not prefix.isidentifier():
         raise click.UsageError(f"--prefix: {prefix!r} is not a name such as train")
-    table = converting.table_of(source, kind, column, vocabulary, words, target)
+    called = [name.strip() for name in names.split(",")] if names is not None else [] if no_header else None
+    table = converting.table_of(source, kind, column, vocabulary, words, target, min_count, called)
     packed = compression.lower().replace("none", "")
     count = workers or os.cpu_count() or 1
     made = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import logging
 import multiprocessing
 import re
 from abc import ABC, abstractmethod
@@ -24,6 +25,8 @@ from manyfit.core.processes import die_with_parent
 from manyfit.data.tfrecord import metadata
 from manyfit.data.tfrecord.writer import RecordWriter, encode, shard_names
 from manyfit.store import durable
+
+log = logging.getLogger("manyfit")
 
 AS_THEY_ARE: Final = (".jpg", ".jpeg", ".png")
 IMAGES: Final = (*AS_THEY_ARE, ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -142,12 +145,16 @@ class ImageFolder(Table):
 
 
 class Csv(Table):
-    """A CSV file with a header. A column is whole numbers, numbers or text, as all of its cells say.
+    """A CSV file. A column is whole numbers, numbers or text, as all of its cells say.
 
-    A label that is text becomes the number of its class, in the order of their names.
+    Its first row says what the columns are called, unless `names` are given; if those are empty, they are
+    called c0, c1 … A label that is text becomes the number of its class, in the order of their names.
     """
 
-    def __init__(self, file: Path, classes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, file: Path, classes: Sequence[str] | None = None, names: Sequence[str] | None = None
+    ) -> None:
+        self.first = 1 if names is None else 0
         self.file = file
         self.size = file.stat().st_size
         self.count = 0
@@ -155,7 +162,19 @@ class Csv(Table):
         with file.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream)
             cells = self._read(reader)
-            self.header = next(cells, [])
+            first = next(cells, [])
+            self.header = first if names is None else list(names) or [f"c{i}" for i in range(len(first))]
+            if len(self.header) != len(first):
+                raise UsageError(f"{file} has {len(first)} columns, but {len(self.header)} names were given")
+            if names is not None:
+                cells = itertools.chain([first], cells)
+            elif numbers := [cell for cell in first if NUMBER.fullmatch(cell)]:
+                log.warning(
+                    "the first row of %s is read as the names of its columns, but %s looks like data: "
+                    "--no-header, or --names, if it is",
+                    file,
+                    numbers[0],
+                )
             if not self.header or len(set(self.header)) != len(self.header):
                 raise UsageError(f"{file} has no header, or one in which a name stands twice")
             label = next((i for i, name in enumerate(self.header) if name in LABELS), None)
@@ -198,7 +217,7 @@ class Csv(Table):
         """A value for each cell; an empty one is left out."""
         read = {"int64": int, "float32": float, "string": str}
         with self.file.open(newline="", encoding="utf-8-sig") as stream:
-            for row in itertools.islice(self._read(csv.reader(stream)), begin + 1, end + 1):
+            for row in itertools.islice(self._read(csv.reader(stream)), begin + self.first, end + self.first):
                 cells = {name: cell for name, cell in zip(self.header, row, strict=True) if cell != ""}
                 if self.label is not None and self.label in cells:
                     cells[self.label] = str(self.classes.index(cells[self.label]))
@@ -236,8 +255,10 @@ class Text(Table):
         vocabulary: Path | None,
         most: int | None,
         classes: Sequence[str] | None = None,
+        least: int | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
-        self.table = Csv(file, classes) if file.suffix.lower() == ".csv" else None
+        self.table = Csv(file, classes, names) if file.suffix.lower() == ".csv" else None
         self.classes = self.table.classes if self.table is not None else ()
         self.file = file
         self.column = column or "text"
@@ -267,7 +288,7 @@ class Text(Table):
             self.words = [word for word in listed if word not in ("<pad>", UNKNOWN)]
         else:
             ranked = sorted(seen.items(), key=lambda found: (-found[1], found[0]))
-            self.words = [word for word, _ in ranked[:most]]
+            self.words = [word for word, count in ranked[:most] if count >= (least or 1)]
         self.numbers = {word: number for number, word in enumerate(self.words, 2)}
 
     def _texts(self, begin: int, end: int | None) -> Iterator[Row]:
@@ -436,6 +457,8 @@ def table_of(
     vocabulary: Path | None = None,
     most: int | None = None,
     beside: Path | None = None,
+    least: int | None = None,
+    names: Sequence[str] | None = None,
 ) -> Table:
     """The rows of a folder or file, by what it is, or as what it was said to be.
 
@@ -451,7 +474,9 @@ def table_of(
     }
     if not source.exists():
         raise UsageError(f"there is no {source}")
-    wants_text = column is not None or vocabulary is not None or most is not None
+    wants_text = any(given is not None for given in (column, vocabulary, most, least))
+    if names is not None and source.suffix.lower() != ".csv":
+        raise UsageError(f"{source} is no CSV, so its columns cannot be named")
     found = kind or ("images" if source.is_dir() else endings.get(source.suffix.lower(), ""))
     found = "text" if found == "csv" and kind is None and wants_text else found
     file = beside / CLASSES if beside is not None else None
@@ -460,9 +485,12 @@ def table_of(
         return ImageFolder(source, classes)
     if found == "text" and source.is_file():
         known = beside / VOCABULARY if beside is not None and vocabulary is None else None
-        return Text(source, column, known if known and known.is_file() else vocabulary, most, classes)
+        known = known if known and known.is_file() else vocabulary
+        if known is not None and (most is not None or least is not None):
+            log.warning("the vocabulary is %s, so --words and --min-count change nothing", known)
+        return Text(source, column, known, most, classes, least, names)
     if found == "csv" and source.is_file():
-        return Csv(source, classes)
+        return Csv(source, classes, names)
     if found in ("arrays", "hdf5") and source.is_file():
         return Arrays(source)
     wanted = "a folder of images, .csv, .txt, .npz, .npy, .h5 or .hdf5"

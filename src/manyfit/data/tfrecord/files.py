@@ -322,6 +322,24 @@ def compression_of(head: bytes) -> Compression | None:
     return None
 
 
+def holds_records(file: str) -> bool:
+    """Whether a file begins as a file of records does: beside them may lie labels.txt, or a README."""
+    if is_remote(file):
+        fs, path = store_of(file)
+        head = bytes(fs.cat_file(path, 0, PIECE))
+    else:
+        with opened(Path(file)) as data:
+            head = data[:PIECE]
+    found = compression_of(head)
+    if not found:
+        return found is not None
+    try:
+        inside = zlib.decompressobj(WBITS[found]).decompress(head, HEADER.size)
+    except zlib.error:
+        return True  # which is damaged, and that is to be said
+    return compression_of(inside) == "" or len(inside) < HEADER.size
+
+
 def check_compression(head: bytes, wanted: str | None, name: str) -> Compression:
     """The compression of a file, as it is and as it was said to be."""
     found = compression_of(head)

@@ -44,6 +44,8 @@ AT_ONCE: Final = 1 << 24
 DENSE: Final = 1100
 """More bytes than this are never packed into one."""
 MOST_FEATURES: Final = 1 << 16
+MOST_EMPTY: Final = 1 << 16
+"""Records without a single byte in one file."""
 LARGEST: Final = 1 << 30
 """Bytes of a metadata file that are read."""
 
@@ -186,10 +188,13 @@ def examine(file: str, compression: str | None = None, progress: Progress | None
     """Read all of a file: check every record, and note what there is to know."""
     with files.opened(files.local_copy(file)) as data:
         found = files.check_compression(data[:16], compression, file)
-        offsets, checksums, features = [0], [], dict[str, set[str]]()
+        offsets, checksums, features = [0], list[int](), dict[str, set[str]]()
         waiting: list[bytes] = []
-        size = 0
+        size = empty = 0
         for position, crc, record in records(files.stream_of(data, found, file, progress), file):
+            empty += not record
+            if empty > MOST_EMPTY:
+                raise RecordError(file, f"more than {MOST_EMPTY:,} records are empty", len(checksums))
             offsets.append(position + AROUND + len(record))
             checksums.append(crc)
             waiting.append(record)
@@ -271,6 +276,8 @@ def verify(
                 yield Finding(path, "deleted", "it was indexed, but is not there any more")
         for path in inside.get(folder, ()):
             entry = entries.get(files.name_of(path))
+            if entry is None and path not in given and not files.holds_records(path):
+                continue
             if entry is None:
                 yield Finding(path, "added", "it is there, but was not indexed")
             else:
@@ -393,10 +400,12 @@ def index(
     force: bool = False,
     compression: str | None = None,
     progress: Progress | None = None,
+    exact: Collection[str] = (),
 ) -> Iterator[Indexed]:
     """Index every file that has not been indexed; a file that has changed is refused, unless forced.
 
-    The metadata of a folder is written when all of its files have been read.
+    Files that hold no records are left out, unless they were named, `exact`. The metadata of a folder is
+    written when all of its files have been read.
     """
     for folder, inside in by_folder(paths).items():
         known = {} if force and _is_unreadable(folder) else load(folder)
@@ -408,6 +417,9 @@ def index(
         for path in inside:
             name = files.name_of(path)
             before = known.get(name)
+            if before is None and path not in exact and not files.holds_records(path):
+                log.warning("%s is no file of records, and is not indexed", path)
+                continue
             if before is not None and not force:
                 for change in compare(path, before, True, progress):
                     raise DataChanged(f"{change}; {_how(folder)}")
@@ -470,6 +482,17 @@ def known_files(
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     paths = files.matched(given)
     known = {folder: load(folder) for folder in by_folder(paths)}
+    exact = {files.canonical(pattern) for pattern in given}
+    strange = [
+        path
+        for path in paths
+        if path not in exact
+        and files.name_of(path) not in known[files.folder_of(path)]
+        and not files.holds_records(path)
+    ]
+    if strange and len(strange) < len(paths):
+        log.info("no files of records, and not read: %s", listing(strange))
+        paths = [path for path in paths if path not in strange]
     missing = [folder for folder, entries in known.items() if not entries]
     fresh = [
         folder
@@ -495,6 +518,9 @@ def known_files(
             f"the data is not what was indexed:\n{lines}{more}\n{_how(files.folder_of(findings[0].file))}"
         )
     found = {path: known[files.folder_of(path)][files.name_of(path)] for path in paths}
+    log.debug(
+        "%d files of records: %s", len(found), listing([f"{p} ({e.records:,})" for p, e in found.items()])
+    )
     for path, entry in found.items():
         if compression is not None and entry.digest and entry.compression != compression:
             with files.opened(files.local_copy(path)) as data:

@@ -33,7 +33,9 @@ LONG: Final = 256
 SHORT: Final = 32
 """Bytes of a text that is short."""
 MOST: Final = 1 << 20
-"""Features, or texts of a feature, that a record may have."""
+"""Texts of a feature, or steps of a list, that a record may have."""
+WIDEST: Final = 1 << 15
+"""Features that a record may have."""
 DEEP: Final = 10
 """The most bytes of a varint."""
 TAGS: Final = np.array([0, 0x0A, 0x12, 0x1A], np.uint8)
@@ -305,8 +307,8 @@ def _features_of(buffer: Buffer, row: int) -> dict[bytes, tuple[int, Any]]:
     found: dict[bytes, tuple[int, Any]] = {}
     try:
         for number, (name, feature) in enumerate(_features(data)):
-            if number == MOST:
-                raise _Broken(f"a record with more than {MOST:,} features")
+            if number == WIDEST:
+                raise _Broken(f"a record with more than {WIDEST:,} features")
             name.decode()
             found[name] = feature
     except _Broken as error:
