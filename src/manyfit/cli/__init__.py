@@ -50,6 +50,7 @@ ALIASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("utils", "--help"): ("data", "--help"),
     ("utils", "generate-metadata"): ("data", "index"),
     ("utils", "validate"): ("data", "verify"),
+    ("utils", "total-examples"): ("data", "count", "--examples"),
     ("utils", "total-records"): ("data", "count"),
 }
 """What verbs are called elsewhere."""

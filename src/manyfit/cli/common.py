@@ -34,16 +34,17 @@ class Verb(click.Command):
                 ["-l", "--log-level"],
                 type=LOG_LEVELS,
                 expose_value=False,
+                is_eager=True,
                 callback=_set,
                 help="Log to stderr from this level on.",
             )
         )
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Show warnings on stderr, unless another level was asked for."""
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Show warnings on stderr, unless another level was asked for; also those about the arguments."""
         if not logging.getLogger("manyfit").handlers:
             set_log_level("WARNING")
-        return super().invoke(ctx)
+        return super().make_context(*args, **kwargs)
 
 
 class OverrideVerb(Verb):
@@ -58,7 +59,17 @@ class OverrideVerb(Verb):
                 multiple=True,
                 expose_value=False,
                 metavar="KEY VALUE",
-                help="Set one value. Also: KEY=VALUE, +KEY=VALUE to add, '~KEY' to delete.",
+                help="Set one value. Also: KEY=VALUE; +KEY to add to a list or mapping; '~KEY' to delete.",
+            )
+        )
+        self.params.append(
+            click.Option(
+                ["-P", "--param-str"],
+                nargs=2,
+                multiple=True,
+                expose_value=False,
+                metavar="KEY TEXT",
+                help="Set one value to a text, as it is written.",
             )
         )
         self.params.append(
@@ -73,14 +84,14 @@ class OverrideVerb(Verb):
         )
         self.params.append(
             click.Option(
-                ["--variants-dir"],
+                ["-d", "--variants-dir"],
                 type=click.Path(path_type=Path, file_okay=False),
                 multiple=True,
                 is_eager=True,
                 expose_value=False,
                 metavar="FOLDER",
                 callback=_variants_dir,
-                help="A further folder in which variants are looked for by name.",
+                help="A folder in which variants are looked for by name, before those of the project.",
             )
         )
 
@@ -104,7 +115,11 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
         attached = re.match(r"--param=|-p(?=\w)", word)  # --param=KEY VALUE, -pKEY VALUE
         if attached:
             queue.insert(0, word[attached.end() :])
-        if attached or word in ("-p", "-c", "--param"):
+        if word in ("-P", "--param-str"):
+            if len(queue) < 2:
+                raise click.UsageError("-P needs a key and a text: -P model.name 0123")
+            found.append(_from_here(pair_of_text(queue.pop(0), queue.pop(0))))
+        elif attached or word in ("-p", "-c", "--param", "--param-expr"):
             if len(queue) < 2:
                 raise click.UsageError(
                     "-p needs a key and a value: -p train.epochs 10 (or, without -p, train.epochs=10)"
@@ -115,6 +130,13 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
         else:
             rest.append(word)
     return found, rest
+
+
+def pair_of_text(key: str, value: str) -> Any:
+    """The override of `-P KEY VALUE`: the value as it is written."""
+    from manyfit.config.override import pair
+
+    return pair(key, json.dumps(value))
 
 
 def _pair(key: str, queue: list[str]) -> Any:

@@ -1,12 +1,13 @@
 """The layout of variants: `model.type` with its parameters, and feeders and cadences under `train`.
 
-A variant is found by its name: in the project, in a folder that was named, or among those that are shipped.
+A variant is found by its name: in a folder that was named, in the project, or among those that are shipped.
 """
 
 from __future__ import annotations
 
 import glob
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path as FilePath
@@ -20,6 +21,8 @@ from manyfit.config.signature import signature_of
 from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, class_word
 from manyfit.core.errors import Problem
 from manyfit.core.names import listing, nearest, show
+
+log = logging.getLogger("manyfit")
 
 PACKAGE: Final = FilePath(__file__).parent.parent / "feeders"
 SHIPPED: Final = PACKAGE / "resources"
@@ -35,6 +38,14 @@ BESIDE: Final = ("allow_overlap", "unused")
 OWN: Final = (*FEEDERS, *CHECKPOINT, *VALIDATE, *SUMMARY, *BESIDE)
 """Keys of `train` that only this layout has."""
 MADE: Final = "manyfit.feeders.Feeders"
+STOPPING: Final = {
+    "early_stopping_metric": "train: {stop: {metric: val_loss, patience: 100ba}}",
+    "early_stopping_steps_without_decrease": "train: {stop: {patience: 100ba}}, in batches",
+    "early_stopping_min_steps": "nothing: train.stop.patience is counted from the first validation",
+    "early_stopping_hook_run_every_steps": "train: {validation_steps: 100}: each validation is looked at",
+}
+"""Keys of `train` that later versions of this layout have, and what to write in their place."""
+CLASS_TYPE, MODULE_PATH = "class_type", "module_path"
 KINDS: Final[dict[Path, Kind]] = {
     ("model", "model_dir"): Kind.NEUTRAL,
     **{("train", key): Kind.NEUTRAL for key in (*CHECKPOINT, *SUMMARY, *BESIDE)},
@@ -47,21 +58,30 @@ KINDS: Final[dict[Path, Kind]] = {
 def find_variant(
     name: str, folders: Sequence[FilePath] = (), here: FilePath | None = None
 ) -> FilePath | None:
-    """The file of a variant: in the project, in folders that were named, or among those that are shipped."""
+    """The file of a variant: in folders that were named, in the project, or among those that are shipped."""
     if not name.isprintable() or "/" in name or "\\" in name or name in ("", ".", ".."):
         return None
-    for folder in variant_folders(folders, here):
-        for ending in ("", ".yaml", ".yml"):
-            file = folder / f"{name}{ending}"
-            if file.suffix in (".yaml", ".yml") and file.is_file():
-                return file
-    return None
+    found = [
+        file
+        for folder in variant_folders(folders, here)
+        for ending in ("", ".yaml", ".yml")
+        if (file := folder / f"{name}{ending}").suffix in (".yaml", ".yml") and file.is_file()
+    ]
+    if not found:
+        return None
+    chosen, others = found[0], [file for file in found[1:] if not is_shipped(file)]
+    others = [file for file in others if file.resolve() != chosen.resolve()]
+    if others:
+        log.warning("the variant %s is %s; not used: %s", name, chosen, ", ".join(map(str, others)))
+    else:
+        log.debug("the variant %s is %s", name, chosen)
+    return chosen
 
 
 def variant_folders(folders: Sequence[FilePath] = (), here: FilePath | None = None) -> list[FilePath]:
     """Where variants are looked for, in this order."""
     root = project_root(here or FilePath.cwd())
-    return [root / "variants", root / "config" / "variants", *folders, SHIPPED / "variants"]
+    return [*folders, root / "variants", root / "config" / "variants", SHIPPED / "variants"]
 
 
 def variant_names(folders: Sequence[FilePath] = ()) -> list[str]:
@@ -100,6 +120,8 @@ def translate(tree: Map, project: FilePath) -> Translation:
     problems: list[Problem] = []
     train, model = _section(tree, "train", problems), _section(tree, "model", problems)
     _check_keys(train, problems)
+    for at, node in (("model", tree.items.get("model")), ("train", tree.items.get("train"))):
+        _check_classes(node, at, problems)
     feeders = {FEEDERS[key]: _feeder(train.items[key]) for key in FEEDERS if key in train.items}
     if "train" not in feeders:
         wanted = "{type: TFRecordExamplesFeeder, file_patterns: …}"
@@ -152,12 +174,33 @@ def _section(tree: Map, name: str, problems: list[Problem]) -> Map:
 def _check_keys(train: Map, problems: list[Problem]) -> None:
     known = [*OWN, *signature_of(Train).parameters]
     for key in train.items:
-        if key not in known:
+        if key in STOPPING:
+            told = "stopping early is train.stop here"
+            problems.append(Problem(f"train.{key}", train.key_origin(key), told, STOPPING[key], key))
+        elif key not in known:
             expected = f"one of {listing(known, 40)}"
             where = train.key_origin(key)
             problems.append(
                 Problem(f"train.{key}", where, "unknown key for train", expected, key, nearest(key, known))
             )
+
+
+def _check_classes(node: Node | None, at: str, problems: list[Problem]) -> None:
+    """Say how a class is named here: later versions of this layout have it in two keys."""
+    if not isinstance(node, Map):
+        return
+    if CLASS_TYPE in node.items:
+        name, module = (
+            str(found.value) if isinstance(found := node.items.get(key), Leaf) else ""
+            for key in (CLASS_TYPE, MODULE_PATH)
+        )
+        is_shipped_kind = at != "model"
+        wanted = name if is_shipped_kind or not module else f"{module.rpartition('.')[2]}:{name}"
+        told = "a class is named by `type` here, in one key"
+        where = node.key_origin(CLASS_TYPE)
+        problems.append(Problem(f"{at}.{CLASS_TYPE}", where, told, f"type: '{wanted}'", name))
+    for key, item in node.items.items():
+        _check_classes(item, f"{at}.{key}", problems)
 
 
 def _trained(train: Map, problems: list[Problem]) -> Map:
@@ -294,7 +337,11 @@ def _feeder(node: Node) -> Node:
     def found(text: str) -> str:
         return below(SHIPPED, text.removeprefix(SCHEME)) if text.startswith(SCHEME) else text
 
-    return _with_patterns(node, found)
+    made = _with_patterns(node, found)
+    limit = items_of(made).get("max_examples")
+    if isinstance(made, Map) and isinstance(limit, Leaf) and limit.value == -1:
+        return made.without("max_examples")  # which is how a variant says: all of them
+    return made
 
 
 def with_shipped(tree: Map, project: FilePath) -> Map:
