@@ -202,6 +202,22 @@ def test_a_post_op_that_is_wrong_is_told(tmp_path, post_op, error, says):
         whole(fed(numbers(tmp_path / "a"), post_op=post_op))
 
 
+def test_a_post_op_that_does_nothing_changes_nothing(tmp_path):
+    rows = [{"name": b"a\0" * (i + 1), "raw": np.full(2, i, ">f8").tobytes(), "n": i} for i in range(4)]
+    place = indexed(tmp_path / "a", rows)
+    features = {
+        "name": FixedLenFeature([], "string"),
+        "raw": RawFeature([2], "float64"),
+        "n": FixedLenFeature([], "int64"),
+    }
+    plain, mapped = (
+        whole(TFRecordExamplesFeeder(place, features, post_op=post_op)).inputs
+        for post_op in (None, lambda row: dict(row))
+    )
+    for name in features:
+        assert plain[name].dtype == mapped[name].dtype and plain[name].tolist() == mapped[name].tolist()
+
+
 def test_post_op_over_memory():
     x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4)
     found = whole(MemorySamplesFeeder(x, y, post_op=lambda a, b: (a * 2, b + 1)))

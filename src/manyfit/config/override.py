@@ -22,8 +22,9 @@ Overrides: TypeAlias = "Iterable[str | Override] | Mapping[str, Any]"
 class Override:
     """One change to make after all files have been laid."""
 
-    action: Literal["set", "add", "delete"]
-    """`set` puts a value in the place of what is there; `add` lays a mapping over it."""
+    action: Literal["set", "add", "delete", "lay"]
+    """`set` puts a value in the place of what is there; `add` appends to a list or merges into a mapping;
+    `lay` does what a later file does."""
     path: Path
     value: Node
     origin: Origin
@@ -155,7 +156,7 @@ def _last(node: Node, key: str, below: Node | None, override: Override, here: Pa
         return None if below is not None else _missing(node, key, override, here)
     if override.action == "set":
         below = None
-    elif below is not None:
+    elif override.action == "add" and below is not None:
         if isinstance(below, Leaf) and isinstance(below.value, str) and isinstance(override.value, Map):
             below = Map({"class": below}, below.origin, {"class": below.origin})  # as in `_change`
         if isinstance(below, Seq):

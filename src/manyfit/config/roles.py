@@ -49,7 +49,7 @@ class Role:
                 if either
                 else "a function of (output, target) on tensors"
             )
-        return f"{indefinite(self.name)}: {either}"
+        return f"{indefinite(self.name)}: {either}" if either else f"{indefinite(self.name)} of your own"
 
 
 MODULE: Final = "torch.nn.modules.module.Module"

@@ -233,7 +233,7 @@ def overrides(patch: Patch) -> list[Override]:
     for key in sorted(patch, key=lambda key: key.count(".")):
         node = patch[key]
         is_laid = isinstance(node, Map) and not class_word(node)
-        found.append(Override("add" if is_laid else "set", split(key, node.origin), node, node.origin))
+        found.append(Override("lay" if is_laid else "set", split(key, node.origin), node, node.origin))
     return found
 
 

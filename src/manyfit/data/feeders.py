@@ -333,7 +333,7 @@ class TFRecordExamplesFeeder(Feeder):
         return {
             key: Ragged.of([each[key] for each in rows])
             if isinstance(column, Ragged)
-            else stacked(self._wanted[key][0], [each[key] for each in rows])
+            else stacked(self._wanted[key][0], [each[key] for each in rows], column.dtype)
             for key, column in columns.items()
         }
 
@@ -526,8 +526,10 @@ class MemorySamplesFeeder(Feeder):
             return dict(x) if is_named else {"x": x}, dict(zip(labels, rest, strict=True))
 
         rows = each_row(row, batch.index, epoch, seed)
-        made = {name: stacked(name, [x[name] for x, _ in rows]) for name in inputs}
-        target = stacked("y", [y["y"] for _, y in rows]) if labels else None
+        made = {
+            name: stacked(name, [x[name] for x, _ in rows], column.dtype) for name, column in inputs.items()
+        }
+        target = stacked("y", [y["y"] for _, y in rows], labels["y"].dtype) if labels else None
         return replace(batch, inputs=made if is_named else made["x"], target=target)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:

@@ -48,12 +48,14 @@ def applied(
     return dict(new), dict(after)
 
 
-def stacked(name: str, values: Sequence[Any]) -> Any:
-    """The values of a column as one array; they must have one shape."""
+def stacked(name: str, values: Sequence[Any], was: Any) -> Any:
+    """The values of a column, which `was` of some type, as one array; they must have one shape."""
+    if values and isinstance(values[0], str | bytes):
+        return np.fromiter(values, object, len(values))
     arrays = [np.asarray(value) for value in values]
     shapes = list(dict.fromkeys(array.shape for array in arrays))
     if len(shapes) > 1:
         raise UsageError(f"post_op gives {name!r} several shapes in one batch, {shapes[0]} and {shapes[1]}")
-    if arrays and arrays[0].dtype == np.float64:  # what NumPy makes of any number
+    if arrays and arrays[0].dtype == np.float64 != was:  # what NumPy makes of any number
         arrays = [array.astype(np.float32) for array in arrays]
     return np.stack(arrays)
