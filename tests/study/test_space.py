@@ -153,7 +153,7 @@ def test_a_value_inside_a_sub_configuration_is_found():
     patch = next(read("{o: [{class: sgd, lr: 0.5}]}").grid(BASE.get))
     assert lookup(patch, "o.lr", BASE.get) == 0.5 and lookup(patch, "o.class", BASE.get) == "sgd"
     assert lookup(patch, "o.momentum", BASE.get) is None and lookup(patch, "model.hidden", BASE.get) == 8
-    assert overrides(patch)[0].action == "replace"
+    assert overrides(patch)[0].action == "set"
 
 
 def test_words_for_time_and_size():

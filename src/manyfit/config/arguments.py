@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
+import numbers
 import typing
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from manyfit.core.errors import UsageError
 
@@ -40,8 +39,8 @@ def check_arguments(target: Any, given: Mapping[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     """Numbers of NumPy as Python's own."""
-    if isinstance(value, np.generic):
-        return value.item()
+    if type(value) is not bool and isinstance(value, numbers.Integral):
+        return int(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
