@@ -269,6 +269,6 @@ if __name__ == "__main__":
         columns(Path(place) / "records")
         lists(Path(place) / "int64", "int64", 0.6)
         lists(Path(place) / "float32", "float32", 0.6)
-        lists(Path(place) / "string", "string", 0.3)
+        lists(Path(place) / "string", "string", 0.6)
         pictures(Path(place) / "pictures")
     sys.exit(f"missed: {', '.join(failed)}" if failed else 0)
