@@ -78,6 +78,21 @@ def test_keys_of_later_versions_are_met_with_what_to_write(project, old, new, sa
     assert says in str(caught.value)
 
 
+def test_a_parameter_that_is_called_like_such_a_key_is_a_parameter(project):  # noqa: F811
+    net = project / "models" / "registry" / "net.py"
+    net.write_text(net.read_text().replace("hidden: int = 8", "hidden: int = 8, class_type: str = ''"))
+    file = next((project / "variants").glob("*.yaml"))
+    file.write_text(VARIANT.replace("hidden: 6", "hidden: 6\n  class_type: round"))
+    assert config_of(file.stem).run.model.params["class_type"] == "round"
+
+
+def test_debug_does_not_tell_what_an_override_says(project, capsys):  # noqa: F811
+    name = next((project / "variants").glob("*.yaml")).stem
+    run("-l", "DEBUG", "config", "show", name, "-p", "model.password", "tops3cret", "-p", "train.epochs", "3")
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("DEBUG")]
+    assert "DEBUG set model.password" in told and not any("tops3cret" in line for line in told)
+
+
 def test_minus_one_example_is_all_of_them_in_a_variant(project):  # noqa: F811
     file = next((project / "variants").glob("*.yaml"))
     file.write_text(VARIANT.replace("batch_size: 20", "batch_size: 20\n    max_examples: -1"))
@@ -196,6 +211,29 @@ def test_a_file_that_was_named_must_hold_records(mixed, capsys):
     assert run("data", "index", mixed / "labels.txt") != 0
     assert "not a file of records" in capsys.readouterr().err
     assert run("data", "index", mixed / "*.txt", mixed / "*.json") != 0
+
+
+def test_a_shard_whose_beginning_is_damaged_is_not_skipped(mixed, capsys):
+    write(mixed / "train-1", ({"x": float(i), "label": i % 2} for i in range(10)))
+    data = (mixed / "train-1").read_bytes()
+    for damaged in (b"\xff" * 12 + data[12:], data[:7]):
+        (mixed / "train-1").write_bytes(damaged)
+        assert run("data", "index", mixed / "*") != 0
+        assert "train-1" in (told := capsys.readouterr().err) and "called like train-0" in told
+        feeder = TFRecordExamplesFeeder(mixed / "*", {"x": FixedLenFeature([1])}, auto_generate_meta=True)
+        with pytest.raises(RecordError, match="called like train-0"):
+            len(feeder)
+    (mixed / "train-1").unlink()
+    (mixed / "more.tfrecord").write_bytes(b"not records at all")
+    assert run("data", "index", mixed / "*") != 0
+    assert "more.tfrecord" in capsys.readouterr().err
+
+
+def test_what_the_shell_has_expanded_may_have_strangers_in_it(mixed, capsys):
+    assert run("data", "index", *sorted(mixed.iterdir())) == 0
+    assert "labels.txt is no file of records" in capsys.readouterr().err
+    assert run("data", "count", *sorted(mixed.iterdir())) == 0
+    assert "20 records in 2 files" in capsys.readouterr().out
 
 
 def test_a_record_file_that_was_known_and_is_damaged_is_no_stranger(mixed, capsys):

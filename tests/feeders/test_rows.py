@@ -218,6 +218,28 @@ def test_a_post_op_that_does_nothing_changes_nothing(tmp_path):
         assert plain[name].dtype == mapped[name].dtype and plain[name].tolist() == mapped[name].tolist()
 
 
+def test_a_post_op_may_work_in_place(tmp_path):
+    def doubled(features, labels):
+        features["x"] *= 2
+        return features, labels
+
+    def twice(x, y):
+        x *= 2
+        return x, y
+
+    place = numbers(tmp_path / "a")
+    x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4)
+    memory = MemorySamplesFeeder(x, y, batch_size=2, post_op=twice)
+    for feeder in (
+        fed(place, post_op=doubled),
+        fed(place, post_op=doubled, cache=str(tmp_path / "c")),
+        memory,
+    ):
+        passes = [[batch.inputs.tolist() for batch in once(feeder, 5)] for _ in range(2)]
+        assert passes[0] == passes[1]
+    assert x[1].tolist() == [2, 3]
+
+
 def test_post_op_over_memory():
     x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4)
     found = whole(MemorySamplesFeeder(x, y, post_op=lambda a, b: (a * 2, b + 1)))

@@ -51,7 +51,6 @@ ALIASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("utils", "generate-metadata"): ("data", "index"),
     ("utils", "validate"): ("data", "verify"),
     ("utils", "total-examples"): ("data", "count", "--examples"),
-    ("utils", "total-records"): ("data", "count"),
 }
 """What verbs are called elsewhere."""
 

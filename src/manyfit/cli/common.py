@@ -118,7 +118,7 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
         if word in ("-P", "--param-str"):
             if len(queue) < 2:
                 raise click.UsageError("-P needs a key and a text: -P model.name 0123")
-            found.append(_from_here(pair_of_text(queue.pop(0), queue.pop(0))))
+            found.append(_text(queue.pop(0), queue.pop(0)))
         elif attached or word in ("-p", "-c", "--param", "--param-expr"):
             if len(queue) < 2:
                 raise click.UsageError(
@@ -132,11 +132,11 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
     return found, rest
 
 
-def pair_of_text(key: str, value: str) -> Any:
+def _text(key: str, value: str) -> Any:
     """The override of `-P KEY VALUE`: the value as it is written."""
-    from manyfit.config.override import pair
+    from manyfit.config.override import text
 
-    return pair(key, json.dumps(value))
+    return _from_here(text(key, value))
 
 
 def _pair(key: str, queue: list[str]) -> Any:

@@ -43,13 +43,17 @@ def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_
     from manyfit.data.tfrecord import files, metadata
 
     paths = files.matched(patterns)
+    known = {folder: metadata.load(folder) for folder in metadata.by_folder(paths)} if not force else {}
+    strange = metadata.strangers(paths, patterns, known)
+    for path in strange:
+        say(f"{path} is no file of records, and is not indexed", err=True)
+    paths = [path for path in paths if path not in strange]
+    if not paths:
+        raise click.UsageError(f"none of these holds records: {', '.join(strange[:3])}")
     done: list[metadata.Indexed] = []
     given = None if compression is None else compression.lower().replace("none", "")
     with bar("indexing", sum(map(files.size_of, paths))) as moved:
-        exact = {files.canonical(pattern) for pattern in patterns if len(files.found(pattern)) == 1}
-        done += metadata.index(paths, force, given, moved, exact)
-    if not done:
-        raise click.UsageError(f"none of these holds records: {', '.join(map(str, paths[:3]))}")
+        done += metadata.index(paths, force, given, moved)
     if json_:
         as_json([{"file": d.file, "records": d.entry.records, "new": d.is_new} for d in done])
         return

@@ -211,7 +211,7 @@ def check_name(text: str) -> None:
 def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
     dialect = dialect_of(tree)
     for override in collect(overrides, problems):
-        log.debug("%s %s (%s)", override.action, dotted(override.path), override.origin)
+        log.debug("%s %s", override.action, dotted(override.path))  # its value may be a secret
         if override.path == ("train", "epochs") and dialect is not None:
             override = dataclasses.replace(override, path=dialect.epochs)  # as this layout calls it
         tree = apply(tree, override, problems)

@@ -58,6 +58,12 @@ def pair(key: str, value: str) -> Override:
     return Override("add" if key.startswith("+") else "set", path, value_of(value, origin), origin)
 
 
+def text(key: str, value: str) -> Override:
+    """Read the two words of `-P key value`: the value is text, whatever it looks like."""
+    origin = Origin(f"command line (-P {key} {value})")
+    return Override("set", split(key, origin), Leaf(value, origin), origin)
+
+
 def value_of(text: str, origin: Origin) -> Node:
     """Parse a value as YAML; what is not YAML is text."""
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -189,16 +189,16 @@ def _check_classes(node: Node | None, at: str, problems: list[Problem]) -> None:
     """Say how a class is named here: later versions of this layout have it in two keys."""
     if not isinstance(node, Map):
         return
-    if CLASS_TYPE in node.items:
+    key = next((key for key in (CLASS_TYPE, MODULE_PATH) if key in node.items), None)
+    if key is not None and not class_word(node):  # else it is a parameter of the class
         name, module = (
             str(found.value) if isinstance(found := node.items.get(key), Leaf) else ""
             for key in (CLASS_TYPE, MODULE_PATH)
         )
-        is_shipped_kind = at != "model"
-        wanted = name if is_shipped_kind or not module else f"{module.rpartition('.')[2]}:{name}"
         told = "a class is named by `type` here, in one key"
-        where = node.key_origin(CLASS_TYPE)
-        problems.append(Problem(f"{at}.{CLASS_TYPE}", where, told, f"type: '{wanted}'", name))
+        wanted = f"{module.rpartition('.')[2]}:{name}" if at == "model" and module else name
+        expected = f"type: '{wanted}'" if name else "nothing: features are found by their `type`"
+        problems.append(Problem(f"{at}.{key}", node.key_origin(key), told, expected, name or module))
     for key, item in node.items.items():
         _check_classes(item, f"{at}.{key}", problems)
 

@@ -12,7 +12,7 @@ import posixpath
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -28,6 +28,8 @@ PIECE: Final = 1 << 18
 IN_MEMORY: Final = 1 << 26
 """What is unpacked of a data set stays in memory up to this size; else it is kept in files."""
 MAGIC: Final = "*?["
+RECORDS: Final = (".tfrecord", ".tfrecords", ".tfr")
+"""How names of such files may end."""
 WBITS: Final = {"gzip": 31, "zlib": 15}
 
 
@@ -322,8 +324,30 @@ def compression_of(head: bytes) -> Compression | None:
     return None
 
 
+def strangers(paths: Sequence[str], patterns: Sequence[str], known: Collection[str] = ()) -> list[str]:
+    """Files that a pattern has found and that hold no records, such as labels.txt, or a README.
+
+    What was named alone is none, nor what is `known`. Raises for one that is called like those that hold
+    records: it is damaged, and not something else.
+    """
+    asked = {canonical(patterns[0])} if len(patterns) == 1 else set()
+    found = [path for path in paths if path not in asked and path not in known and not holds_records(path)]
+    shards = {_shape(path): path for path in paths if path not in found}
+    for path in found:
+        like = shards.get(_shape(path))
+        if like is not None or path.endswith(RECORDS):
+            told = f"like {name_of(like)}, which does" if like is not None else "as files of records are"
+            raise RecordError(path, f"this holds no records, but it is called {told}: it is damaged", 0)
+    return found
+
+
+def _shape(file: str) -> str:
+    """A name in which all numbers are the same."""
+    return re.sub(r"\d+", "0", name_of(file))
+
+
 def holds_records(file: str) -> bool:
-    """Whether a file begins as a file of records does: beside them may lie labels.txt, or a README."""
+    """Whether a file begins as a file of records does."""
     if is_remote(file):
         fs, path = store_of(file)
         head = bytes(fs.cat_file(path, 0, PIECE))

@@ -266,6 +266,7 @@ def verify(
     known = {folder: read[folder] if folder in read else load(folder) for folder in folders}
     if not here and not any(known.values()):
         files.matched(given)  # which says what is wrong
+    strange = strangers(list(here), given, known)
     for folder, entries in known.items():
         if not entries and folder in inside:
             yield Finding(_place(folder), "missing", "nobody has indexed this folder")
@@ -276,12 +277,20 @@ def verify(
                 yield Finding(path, "deleted", "it was indexed, but is not there any more")
         for path in inside.get(folder, ()):
             entry = entries.get(files.name_of(path))
-            if entry is None and path not in given and not files.holds_records(path):
+            if entry is None and path in strange:
                 continue
             if entry is None:
                 yield Finding(path, "added", "it is there, but was not indexed")
             else:
                 yield from compare(path, entry, deep, progress)
+
+
+def strangers(
+    paths: Sequence[str], patterns: Sequence[str], known: Mapping[str, Mapping[str, Entry]]
+) -> list[str]:
+    """Files beside the records that hold none, and that nobody has indexed."""
+    indexed = {posixpath.join(folder, name) for folder, entries in known.items() for name in entries}
+    return files.strangers(paths, patterns, indexed)
 
 
 def present(patterns: Sequence[str]) -> list[str]:
@@ -400,12 +409,10 @@ def index(
     force: bool = False,
     compression: str | None = None,
     progress: Progress | None = None,
-    exact: Collection[str] = (),
 ) -> Iterator[Indexed]:
     """Index every file that has not been indexed; a file that has changed is refused, unless forced.
 
-    Files that hold no records are left out, unless they were named, `exact`. The metadata of a folder is
-    written when all of its files have been read.
+    The metadata of a folder is written when all of its files have been read.
     """
     for folder, inside in by_folder(paths).items():
         known = {} if force and _is_unreadable(folder) else load(folder)
@@ -417,9 +424,6 @@ def index(
         for path in inside:
             name = files.name_of(path)
             before = known.get(name)
-            if before is None and path not in exact and not files.holds_records(path):
-                log.warning("%s is no file of records, and is not indexed", path)
-                continue
             if before is not None and not force:
                 for change in compare(path, before, True, progress):
                     raise DataChanged(f"{change}; {_how(folder)}")
@@ -482,14 +486,7 @@ def known_files(
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     paths = files.matched(given)
     known = {folder: load(folder) for folder in by_folder(paths)}
-    exact = {files.canonical(pattern) for pattern in given}
-    strange = [
-        path
-        for path in paths
-        if path not in exact
-        and files.name_of(path) not in known[files.folder_of(path)]
-        and not files.holds_records(path)
-    ]
+    strange = strangers(paths, given, known)
     if strange and len(strange) < len(paths):
         log.info("no files of records, and not read: %s", listing(strange))
         paths = [path for path in paths if path not in strange]

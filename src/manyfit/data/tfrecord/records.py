@@ -180,7 +180,12 @@ class Records:
             if isinstance(feature, FixedLenFeature):
                 log.warning("%s; each row has its default_value", told)
             elif not getattr(feature, "allow_missing", False):
-                raise UsageError(f"{told} (if that is right, set allow_missing: true)")
+                hint = (
+                    " (if that is right, set allow_missing: true)"
+                    if hasattr(feature, "allow_missing")
+                    else ""
+                )
+                raise UsageError(told + hint)
 
 
 def _instead(name: str, files: Sequence[RecordFile]) -> str:
