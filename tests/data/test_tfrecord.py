@@ -199,6 +199,34 @@ def test_every_example_is_read_as_tensorflow_reads_it(examples, name, feature):
     assert same(ours(records, name, feature), theirs(tf, records, name, feature), feature)
 
 
+TEXT = st.one_of(
+    st.binary(max_size=3),
+    st.integers(0, 300).map(lambda size: b"w" * size),
+    st.sampled_from(
+        [b"", b"\0", b"a\0", b"\n\n", b"\n\x01", b"x" * 31, b"x" * 32, b"x" * 33, b"x" * 127, b"x" * 128]
+    ),
+)
+
+
+@given(
+    st.lists(
+        st.one_of(st.lists(TEXT, max_size=12), st.integers(0, 600).map(lambda count: [b"ab\n"] * count)),
+        min_size=1,
+        max_size=14,
+    ),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_lists_of_texts_come_back_as_they_were_written(lists, has_other):
+    records = [encode({"a": 1, "t": each or None, **({"z": [b"z"]} if has_other else {})}) for each in lists]
+    found = ours(records, "t", VarLenFeature("string"))
+    assert [row.tolist() for row in found] == lists
+    assert all(type(text) is bytes for row in found for text in row)
+    most = max(map(len, lists))
+    padded = VarLenFeature("string").batch(found)
+    assert padded.tolist() == [each + [b""] * (most - len(each)) for each in lists]
+
+
 @given(st.lists(EXAMPLE, min_size=8, max_size=24))
 @settings(deadline=None)
 def test_records_walked_together_and_alone_say_the_same(examples):

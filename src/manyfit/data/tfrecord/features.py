@@ -14,9 +14,10 @@ from annotated_types import Ge, Gt
 from manyfit.config.arguments import check_arguments
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
-from manyfit.data.tfrecord import images, wire
+from manyfit.data.tfrecord import images, lists
+from manyfit.data.tfrecord.message import BYTES, FLOAT, INT64, KINDS, NONE
 from manyfit.data.tfrecord.ragged import Ragged, as_objects
-from manyfit.data.tfrecord.wire import BYTES, FLOAT, INT64, KINDS, NONE, Buffer, Malformed, Spans
+from manyfit.data.tfrecord.wire import Buffer, Malformed, Spans
 
 Dtype: TypeAlias = Literal["float32", "int64", "string"]
 Mapper: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -86,14 +87,14 @@ class FixedLenFeature(_Plain):
         missing = np.flatnonzero(spans.kind == NONE)
         if len(missing) and self.default_value is None:
             raise Malformed(int(missing[0]), "is missing, and has no default_value")
-        found = wire.texts(buffer, spans) if kind == BYTES else wire.numbers(buffer, spans, kind)
+        found = lists.texts(buffer, spans) if kind == BYTES else lists.numbers(buffer, spans, kind)
         counts = np.diff(found.splits)
         wrong = np.flatnonzero((counts != count) & (spans.kind != NONE))
         if len(wrong):
             row = int(wrong[0])
             shape = list(self.shape)
             raise Malformed(row, f"has {counts[row]} values, but the shape {shape} takes {count}")
-        values = as_objects(found.values) if kind == BYTES else found.values
+        values = found.values
         if not len(missing):
             return values.reshape(rows, *self.shape)
         whole = np.empty((rows, *self.shape), values.dtype)
@@ -148,8 +149,8 @@ class VarLenFeature(_Plain):
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """Rows of different lengths: batches are padded when they are put together."""
         kind = WIRE[self.dtype]
-        found = wire.texts(buffer, spans) if kind == BYTES else wire.numbers(buffer, spans, kind)
-        return Ragged(as_objects(found.values) if kind == BYTES else found.values, found.splits)
+        found = lists.texts(buffer, spans) if kind == BYTES else lists.numbers(buffer, spans, kind)
+        return Ragged(found.values, found.splits)
 
     def batch(self, rows: Ragged) -> Any:
         """Rows of different lengths as one array."""
@@ -178,9 +179,9 @@ class RawFeature(Feature):
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """An array of shape (rows, *shape)."""
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        places = wire.single(buffer, spans)
+        places = lists.single(buffer, spans)
         if places is not None:
-            sizes, whole = places[1] - places[0], wire.joined(buffer, *places)
+            sizes, whole = places[1] - places[0], lists.joined(buffer, *places)
         else:
             values = single(buffer, spans)
             sizes, whole = np.fromiter(map(len, values), np.int64, len(values)), bytearray().join(values)
@@ -262,7 +263,7 @@ class ImageFeature(Feature):
         if self.count is None:
             values = single(buffer, spans)
             return values, list(range(len(values))), [0] * len(values)
-        found = wire.texts(buffer, spans)
+        found = lists.texts(buffer, spans)
         counts = np.diff(found.splits)
         wrong = np.flatnonzero((counts > self.count) | (counts < (0 if self.pad else self.count)))
         if len(wrong):
@@ -270,7 +271,7 @@ class ImageFeature(Feature):
             hint = "" if self.pad or counts[row] > self.count else " (pad: true fills up)"
             raise Malformed(row, f"has {counts[row]} images, but count takes {most}{self.count}{hint}")
         rows = np.repeat(np.arange(len(counts)), counts)
-        return found.values, rows.tolist(), (np.arange(len(rows)) - found.splits[rows]).tolist()
+        return found.values.tolist(), rows.tolist(), (np.arange(len(rows)) - found.splits[rows]).tolist()
 
     def batch(self, rows: Any) -> Any:
         """Images as one array; they must have one size."""
@@ -338,7 +339,7 @@ class SequenceFeature(_Plain):
                 raise Malformed(row, "is missing")
             counts[row] = len(steps or ())
             for number, step in enumerate(steps or ()):
-                found = wire.values_of(step, kind, row)
+                found = lists.values_of(step, kind, row)
                 if len(found) != width:
                     shape = list(self.shape)
                     told = f"has {len(found)} values in step {number}, but the shape {shape} takes {width}"
@@ -382,10 +383,10 @@ def single(buffer: Buffer, spans: Spans) -> list[bytes]:
     missing = np.flatnonzero(spans.kind == NONE)
     if len(missing):
         raise Malformed(int(missing[0]), "is missing")
-    found = wire.texts(buffer, spans)
+    found = lists.texts(buffer, spans)
     wrong = np.flatnonzero(np.diff(found.splits) != 1)
     if len(wrong):
         count = int(np.diff(found.splits)[wrong[0]])
         raise Malformed(int(wrong[0]), f"has {count} values, but one is needed")
-    values: list[bytes] = found.values
+    values: list[bytes] = found.values.tolist()
     return values

@@ -74,7 +74,7 @@ def _colours(data: bytes, channels: int, size: tuple[int, int] | None) -> Any:
             return resized(decoder.decode_jpeg(data, "RGB"), size)
         from PIL import Image
 
-        # Pillow keeps four bytes a pixel: given so, they are copied in one go. Resizing three of them is faster.
+        # Pillow keeps four bytes a pixel, which are copied in one go; to resize three of them is faster.
         found = decoder.decode_jpeg(data, "RGBX")
         image = Image.frombytes("RGB", (width, height), found, "raw", "RGBX")
         small = image.resize((size[1], size[0]), Image.Resampling.BILINEAR).tobytes("raw", "RGB")

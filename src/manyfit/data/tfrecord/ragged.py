@@ -66,13 +66,14 @@ class Ragged:
         """One array: short rows are filled at their end, and those longer than `length` are cut."""
         lengths = self.lengths
         width = int(lengths.max(initial=0)) if length is None else length
-        made = np.full((len(self), width, *self.values.shape[1:]), fill, self.values.dtype)
+        made = np.empty((len(self), width, *self.values.shape[1:]), self.values.dtype)
         is_value = np.arange(width) < lengths[:, None]
         if (lengths > width).any():
             places = np.repeat(self.splits[:-1], np.minimum(lengths, width)) + np.nonzero(is_value)[1]
             made[is_value] = self.values[places]
         else:
             made[is_value] = self.flat()
+        made[~is_value] = fill
         return made
 
 

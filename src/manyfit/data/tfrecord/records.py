@@ -26,9 +26,10 @@ from manyfit.data.tfrecord.features import (
     kind_of,
 )
 from manyfit.data.tfrecord.frames import Frames
+from manyfit.data.tfrecord.message import KINDS, NONE
 from manyfit.data.tfrecord.metadata import Entry
 from manyfit.data.tfrecord.ragged import as_objects
-from manyfit.data.tfrecord.wire import KINDS, NONE, PAD, SEQUENCE, Buffer, Malformed, sequences, spans
+from manyfit.data.tfrecord.wire import PAD, SEQUENCE, Buffer, Malformed, sequences, spans
 
 log = logging.getLogger("manyfit")
 
