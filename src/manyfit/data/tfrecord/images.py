@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import functools
 import io
+import threading
 from typing import Any, Final
 
 import numpy as np
 
 LARGEST: Final = 1 << 28
 """Pixels of an image that is decoded; a file that says that it has more is not believed."""
+KEPT: Final = 1 << 24
+"""Pixels of an image whose memory is kept for the next one."""
 FORMATS: Final = {"jpeg": ["JPEG"], "png": ["PNG"], "bmp": ["BMP"], "gif": ["GIF"]}
 JPEG: Final = b"\xff\xd8"
 MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+_scratch = threading.local()
+"""Of each thread, the memory that the last JPEG was decoded in: most files have images of one size."""
 
 
 class Unreadable(ValueError):
@@ -72,15 +79,23 @@ def _colours(data: bytes, channels: int, size: tuple[int, int] | None) -> Any:
             return decoder.decode_jpeg(data, "RGB")
         if _is_vectorised():
             return resized(decoder.decode_jpeg(data, "RGB"), size)
-        from PIL import Image
-
-        # Pillow keeps four bytes a pixel, which are copied in one go; to resize three of them is faster.
-        found = decoder.decode_jpeg(data, "RGBX")
-        image = Image.frombytes("RGB", (width, height), found, "raw", "RGBX")
-        small = image.resize((size[1], size[0]), Image.Resampling.BILINEAR).tobytes("raw", "RGB")
-        return np.frombuffer(small, np.uint8).reshape(*size, 3)
+        return _shrunk(decoder, data, (width, height), size) if width * height <= KEPT else None
     except ValueError:
         return None
+
+
+def _shrunk(decoder: Any, data: bytes, given: tuple[int, int], size: tuple[int, int]) -> Any:
+    """A JPEG of a given width and height in another size, by Pillow."""
+    from PIL import Image
+
+    # Pillow keeps four bytes a pixel, which are copied in one go; to resize three of them is faster.
+    if getattr(_scratch, "size", None) != given:
+        _scratch.size, _scratch.image = given, Image.new("RGB", given, None)
+        _scratch.bytes = np.empty(4 * given[0] * given[1], np.uint8)
+    image = _scratch.image
+    image.frombytes(decoder.decode_jpeg(data, "RGBX", buffer=_scratch.bytes), "raw", "RGBX")
+    small = image.resize((size[1], size[0]), Image.Resampling.BILINEAR).tobytes("raw", "RGB")
+    return np.frombuffer(small, np.uint8).reshape(*size, 3)
 
 
 def resized(found: Any, size: tuple[int, int] | None) -> Any:

@@ -121,6 +121,8 @@ def _short_spans(buffer: Buffer, each: Spans, live: Ints) -> tuple[Ints, Ints, I
     """The same if every list has the usual form and every text is shorter than 128 bytes; None if not."""
     data = buffer.data
     at, ends = each.starts[live], each.ends[live]
+    if not _are_short(data, at):
+        return None
     counts = np.zeros(len(buffer), np.int64)
     blocks: list[tuple[Ints, Ints, npt.NDArray[np.bool_]]] = []
     while len(live):
@@ -133,19 +135,22 @@ def _short_spans(buffer: Buffer, each: Spans, live: Ints) -> tuple[Ints, Ints, I
         inside = heads < ends
         blocks.append((live, heads, inside))
         counts[live] += inside.sum(axis=0)
-        more = at < ends
         if (at > ends).any():
             return None
+        more = at < ends
         live, at, ends = live[more], at[more], ends[more]
     begins = np.cumsum(counts) - counts
     whole = np.empty(int(counts.sum()), np.int64)
     for number, (rows, heads, inside) in enumerate(blocks):
         places = begins[rows] + np.arange(number * BLOCK, (number + 1) * BLOCK)[:, None]
         whole[places[inside]] = heads[inside]
-    sizes = data.take(whole + 1)
-    if (data.take(whole) != 0x0A).any() or sizes.max(initial=0) >= 0x80:
+    if not _are_short(data, whole):
         return None
-    return np.repeat(np.arange(len(counts)), counts), whole + 2, whole + 2 + sizes
+    return np.repeat(np.arange(len(counts)), counts), whole + 2, whole + 2 + data.take(whole + 1)
+
+
+def _are_short(data: Bytes, heads: Ints) -> bool:
+    return bool(((data.take(heads) == 0x0A) & (data.take(heads + 1) < 0x80)).all())
 
 
 def _any_spans(buffer: Buffer, each: Spans, wanted: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
