@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,18 @@ def test_a_second_project_with_modules_of_the_same_name(project, tmp_path):
     other.config(other.changed(model={"class": "models.MLP", "width": 3}))
     assert load_config(other.run).model.width == 3
     assert load_config(project.run).model.hidden == 8
+
+
+def test_code_of_another_project_is_not_found(project, tmp_path_factory):
+    load_config(project.run)
+    other = type(project)(tmp_path_factory.mktemp("other"))
+    (other.src / "models.py").unlink()
+    with pytest.raises(ConfigError, match="there is no module 'models'"):
+        load_config(other.run)
+    assert str(project.src.resolve()) not in sys.path
+    load_config(project.run)
+    assert sys.path[0] == str(project.src.resolve())
+    assert str(other.src.resolve()) not in sys.path
 
 
 def test_a_module_hidden_by_another_of_the_same_name(project):

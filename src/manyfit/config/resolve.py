@@ -20,6 +20,8 @@ from manyfit.core.names import listing, nearest
 MAX_PARTS = 32
 
 _activated: list[Path] = []
+_added: list[str] = []
+"""What was put on the import path, and was not there before."""
 
 
 class ResolveError(Exception):
@@ -67,12 +69,14 @@ _found: dict[tuple[str, Path | None], tuple[str, ModuleType, Any]] = {}
 
 
 def activate(source: Path) -> None:
-    """Put the user's code first on the import path, and forget modules of another project's code."""
+    """Put the user's code first on the import path, and forget another project's code: modules and path."""
     here = _real(source)
     if _activated == [here] and sys.path[:1] == [str(here)]:
         return
     if sys.path[:1] != [str(here)]:
-        sys.path[:] = [str(here), *(entry for entry in sys.path if entry != str(here))]
+        is_new = str(here) not in sys.path
+        sys.path[:] = [str(here), *(entry for entry in sys.path if entry not in (str(here), *_added))]
+        _added[:] = [str(here)] if is_new or str(here) in _added else []
         importlib.invalidate_caches()
     own = f"{here}{os.sep}"
     others = tuple(f"{other}{os.sep}" for other in _activated if other != here)
