@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -232,3 +237,129 @@ def test_splits_may_be_converted_side_by_side(tmp_path):
     assert [process.wait() for process in both] == [0, 0]
     assert sorted(metadata.load(str(tmp_path / "out"))) == ["test-00000-of-00001", "train-00000-of-00001"]
     assert not list((tmp_path / "out").glob(".new-*"))
+
+
+# -- classes, replacement and strangers -----------------------------------------------------------
+
+
+def test_a_class_with_a_line_break_in_its_name_is_refused_and_other_separators_are_kept(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text('label,x\n"a\nb",1\nc,2\n')
+    assert run("data", "convert", tmp_path / "a.csv", tmp_path / "d") == 2
+    assert "'a\\nb'" in capsys.readouterr().err and not list(tmp_path.glob("d/*"))
+    odd = ["a\u2028b", "c\x85d", "e\x1cf", "g"]
+    (tmp_path / "b.csv").write_text("label,x\n" + "".join(f"{name},1\n" for name in odd), "utf-8")
+    (tmp_path / "c.csv").write_text("label,x\ng,1\n", "utf-8")
+    first = converted(tmp_path / "b.csv", tmp_path / "d")
+    second = table_of(tmp_path / "c.csv", beside=tmp_path / "d")
+    assert list(second.classes) == list(first.classes) == sorted(odd)
+
+
+def test_names_of_classes_that_are_not_utf8(tmp_path, capsys):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "_classes.txt").write_bytes(b"\xff\n")
+    (tmp_path / "a.csv").write_text("label,x\nc,2\n")
+    assert run("data", "convert", tmp_path / "a.csv", tmp_path / "d") == 2
+    assert "_classes.txt cannot be read" in capsys.readouterr().err
+
+
+def test_shards_that_were_deleted_leave_the_index_when_others_are_written(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n" * 6)
+    converted(tmp_path / "a.csv", tmp_path / "d", shards=2)
+    for file in (tmp_path / "d").glob("train-*"):
+        file.unlink()
+    converted(tmp_path / "a.csv", tmp_path / "d", shards=3)
+    assert sorted(metadata.load(str(tmp_path / "d"))) == [f"train-0000{i}-of-00003" for i in range(3)]
+
+
+def test_names_of_classes_are_written_before_the_records(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("label,x\nb,1\na,2\n")
+    replaced = Path.replace
+
+    def dies(self, target):
+        if target.parent == tmp_path / "d" and target.name.startswith("train-"):
+            assert (tmp_path / "d" / "_classes.txt").read_text() == "a\nb\n"
+            raise KeyboardInterrupt
+        return replaced(self, target)
+
+    monkeypatch.setattr(Path, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        list(convert(table_of(tmp_path / "a.csv"), tmp_path / "d"))
+    assert not list((tmp_path / "d").glob("train-*"))
+
+
+def test_nothing_is_left_of_a_conversion_that_was_killed(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((60_000, 40), np.float32))
+    line = [
+        sys.executable,
+        "-m",
+        "manyfit",
+        "data",
+        "convert",
+        "a.npz",
+        "d",
+        "--shards",
+        "8",
+        "--workers",
+        "2",
+    ]
+    process = subprocess.Popen(line, cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (children := grandchildren(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(children) > 0, "no worker was ever seen"
+    process.kill()
+    process.wait()
+    while any(Path(f"/proc/{child}/cmdline").exists() for child in children):
+        assert time.monotonic() < deadline, "workers outlive whoever has started them"
+        time.sleep(0.05)
+
+
+def grandchildren(pid):
+    """Processes of the fork server of a process."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    servers = {child for child, parent in parents.items() if parent == pid}
+    return [child for child, parent in parents.items() if parent in servers]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("columns.tsv", b"X\tY\n1\t2\n"),
+        ("labels.txt", b"80 classes\n"),
+        ("notes.txt", b"x marks the place\n"),
+        ("short.gz", gzip.compress(b"a text")),
+    ],
+)
+def test_texts_that_look_as_if_they_were_compressed_are_left_out(tmp_path, capsys, name, content):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    list(convert(table_of(tmp_path / "a.csv"), tmp_path / "d"))
+    (tmp_path / "d" / name).write_bytes(content)
+    assert run("data", "index", "--force", tmp_path / "d" / "*") == 0
+    assert name in capsys.readouterr().err
+    assert run("data", "count", tmp_path / "d" / "*") == 0
+    assert not list(metadata.verify(str(tmp_path / "d" / "*"), deep=True))
+
+
+def test_a_csv_of_another_name_without_a_header(tmp_path):
+    (tmp_path / "iris.data").write_text("1,2\n3,4\n")
+    assert run("data", "convert", tmp_path / "iris.data", tmp_path / "d", "--kind", "csv", "--no-header") == 0
+    assert sorted(metadata.load(str(tmp_path / "d"))["train-00000-of-00001"].features) == ["c0", "c1"]
+
+
+def test_names_that_yaml_would_misread_are_quoted(tmp_path):
+    (tmp_path / "a.csv").write_text("a: b,#c,no,1x,image/x\n1,2,3,4,5\n")
+    table = converted(tmp_path / "a.csv", tmp_path / "d")
+    told = plain(read_text(as_yaml(table.features()), "told"))
+    assert list(told["features_map"]) == ["a: b", "#c", "no", "1x", "image/x"]
+    import yaml
+
+    assert list(yaml.safe_load(as_yaml(table.features()))["features_map"]) == list(told["features_map"])
+
+
+def test_a_column_without_a_name_is_refused(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("1,2,3\n")
+    assert run("data", "convert", tmp_path / "a.csv", tmp_path / "d", "--names", "a,,b") == 2
+    assert "column 2" in capsys.readouterr().err

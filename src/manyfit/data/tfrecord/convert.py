@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import logging
 import multiprocessing
 import re
@@ -21,7 +22,7 @@ import numpy as np
 from manyfit.core.errors import ExtraMissing, UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.names import listing, nearest
-from manyfit.core.processes import die_with_parent
+from manyfit.core.processes import die_with_server
 from manyfit.data.tfrecord import metadata
 from manyfit.data.tfrecord.writer import RecordWriter, encode, shard_names
 from manyfit.store import durable
@@ -39,6 +40,9 @@ VOCABULARY: Final = "_vocabulary.txt"
 CLASSES: Final = "_classes.txt"
 LABELS: Final = ("label", "target", "class")
 MOST_CLASSES: Final = 10_000
+PLAIN: Final = re.compile(r"[A-Za-z_][\w/.-]*")
+WORDS_OF_YAML: Final = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+"""Which YAML takes for something else than text."""
 
 Row = Mapping[str, Any]
 
@@ -115,7 +119,9 @@ class ImageFolder(Table):
                     data, kind = out.getvalue(), "png"
                 else:
                     opened.load()
-            except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+            except MemoryError:
+                raise
+            except Exception as error:  # a damaged image makes its decoder fail in whatever way
                 raise UsageError(f"{file} is not an image that can be read: {error}") from error
             yield {
                 "image/encoded": data,
@@ -177,6 +183,9 @@ class Csv(Table):
                 )
             if not self.header or len(set(self.header)) != len(self.header):
                 raise UsageError(f"{file} has no header, or one in which a name stands twice")
+            if "" in self.header:
+                place = self.header.index("") + 1
+                raise UsageError(f"column {place} of {file} has no name; --names gives all of them one")
             label = next((i for i, name in enumerate(self.header) if name in LABELS), None)
             seen: set[str] = set()
             ranks = [0] * len(self.header)
@@ -475,12 +484,12 @@ def table_of(
     if not source.exists():
         raise UsageError(f"there is no {source}")
     wants_text = any(given is not None for given in (column, vocabulary, most, least))
-    if names is not None and source.suffix.lower() != ".csv":
+    if names is not None and source.suffix.lower() != ".csv" and kind != "csv":
         raise UsageError(f"{source} is no CSV, so its columns cannot be named")
     found = kind or ("images" if source.is_dir() else endings.get(source.suffix.lower(), ""))
     found = "text" if found == "csv" and kind is None and wants_text else found
     file = beside / CLASSES if beside is not None else None
-    classes = file.read_text(encoding="utf-8").splitlines() if file and file.is_file() else None
+    classes = _listed(file) if file and file.is_file() else None
     if found == "images" and source.is_dir():
         return ImageFolder(source, classes)
     if found == "text" and source.is_file():
@@ -495,6 +504,14 @@ def table_of(
         return Arrays(source)
     wanted = "a folder of images, .csv, .txt, .npz, .npy, .h5 or .hdf5"
     raise UsageError(f"{source} cannot be converted{f' as {kind}' if kind else ''}: it must be {wanted}")
+
+
+def _listed(file: Path) -> list[str]:
+    """The names of classes, one a line."""
+    try:
+        return file.read_bytes().decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -517,13 +534,16 @@ def convert(
     """Write rows into shards, several at a time, and index them when all are there."""
     if not len(table):
         raise UsageError("there are no rows to convert")
+    broken = [name for name in table.classes if "\n" in name]
+    if broken:
+        raise UsageError(f"a class is called {broken[0]!r}, but {CLASSES} holds one name a line; rename it")
     count = shards or max(1, min(len(table), round(table.size / SHARD)))
     if count > len(table):
         raise UsageError(f"{len(table)} rows cannot be cut into {count} shards")
     files = [folder / name for name in shard_names(prefix, count, compression)]
     shard = re.compile(rf"{re.escape(prefix)}-\d{{5}}-of-\d{{5}}(\.gz|\.zz)?")
     here = sorted(p for p in folder.iterdir() if shard.fullmatch(p.name)) if folder.is_dir() else []
-    metadata.load(str(folder))  # if it cannot be read, that is better known now
+    known = metadata.load(str(folder))  # if it cannot be read, that is better known now
     if here and not force:
         names = listing([file.name for file in here], 3)
         raise UsageError(f"{folder} has files of this name already: {names}; --force replaces them")
@@ -535,19 +555,19 @@ def convert(
         ]
         if workers > 1 and count > 1:
             context = multiprocessing.get_context("forkserver")  # threads may be running here
-            with ProcessPoolExecutor(min(workers, count), context, die_with_parent) as pool:
+            with ProcessPoolExecutor(min(workers, count), context, die_with_server) as pool:
                 yield from pool.map(_shard, jobs)
         else:
             yield from map(_shard, jobs)
         entries = {file.name: metadata.examine(str(place / file.name)) for file in files}
+        for name, text in table.beside().items():  # first: labels without their names would be numbered anew
+            durable.write(folder / name, text)
         for old in here:  # only now is everything there that takes their place
             old.unlink()
         for file in files:
             (place / file.name).replace(file)
     durable.sync_folder(folder)
-    for name, text in table.beside().items():
-        durable.write(folder / name, text)
-    metadata.merge(str(folder), entries, [file.name for file in here])
+    metadata.merge(str(folder), entries, [name for name in known if shard.fullmatch(name)])
 
 
 def _shard(job: tuple[Table, Path, int, int, str]) -> Written:
@@ -561,7 +581,13 @@ def _shard(job: tuple[Table, Path, int, int, str]) -> Written:
 def as_yaml(features: Mapping[str, str], labels: Sequence[str] = ("image/class/label", *LABELS)) -> str:
     """How a feeder reads what was written, to be copied into a config."""
     label = next((name for name in features if name in labels), None)
-    lines = ["features_map:", *(f"  {name}: {how}" for name, how in features.items() if name != label)]
+    lines = ["features_map:", *(f"  {_key(n)}: {how}" for n, how in features.items() if n != label)]
     if label is not None:
-        lines += ["labels_map:", f"  {label}: {features[label]}"]
+        lines += ["labels_map:", f"  {_key(label)}: {features[label]}"]
     return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    """A name as a key of YAML."""
+    is_plain = PLAIN.fullmatch(name) and name.lower() not in WORDS_OF_YAML
+    return name if is_plain else json.dumps(name, ensure_ascii=False)

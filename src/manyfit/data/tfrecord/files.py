@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import glob
 import hashlib
@@ -360,8 +361,17 @@ def holds_records(file: str) -> bool:
     try:
         inside = zlib.decompressobj(WBITS[found]).decompress(head, HEADER.size)
     except zlib.error:
-        return True  # which is damaged, and that is to be said
-    return compression_of(inside) == "" or len(inside) < HEADER.size
+        return not _is_text(head)  # which is damaged, and that is to be said
+    return compression_of(inside) == "" or (len(inside) < HEADER.size and not _is_text(inside))
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether this is the beginning of a text: some of them look as if they were compressed."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and all(letter.isprintable() or letter.isspace() for letter in text)
 
 
 def check_compression(head: bytes, wanted: str | None, name: str) -> Compression:

@@ -12,13 +12,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from manyfit.core.files import check_file
-from manyfit.core.processes import die_with_parent
+from manyfit.core.processes import die_with_server
 from manyfit.core.secrets import clean_bytes
 from manyfit.study.executors import server
 from manyfit.study.executors.base import Work, attempt
@@ -45,8 +44,7 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
     for name in server.BEGAN.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment.items() - server.BEGAN.items())
-    let_the_server_end()
-    die_with_parent()
+    die_with_server()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -63,18 +61,6 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
             gc.collect()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-
-
-def let_the_server_end() -> None:
-    """Let go of the pipe that keeps the fork server alive for as long as its children live.
-
-    With it closed, the server ends when the driver does, however that happens, and this process with it.
-    """
-    server: Any = forkserver._forkserver
-    alive = getattr(server, "_forkserver_alive_fd", None)
-    if alive is not None:
-        os.close(alive)
-        server._forkserver_alive_fd = None
 
 
 def answered(unit: Unit, work: Work, pipe: Connection) -> list[Outcome]:
