@@ -335,3 +335,27 @@ def test_columns_of_other_lengths_are_refused(x):
 
     with pytest.raises(UsageError):
         MemorySamplesFeeder(x, np.arange(100))
+
+
+def test_an_override_that_is_a_mapping_is_named_where_it_is_wrong(project, capsys):  # noqa: F811
+    name = next((project / "variants").glob("*.yaml")).stem
+    for key, value in (
+        ("model.hidden", "{a: 1}"),
+        ("train.train_feeder", "{}"),
+        ("train.train_feeder.file_patterns", "{a: b}"),
+    ):
+        assert run("config", "check", name, "-p", key, value) == 2
+        assert f"command line (-p {key} {value})" in capsys.readouterr().err
+    assert run("config", "check", name, "-p", "train.optimizer", "{class: sgd, lr: 1e400}") == 2
+    assert "1e400 is too large" in capsys.readouterr().err
+    assert (
+        config_of(name, "-p", "project_name", "{epoch}-{x}").tree.items["project_name"].value == "{epoch}-{x}"
+    )
+
+
+def test_a_command_of_utils_that_there_is_not(capsys):
+    assert run("utils", "foo") == 2
+    assert (
+        "'utils foo'; there are utils generate-metadata, utils validate, utils total-examples"
+        in capsys.readouterr().err
+    )

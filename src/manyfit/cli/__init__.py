@@ -82,6 +82,9 @@ class LazyGroup(click.Group):
         if args[0] not in self.verbs and not args[0].startswith("-"):
             from manyfit.core.names import nearest
 
+            if known := [" ".join(words) for words in ALIASES if words[0] == args[0] and len(words) > 1]:
+                there = ", ".join(each for each in known if "--" not in each)
+                ctx.fail(f"no such command {' '.join(args[:2])!r}; there are {there}.")
             best = nearest(args[0], self.verbs)
             ctx.fail(f"no such command {args[0]!r}." + (f" Did you mean {best!r}?" if best else ""))
         return super().resolve_command(ctx, args)

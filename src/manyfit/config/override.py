@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from manyfit.config.layers import lay
-from manyfit.config.read import read_text
+from manyfit.config.read import NOT_YAML, read_text
 from manyfit.config.tree import Leaf, Map, Node, Path, Seq, child, dotted, from_plain
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
@@ -72,7 +72,9 @@ def value_of(text: str, origin: Origin) -> Node:
         )
     try:
         return _relocate(read_text(text, origin.file), origin)
-    except ConfigError:
+    except ConfigError as error:
+        if text[:1] in ("{", "[") and not any(p.message.startswith(NOT_YAML) for p in error.problems):
+            raise ConfigError([replace(problem, origin=origin) for problem in error.problems]) from None
         return Leaf(text, origin)
 
 
@@ -154,7 +156,8 @@ def _change(node: Node, rest: Path, override: Override, done: Path) -> Node:
         changed: Node | None = _change(below or Map({}, override.origin), rest[1:], override, here)
     else:
         changed = _last(node, key, below, override, here)
-    return _replaced(node, key, changed, override)
+    is_inside = len(rest) > 1 or override.action != "set"
+    return _replaced(node, key, changed, override, is_inside)
 
 
 def _last(node: Node, key: str, below: Node | None, override: Override, here: Path) -> Node | None:
@@ -180,7 +183,8 @@ def _last(node: Node, key: str, below: Node | None, override: Override, here: Pa
     return laid
 
 
-def _replaced(node: Node, key: str, changed: Node | None, override: Override) -> Node:
+def _replaced(node: Node, key: str, changed: Node | None, override: Override, is_inside: bool) -> Node:
+    """The node with something else under a key; `is_inside` says that only something in that has changed."""
     if isinstance(node, Seq):
         items = list(node.items)
         if changed is None:
@@ -191,8 +195,8 @@ def _replaced(node: Node, key: str, changed: Node | None, override: Override) ->
     assert isinstance(node, Map)
     if changed is None:
         return node.without(key)
-    nested = isinstance(changed, Map) and key in node.items and len(override.path) > 1
-    return node.with_item(key, changed, node.key_origin(key) if nested else override.origin)
+    keeps = is_inside and isinstance(changed, Map) and key in node.items and len(override.path) > 1
+    return node.with_item(key, changed, node.key_origin(key) if keeps else override.origin)
 
 
 def _missing(node: Node, key: str, override: Override, here: Path) -> Any:

@@ -21,6 +21,7 @@ from manyfit.core.files import read_bytes
 
 log = logging.getLogger("manyfit")
 
+NOT_YAML: Final = "not valid YAML"
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 200_000
@@ -74,7 +75,7 @@ def read_text(text: str, name: str) -> Node:
         _fail(Origin(name, line), _explain(text, line, error))
     except yaml.reader.ReaderError as error:
         position = error.position if isinstance(error.position, int) else 0
-        _fail(Origin(name, text[:position].count("\n") + 1), f"not valid YAML: {error.reason}")
+        _fail(Origin(name, text[:position].count("\n") + 1), f"{NOT_YAML}: {error.reason}")
     except UnicodeEncodeError:
         _fail(Origin(name, 1), "text that is not valid Unicode")
 
@@ -83,11 +84,11 @@ def _explain(text: str, line: int, error: yaml.MarkedYAMLError) -> str:
     lines = text.splitlines()
     written = lines[line - 1] if line <= len(lines) else ""
     if "\t" in written[: len(written) - len(written.lstrip())]:
-        return "not valid YAML: a tab indents this line; YAML is indented with spaces"
+        return f"{NOT_YAML}: a tab indents this line; YAML is indented with spaces"
     if "${" in written and "{" in written.replace("${", ""):
-        return 'not valid YAML: inside { } or [ ], a reference needs quotes: {hidden: "${data.batch_size}"}'
+        return NOT_YAML + ': inside { } or [ ], a reference needs quotes: {hidden: "${data.batch_size}"}'
     detail = "; ".join(part for part in (error.problem, error.context) if part)
-    return f"not valid YAML: {detail or error}"
+    return f"{NOT_YAML}: {detail or error}"
 
 
 class _Builder:
