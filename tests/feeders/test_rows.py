@@ -437,3 +437,138 @@ def test_a_feeder_can_be_put_away_in_one_of_its_own_threads(tmp_path):
     ready.set()
     assert done.wait(10)
     assert not heard
+
+
+# -- lists from post_op, and what cannot be held --------------------------------------------------
+
+
+def test_lists_that_post_op_returns_keep_their_types(tmp_path):
+    rows = [
+        {"t": ["a\0", "b"], "n": [1, 2], "s": "x\0"},
+        {"t": ["c"], "n": [3], "s": "y"},
+        {"t": None, "n": None, "s": ""},
+    ]
+    maps = {
+        "t": VarLenFeature("string"),
+        "n": VarLenFeature("int64"),
+        "s": FixedLenFeature([1], "string"),
+    }
+    pattern = str(indexed(tmp_path / "d", rows))
+    plain = whole(TFRecordExamplesFeeder(pattern, maps)).inputs
+    listed = whole(
+        TFRecordExamplesFeeder(pattern, maps, post_op=lambda f: {k: list(v) for k, v in f.items()})
+    ).inputs
+    for name, column in plain.items():
+        assert listed[name].dtype == column.dtype and listed[name].tolist() == column.tolist()
+    halved = TFRecordExamplesFeeder(
+        pattern, {"n": maps["n"]}, post_op=lambda f: {"n": [x / 2 if x > 1 else x for x in f["n"]]}
+    )
+    assert whole(halved).inputs.dtype == np.float32
+
+
+@pytest.mark.parametrize("given", [3, "text", None, [[1, 2]]])
+def test_post_op_must_return_a_list_where_it_is_given_one(tmp_path, given):
+    pattern = str(indexed(tmp_path / "d", [{"n": [1, 2]}, {"n": [3]}]))
+    feeder = TFRecordExamplesFeeder(pattern, {"n": VarLenFeature("int64")}, post_op=lambda f: {"n": given})
+    with pytest.raises(UsageError, match="post_op"):
+        whole(feeder)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VarLenFeature("float32", pad=int("9" * 400)),
+        lambda: VarLenFeature("float32", pad=1e39),
+        lambda: VarLenFeature("string", pad="\ud800"),
+        lambda: SequenceFeature([1], "int64", pad=1 << 63),
+    ],
+)
+def test_padding_that_cannot_be_held(make):
+    with pytest.raises(UsageError, match="pad"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("int64", (1 << 63) + 5), ("float32", 1e39), ("string", "\ud800")]
+)
+def test_a_default_that_cannot_be_held(tmp_path, dtype, value):
+    pattern = str(indexed(tmp_path / "d", [{"n": [1]}] * 2))
+    with pytest.raises(UsageError, match="default_value"):
+        whole(TFRecordExamplesFeeder(pattern, {"m": FixedLenFeature([1], dtype, default_value=value)}))
+
+
+def test_a_file_without_records_has_no_batches(tmp_path):
+    feeder = TFRecordExamplesFeeder(
+        str(indexed(tmp_path / "d", [])), {"n": VarLenFeature("int64", allow_missing=True)}
+    )
+    assert (
+        list(feeder.batches(Order(4, epochs=1))) == list(feeder.batches(Order(4, seed=1, epochs=None))) == []
+    )
+
+
+@pytest.mark.parametrize("tail", [b"!", b",", b""])
+def test_a_damaged_gif_is_said_to_be_one(tail):
+    from manyfit.data.tfrecord import images
+
+    out = io.BytesIO()
+    image.new("RGB", (5, 4)).save(out, "GIF")
+    data = out.getvalue()
+    try:
+        assert images.pixels(data[:-1] + tail, "auto", 3, None).shape == (4, 5, 3)
+    except images.Unreadable as error:
+        assert "is not an image that can be read" in str(error)
+
+
+def test_a_broken_sequence_is_named_by_its_record():
+    def field(tag, data):
+        return bytes([tag, len(data)]) + data
+
+    def record(numbers):
+        feature = field(0x1A, field(0x0A, numbers))
+        entry = field(0x0A, b"x") + field(0x12, field(0x0A, feature))
+        return field(0x12, field(0x0A, entry))
+
+    buffer = wire.Buffer.of([record(b"\x01"), record(b"\x02"), record(b"\x81" * 11 + b"\x01")])
+    with pytest.raises(wire.Malformed) as error:
+        column_of(SequenceFeature([1], "int64"), buffer, wire.sequences(buffer, ["x"])["x"])
+    assert error.value.row == 2
+
+
+def feature_bytes(entries, after_key=b""):
+    whole_ = b""
+    for name, value in entries:
+        inner = b"\x0a" + bytes([len(name)]) + name + after_key + b"\x12" + bytes([len(value)]) + value
+        whole_ += b"\x0a" + bytes([len(inner)]) + inner
+    return b"\x0a" + bytes([len(whole_)]) + whole_
+
+
+PACKED = b"\x1a\x03\x0a\x01\x05"
+LOOSE = b"\x1a\x04\x08\x05\x08\x06"
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 40])
+@pytest.mark.parametrize(
+    ("record", "kinds", "is_readable"),
+    [
+        (feature_bytes([(b"a", LOOSE)]), {"a": {"int64"}}, True),
+        (feature_bytes([(b"a", PACKED)], after_key=b"\x18\x01"), {"a": {"int64"}}, True),
+        (feature_bytes([(b"a", PACKED), (b"b", b"\x1a\x03\x0a\x01\x81")]), {"a": {"int64"}, "b": {"int64"}}, True),
+        (feature_bytes([(b"\xff", PACKED), (b"a", PACKED)]), None, True),
+        (b"\x0a", None, False),
+    ],
+)  # fmt: skip
+def test_what_is_accepted_does_not_depend_on_how_many_records_are_read_together(
+    record, kinds, is_readable, count
+):
+    buffer = wire.Buffer.of([record] * count)
+    if kinds is None:
+        with pytest.raises(wire.Malformed):
+            wire.schema(buffer)
+    else:
+        assert wire.schema(buffer) == kinds
+    if not is_readable:
+        with pytest.raises(wire.Malformed):
+            wire.spans(buffer, ["a"])
+        return
+    found = column_of(VarLenFeature("int64"), buffer, wire.spans(buffer, ["a"])["a"])
+    assert len(found) == count and all(row.tolist()[0] == 5 for row in found)

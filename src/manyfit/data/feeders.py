@@ -24,7 +24,7 @@ from manyfit.config.kinds import FromProject, Kind
 from manyfit.config.roles import FEATURE, FEEDER
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Batch
-from manyfit.data.mapped import applied, each_row, stacked
+from manyfit.data.mapped import applied, each_row, listed, stacked
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
 from manyfit.data.source import ArraySource, Source, Split
@@ -331,7 +331,7 @@ class TFRecordExamplesFeeder(Feeder):
 
         rows = each_row(row, index, epoch, seed)
         return {
-            key: Ragged.of([each[key] for each in rows])
+            key: listed(self._wanted[key][0], [each[key] for each in rows], column.values)
             if isinstance(column, Ragged)
             else stacked(self._wanted[key][0], [each[key] for each in rows], column.dtype)
             for key, column in columns.items()

@@ -13,6 +13,7 @@ from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
 from manyfit.data.randomness import own_randomness, seed_for
+from manyfit.data.tfrecord.ragged import Ragged
 
 
 def each_row(
@@ -52,10 +53,31 @@ def stacked(name: str, values: Sequence[Any], was: Any) -> Any:
     """The values of a column, which `was` of some type, as one array; they must have one shape."""
     if values and isinstance(values[0], str | bytes):
         return np.fromiter(values, object, len(values))
-    arrays = [np.asarray(value) for value in values]
+    arrays = [_array(name, value, was) for value in values]
     shapes = list(dict.fromkeys(array.shape for array in arrays))
     if len(shapes) > 1:
         raise UsageError(f"post_op gives {name!r} several shapes in one batch, {shapes[0]} and {shapes[1]}")
     if arrays and arrays[0].dtype == np.float64 != was:  # what NumPy makes of any number
         arrays = [array.astype(np.float32) for array in arrays]
     return np.stack(arrays)
+
+
+def listed(name: str, values: Sequence[Any], was: Any) -> Ragged:
+    """The values of a column whose rows have several lengths, and whose values `was` holds."""
+    rows = [_array(name, value, was.dtype) for value in values]
+    for row in rows:
+        if row.ndim != was.ndim or (len(row) and row.shape[1:] != was.shape[1:]):
+            raise UsageError(
+                f"post_op must return a list for {name!r}, as it is given one, not {row[()]!r:.60}"
+            )
+    made = [row if len(row) else was[:0] for row in rows]
+    if any(row.dtype == np.float64 for row in made) and was.dtype != np.float64:
+        made = [row.astype(np.float32) for row in made]
+    return Ragged.of(made)
+
+
+def _array(name: str, value: Any, was: Any) -> Any:
+    """What was returned for a row; texts stay objects, since NumPy's own strip zeros at their end."""
+    if value is None:
+        raise UsageError(f"post_op returned nothing for {name!r}")
+    return np.asarray(value, object if np.dtype(was).hasobject else None)

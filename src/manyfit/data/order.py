@@ -52,10 +52,13 @@ class Order:
 
     def walk(self, rows: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the rows of each step from step `start` on, epoch after epoch."""
-        epoch, step = divmod(start, self.steps(rows))
+        steps = self.steps(rows)
+        if not steps:
+            return
+        epoch, step = divmod(start, steps)
         while epoch != self.epochs:
             order = self.epoch(rows, epoch)
-            end = self.steps(rows) * self.batch_size
+            end = steps * self.batch_size
             for begin in range(step * self.batch_size, min(end, len(order)), self.batch_size):
                 yield order[begin : begin + self.batch_size]
             epoch, step = epoch + 1, 0

@@ -107,7 +107,7 @@ class FixedLenFeature(_Plain):
         given = self.default_value
         if self.dtype == "string":
             values = given if isinstance(given, list | tuple) else [given]
-            if not all(isinstance(value, str | bytes) for value in values):
+            if not all(isinstance(value, str | bytes) and _holds(value, "string") for value in values):
                 raise UsageError(f"the default_value of a string feature is text, not {given!r}")
             made = as_objects([v.encode() if isinstance(v, str) else v for v in values])
         else:
@@ -116,8 +116,8 @@ class FixedLenFeature(_Plain):
             except ValueError as error:
                 raise UsageError(f"the default_value {given!r} is not an array: {error}") from None
             fits = made.dtype.kind in ("iu" if self.dtype == "int64" else "iuf")
-            if not fits:
-                raise UsageError(f"the default_value {given!r} is not of the type {self.dtype}")
+            if not fits or not all(_holds(value, self.dtype) for value in made.reshape(-1).tolist()):
+                raise UsageError(f"the default_value {given!r:.80} is not of the type {self.dtype}")
             made = made.astype("<i8" if self.dtype == "int64" else "<f4")
         if made.size not in (1, math.prod(self.shape)):
             raise UsageError(f"the default_value {given!r} does not fit the shape {list(self.shape)}")
@@ -360,9 +360,20 @@ class SequenceFeature(_Plain):
 def _check_pad(pad: Any, dtype: str) -> None:
     """See that short rows can be filled with something."""
     wanted: dict[str, Any] = {"int64": int, "float32": int | float, "string": str}
-    fits = pad is None or (isinstance(pad, wanted[dtype]) and not isinstance(pad, bool))
-    if not fits or (dtype == "int64" and pad is not None and not -(1 << 63) <= pad < 1 << 63):
-        raise UsageError(f"pad: {pad!r} is not of the type {dtype}")
+    fits = pad is None or (
+        isinstance(pad, wanted[dtype]) and not isinstance(pad, bool) and _holds(pad, dtype)
+    )
+    if not fits:
+        raise UsageError(f"pad: {pad!r:.80} is not of the type {dtype}")
+
+
+def _holds(value: Any, dtype: str) -> bool:
+    """Whether a type can hold a number or a text of Python."""
+    if dtype == "int64":
+        return bool(-(1 << 63) <= value < 1 << 63)
+    if dtype == "float32":
+        return bool(value != value or abs(value) == math.inf or abs(value) <= np.finfo(np.float32).max.item())
+    return isinstance(value, bytes) or all(not 0xD800 <= ord(letter) < 0xE000 for letter in value)
 
 
 def _fill(pad: Any, dtype: str) -> Any:

@@ -59,9 +59,9 @@ def pixels(data: bytes, decode_format: str, channels: int, size: tuple[int, int]
                 return resized(np.array(image), size)
             image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         found = np.asarray(image)
-    except Unreadable:
+    except (Unreadable, MemoryError):
         raise
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except Exception as error:  # a damaged image makes its decoder fail in whatever way
         raise Unreadable(f"is not an image that can be read: {error}") from None
     return found[:, :, None] if found.ndim == 2 else found
 

@@ -213,7 +213,12 @@ def values_of(step: bytes, kind: int, row: int) -> Any:
     if kind == BYTES:
         return values or []
     packed = np.frombuffer(bytearray(values or b""), np.uint8)
-    return packed.view("<f4") if kind == FLOAT else varints(packed, np.array([len(packed)])).values
+    if kind == FLOAT:
+        return packed.view("<f4")
+    try:
+        return varints(packed, np.array([len(packed)])).values
+    except Malformed as error:
+        raise Malformed(row, error.reason) from None
 
 
 def _pieces(buffer: Buffer, each: Spans, kind: int) -> tuple[Any, Ints]:

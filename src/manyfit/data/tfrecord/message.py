@@ -20,8 +20,8 @@ class Broken(ValueError):
     """Bytes that do not follow the format."""
 
 
-def features(data: bytes) -> Iterator[tuple[bytes, tuple[int, Any]]]:
-    """Name, kind and values of each feature; one that comes twice counts as it came last."""
+def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The name of each feature, and it as it is written; one that comes twice counts as it came last."""
     for number, wire, payload in _fields(data, "the Example"):
         if number != 1:
             continue
@@ -32,12 +32,7 @@ def features(data: bytes) -> Iterator[tuple[bytes, tuple[int, Any]]]:
                 continue
             if inner_wire != 2:
                 raise Broken("this is not a tf.train.Example: a feature is not a message")
-            yield _entry(entry)
-
-
-def _entry(data: bytes) -> tuple[bytes, tuple[int, Any]]:
-    key, value = _pair(data)
-    return key, feature(value, key)
+            yield _pair(entry)
 
 
 def _pair(data: bytes) -> tuple[bytes, bytes]:
@@ -74,31 +69,37 @@ def sequences(data: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
 
 def feature(data: bytes, key: bytes) -> tuple[int, Any]:
     """The kind of a feature and its values: a list of bytes, or numbers as they are packed."""
-    kind, body = NONE, b""
+    held, body = kind(data, key)
+    if held == NONE:
+        return NONE, None
+    if held == BYTES:
+        return held, list_of_texts(body, key)
+    parts = []
+    for number, wire, payload in _fields(body, "a list of numbers"):
+        if number != 1:
+            continue
+        if wire == 2 or wire == (5 if held == FLOAT else 0):
+            parts.append(payload)
+        else:
+            raise Broken(f"the feature {key.decode(errors='replace')!r} has a value of a wrong type")
+    values = b"".join(parts)
+    if held == FLOAT and any(len(part) % 4 for part in parts):
+        raise Broken(f"the feature {key.decode(errors='replace')!r} ends inside a number")
+    if held == INT64 and any(part and part[-1] >= 0x80 for part in parts):
+        raise Broken(f"the feature {key.decode(errors='replace')!r} ends inside a number")
+    return held, values
+
+
+def kind(data: bytes, key: bytes) -> tuple[int, bytes]:
+    """What a feature holds, and the list of it as it is written."""
+    held, body = NONE, b""
     for number, wire, payload in _fields(data, "a feature"):
         if number not in (BYTES, FLOAT, INT64):
             continue
         if wire != 2:
             raise Broken(f"the feature {key.decode(errors='replace')!r} is not a list")
-        kind, body = number, (body + payload if number == kind else payload)
-    if kind == NONE:
-        return NONE, None
-    if kind == BYTES:
-        return kind, list_of_texts(body, key)
-    parts = []
-    for number, wire, payload in _fields(body, "a list of numbers"):
-        if number != 1:
-            continue
-        if wire == 2 or wire == (5 if kind == FLOAT else 0):
-            parts.append(payload)
-        else:
-            raise Broken(f"the feature {key.decode(errors='replace')!r} has a value of a wrong type")
-    values = b"".join(parts)
-    if kind == FLOAT and any(len(part) % 4 for part in parts):
-        raise Broken(f"the feature {key.decode(errors='replace')!r} ends inside a number")
-    if kind == INT64 and any(part and part[-1] >= 0x80 for part in parts):
-        raise Broken(f"the feature {key.decode(errors='replace')!r} ends inside a number")
-    return kind, values
+        held, body = number, (body + payload if number == held else payload)
+    return held, body
 
 
 def list_of_texts(body: bytes, key: bytes = b"") -> list[bytes]:

@@ -98,9 +98,9 @@ def spans(buffer: Buffer, names: Iterable[str]) -> dict[str, Spans]:
     found = {name.encode(): Spans.none(rows) for name in names}
     walked = np.zeros(rows, bool) if rows < FEW else _together(buffer, found, None)
     for row in np.flatnonzero(~walked).tolist():
-        features = _features_of(buffer, row)
+        features = _entries(buffer, row)
         for name, each in found.items():
-            each.kind[row], values = features.get(name, (NONE, None))
+            each.kind[row], values = _values(features.get(name, b""), name, row)
             if each.kind[row] != NONE:
                 each.careful[row] = Careful(int(each.kind[row]), values)
     return {name.decode(): each for name, each in found.items()}
@@ -135,11 +135,17 @@ def schema(buffer: Buffer) -> dict[str, set[str]]:
     for name, each in found.items():
         kinds[name] = set(np.unique(each.kind[walked]).tolist())
     for row in np.flatnonzero(~walked).tolist():
-        for name, (kind, _) in _features_of(buffer, row).items():
-            kinds.setdefault(name, set()).add(kind)
+        for name, value in _entries(buffer, row).items():
+            kinds.setdefault(name, set()).add(_kind(value, row))
+    for name in kinds:
+        try:
+            name.decode()
+        except UnicodeDecodeError:
+            raise Malformed(
+                _first_with(buffer, name), f"the name of a feature is not UTF-8: {name!r:.60}"
+            ) from None
     listed = {
-        name.decode(errors="backslashreplace"): {KINDS[kind] for kind in held if kind != NONE}
-        or {KINDS[NONE]}
+        name.decode(): {KINDS[kind] for kind in held if kind != NONE} or {KINDS[NONE]}
         for name, held in kinds.items()
     }
     for row in np.flatnonzero(~walked).tolist():
@@ -226,7 +232,7 @@ def _assign(
     left = live.copy()
     # Most files have the same features in the same order: the one that came at this step before is likely.
     tried = order[step:] + order[:step] if step < len(order) else list(order)
-    while True:
+    while left.any():
         for wanted in tried:
             same = left & (size == len(wanted))
             if not same.any():
@@ -250,6 +256,7 @@ def _assign(
         found[wanted] = Spans.none(len(buffer))
         order.append(wanted)
         tried = [wanted]
+    return left
 
 
 def lengths(data: Bytes, at: Ints, last: int) -> tuple[Ints, Ints]:
@@ -269,21 +276,35 @@ def lengths(data: Bytes, at: Ints, last: int) -> tuple[Ints, Ints]:
         after = after + more
         more = more & (byte >= 0x80)
         shift += 7
-    return value, np.minimum(after, last)
+    return value, np.minimum(after, last + 1)  # behind the last record, which none of them reaches
 
 
-def _features_of(buffer: Buffer, row: int) -> dict[bytes, tuple[int, Any]]:
-    """Walk one record by the rules of the format alone: name, kind and values of each feature."""
-    data = buffer.data[int(buffer.starts[row]) : int(buffer.ends[row])].tobytes()
-    found: dict[bytes, tuple[int, Any]] = {}
+def _entries(buffer: Buffer, row: int) -> dict[bytes, bytes]:
+    """Walk one record by the rules of the format alone: the name of each feature, and it as it is written."""
+    found: dict[bytes, bytes] = {}
     try:
-        for number, (name, feature) in enumerate(message.features(data)):
+        for number, (name, value) in enumerate(message.entries(_record(buffer, row))):
             if number == WIDEST:
                 raise Broken(f"a record with more than {WIDEST:,} features")
-            name.decode()
-            found[name] = feature
+            found[name] = value
     except Broken as error:
         raise Malformed(row, str(error)) from None
-    except UnicodeDecodeError as error:
-        raise Malformed(row, f"the name of a feature is not UTF-8: {error.object!r:.60}") from None
     return found
+
+
+def _values(feature: bytes, name: bytes, row: int) -> tuple[int, Any]:
+    try:
+        return message.feature(feature, name)
+    except Broken as error:
+        raise Malformed(row, str(error)) from None
+
+
+def _kind(feature: bytes, row: int) -> int:
+    try:
+        return message.kind(feature, b"")[0]
+    except Broken as error:
+        raise Malformed(row, str(error)) from None
+
+
+def _first_with(buffer: Buffer, name: bytes) -> int:
+    return next((row for row in range(len(buffer)) if name in _record(buffer, row)), 0)
