@@ -157,6 +157,11 @@ def test_code_of_another_project_is_not_found(project, tmp_path_factory):
     load_config(project.run)
     assert sys.path[0] == str(project.src.resolve())
     assert str(other.src.resolve()) not in sys.path
+    sys.path.insert(0, str(other.src.resolve()))
+    with pytest.raises(ConfigError, match="there is no module 'models'"):
+        load_config(other.run)
+    assert str(project.src.resolve()) not in sys.path
+    sys.path.remove(str(other.src.resolve()))
 
 
 def test_a_module_hidden_by_another_of_the_same_name(project):

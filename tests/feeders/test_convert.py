@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import json
 import subprocess
@@ -254,6 +255,12 @@ def test_a_class_with_a_line_break_in_its_name_is_refused_and_other_separators_a
     assert list(second.classes) == list(first.classes) == sorted(odd)
 
 
+def test_names_of_classes_with_other_line_ends(tmp_path):
+    (tmp_path / "_classes.txt").write_bytes(b"cat\r\ndog\r\n")
+    (tmp_path / "a.csv").write_text("label,x\ndog,2\n")
+    assert list(table_of(tmp_path / "a.csv", beside=tmp_path).classes) == ["cat", "dog"]
+
+
 def test_names_of_classes_that_are_not_utf8(tmp_path, capsys):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "_classes.txt").write_bytes(b"\xff\n")
@@ -287,7 +294,7 @@ def test_names_of_classes_are_written_before_the_records(tmp_path, monkeypatch):
     assert not list((tmp_path / "d").glob("train-*"))
 
 
-def test_nothing_is_left_of_a_conversion_that_was_killed(tmp_path):
+def test_no_process_is_left_of_a_conversion_that_was_killed(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((60_000, 40), np.float32))
     line = [
         sys.executable,
@@ -350,13 +357,35 @@ def test_a_csv_of_another_name_without_a_header(tmp_path):
 
 
 def test_names_that_yaml_would_misread_are_quoted(tmp_path):
-    (tmp_path / "a.csv").write_text("a: b,#c,no,1x,image/x\n1,2,3,4,5\n")
+    names = [
+        "a: b",
+        "#c",
+        "no",
+        "1x",
+        "image/x",
+        "a\u2028b",
+        "c\x85d",
+        "e\x7ff",
+        "\U0001f600",
+        "ü",
+        'q"q',
+        "b\\n",
+    ]
+    with (tmp_path / "a.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([names, range(len(names))])
     table = converted(tmp_path / "a.csv", tmp_path / "d")
     told = plain(read_text(as_yaml(table.features()), "told"))
-    assert list(told["features_map"]) == ["a: b", "#c", "no", "1x", "image/x"]
+    assert list(told["features_map"]) == names
     import yaml
 
     assert list(yaml.safe_load(as_yaml(table.features()))["features_map"]) == list(told["features_map"])
+
+
+def test_a_table_of_pandas_with_its_index(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text(",a,b\n0,1,2\n1,3,4\n")
+    assert run("data", "convert", tmp_path / "a.csv", tmp_path / "d") == 0
+    assert "column 1" in capsys.readouterr().err
+    assert sorted(metadata.load(str(tmp_path / "d"))["train-00000-of-00001"].features) == ["a", "b", "c0"]
 
 
 def test_a_column_without_a_name_is_refused(tmp_path, capsys):

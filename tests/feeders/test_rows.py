@@ -466,7 +466,41 @@ def test_lists_that_post_op_returns_keep_their_types(tmp_path):
     assert whole(halved).inputs.dtype == np.float32
 
 
-@pytest.mark.parametrize("given", [3, "text", None, [[1, 2]]])
+@pytest.mark.parametrize(
+    ("operation", "dtype"),
+    [
+        (lambda n: n > 1, bool),
+        (lambda n: n.astype(np.int32), np.int32),
+        (lambda n: np.eye(5, dtype=np.float32)[n], np.float32),
+    ],
+)
+def test_what_post_op_makes_of_a_list_has_one_type_in_every_batch(tmp_path, operation, dtype):
+    rows = [{"n": [1, 2]}, {"n": [3]}, {"n": None}, {"n": None}]
+    pattern = str(indexed(tmp_path / "d", rows))
+    feeder = TFRecordExamplesFeeder(
+        pattern, {"n": VarLenFeature("int64")}, post_op=lambda f: {"n": operation(f["n"])}, shuffle=False
+    )
+    for size in (1, 2, 3, 4):
+        for batch in feeder.batches(Order(size, epochs=1)):
+            assert batch.inputs.dtype == dtype
+
+
+def test_post_op_makes_numbers_of_images_and_texts(tmp_path):
+    rows = [{"i": picture(40, 30), "t": "a"}, {"i": picture(30, 40), "t": "b"}]
+    pattern = str(indexed(tmp_path / "d", rows))
+    maps = {"i": ImageFeature(), "t": FixedLenFeature([], "string")}
+
+    def operation(features):
+        return {"i": features["i"][:20, :20], "t": b"ab".index(features["t"])}
+
+    found = whole(TFRecordExamplesFeeder(pattern, maps, post_op=operation)).inputs
+    assert found["i"].dtype == np.float32 and found["i"].shape == (2, 20, 20, 3)
+    assert found["t"].dtype == np.int64 and found["t"].tolist() == [0, 1]
+    own = {"i": ImageFeature(post_op=lambda pixels: pixels[:20, :20])}
+    assert whole(TFRecordExamplesFeeder(pattern, own)).inputs.dtype == np.float32
+
+
+@pytest.mark.parametrize("given", [3, "text", None])
 def test_post_op_must_return_a_list_where_it_is_given_one(tmp_path, given):
     pattern = str(indexed(tmp_path / "d", [{"n": [1, 2]}, {"n": [3]}]))
     feeder = TFRecordExamplesFeeder(pattern, {"n": VarLenFeature("int64")}, post_op=lambda f: {"n": given})
@@ -486,6 +520,11 @@ def test_post_op_must_return_a_list_where_it_is_given_one(tmp_path, given):
 def test_padding_that_cannot_be_held(make):
     with pytest.raises(UsageError, match="pad"):
         make()
+
+
+def test_the_largest_numbers_can_be_held():
+    assert VarLenFeature("float32", pad=-3.4028235e38).pad == -3.4028235e38
+    assert VarLenFeature("float32", pad=float("inf")) and VarLenFeature("int64", pad=-(1 << 63))
 
 
 @pytest.mark.parametrize(
@@ -532,6 +571,49 @@ def test_a_broken_sequence_is_named_by_its_record():
     with pytest.raises(wire.Malformed) as error:
         column_of(SequenceFeature([1], "int64"), buffer, wire.sequences(buffer, ["x"])["x"])
     assert error.value.row == 2
+
+
+def test_a_name_that_is_not_utf8_is_named_by_its_record():
+    text = b"\x0a\x03\x0a\x01\xff"
+    records = [feature_bytes([(b"a", text)])] * 3 + [feature_bytes([(b"\xff", text)])] + [b""] * 4
+    with pytest.raises(wire.Malformed, match="UTF-8") as error:
+        wire.schema(wire.Buffer.of(records))
+    assert error.value.row == 3
+
+
+def test_a_feature_that_is_no_list_is_named():
+    with pytest.raises(wire.Malformed, match="'size' is not a list"):
+        wire.schema(wire.Buffer.of([feature_bytes([(b"size", b"\x18\x01")])]))
+
+
+def test_memory_for_an_image_that_could_not_be_had_is_asked_for_again(monkeypatch):
+    from manyfit.data.tfrecord import images
+
+    if images._is_vectorised():
+        pytest.skip("torch resizes here, and keeps no memory")
+    pytest.importorskip("simplejpeg")
+    data, wanted = picture(57, 43, "JPEG"), images.pixels(picture(57, 43, "JPEG"), "jpeg", 3, (8, 8))
+    images._scratch.__dict__.clear()
+
+    def fails(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images.np, "empty", fails)
+        with pytest.raises(MemoryError):
+            images.pixels(data, "jpeg", 3, (8, 8))
+    assert (images.pixels(data, "jpeg", 3, (8, 8)) == wanted).all()
+
+
+@pytest.mark.soak
+def test_a_large_jpeg_is_decoded_and_its_memory_is_not_kept():
+    from manyfit.data.tfrecord import images
+
+    out = io.BytesIO()
+    image.new("RGB", (13_500, 13_500), (10, 200, 30)).save(out, "JPEG")
+    assert images.pixels(out.getvalue(), "jpeg", 3, (16, 16)).shape == (16, 16, 3)
+    kept = getattr(images._scratch, "kept", ((0, 0),))[0]
+    assert kept[0] * kept[1] <= images.KEPT
 
 
 def feature_bytes(entries, after_key=b""):

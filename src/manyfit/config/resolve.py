@@ -73,10 +73,10 @@ def activate(source: Path) -> None:
     here = _real(source)
     if _activated == [here] and sys.path[:1] == [str(here)]:
         return
-    if sys.path[:1] != [str(here)]:
-        is_new = str(here) not in sys.path
-        sys.path[:] = [str(here), *(entry for entry in sys.path if entry not in (str(here), *_added))]
-        _added[:] = [str(here)] if is_new or str(here) in _added else []
+    path = [str(here), *(entry for entry in sys.path if entry not in (str(here), *_added))]
+    if sys.path != path:
+        is_own = str(here) in _added or str(here) not in sys.path
+        sys.path[:], _added[:] = path, [str(here)] if is_own else []
         importlib.invalidate_caches()
     own = f"{here}{os.sep}"
     others = tuple(f"{other}{os.sep}" for other in _activated if other != here)

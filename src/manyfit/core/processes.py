@@ -15,7 +15,10 @@ PR_SET_PDEATHSIG = 1
 def die_with_parent() -> None:
     """Have this process killed when the one that has started it ends. On Linux; elsewhere nothing happens."""
     if sys.platform == "linux":
+        parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended meanwhile, and so no signal comes
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def let_the_server_end() -> None:
@@ -32,5 +35,5 @@ def let_the_server_end() -> None:
 
 def die_with_server() -> None:
     """In a process of a fork server: end when whoever has started that server ends."""
-    let_the_server_end()
     die_with_parent()
+    let_the_server_end()

@@ -53,7 +53,7 @@ def stacked(name: str, values: Sequence[Any], was: Any) -> Any:
     """The values of a column, which `was` of some type, as one array; they must have one shape."""
     if values and isinstance(values[0], str | bytes):
         return np.fromiter(values, object, len(values))
-    arrays = [_array(name, value, was) for value in values]
+    arrays = [_array(name, value) for value in values]
     shapes = list(dict.fromkeys(array.shape for array in arrays))
     if len(shapes) > 1:
         raise UsageError(f"post_op gives {name!r} several shapes in one batch, {shapes[0]} and {shapes[1]}")
@@ -63,21 +63,34 @@ def stacked(name: str, values: Sequence[Any], was: Any) -> Any:
 
 
 def listed(name: str, values: Sequence[Any], was: Any) -> Ragged:
-    """The values of a column whose rows have several lengths, and whose values `was` holds."""
-    rows = [_array(name, value, was.dtype) for value in values]
+    """The values of a column whose rows have several lengths; `was` holds those before `post_op`."""
+    rows = [_array(name, value) for value in values]
     for row in rows:
-        if row.ndim != was.ndim or (len(row) and row.shape[1:] != was.shape[1:]):
+        if not row.ndim:
             raise UsageError(
                 f"post_op must return a list for {name!r}, as it is given one, not {row[()]!r:.60}"
             )
-    made = [row if len(row) else was[:0] for row in rows]
-    if any(row.dtype == np.float64 for row in made) and was.dtype != np.float64:
-        made = [row.astype(np.float32) for row in made]
-    return Ragged.of(made)
+    # An empty list says nothing of its type: it has that of the others.
+    typed = [
+        row for row, value in zip(rows, values, strict=True) if len(row) or isinstance(value, np.ndarray)
+    ]
+    empty = (typed[0] if typed else was)[:0]
+    rows = [
+        row if len(row) or isinstance(v, np.ndarray) else empty for row, v in zip(rows, values, strict=True)
+    ]
+    shapes = list(dict.fromkeys(row.shape[1:] for row in rows if len(row)))
+    if len(shapes) > 1:
+        raise UsageError(f"post_op gives items of {name!r} several shapes, {shapes[0]} and {shapes[1]}")
+    if any(row.dtype == np.float64 for row in rows) and was.dtype != np.float64:
+        rows = [row.astype(np.float32) for row in rows]
+    return Ragged.of(
+        [row if len(row) else row.reshape(0, *(shapes[0] if shapes else was.shape[1:])) for row in rows]
+    )
 
 
-def _array(name: str, value: Any, was: Any) -> Any:
-    """What was returned for a row; texts stay objects, since NumPy's own strip zeros at their end."""
+def _array(name: str, value: Any) -> Any:
+    """What was returned for a row; texts become objects, since NumPy's own strip zeros at their end."""
     if value is None:
         raise UsageError(f"post_op returned nothing for {name!r}")
-    return np.asarray(value, object if np.dtype(was).hasobject else None)
+    made = np.asarray(value)
+    return np.asarray(value, object) if made.dtype.kind in "SU" else made

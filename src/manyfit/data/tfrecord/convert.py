@@ -40,9 +40,11 @@ VOCABULARY: Final = "_vocabulary.txt"
 CLASSES: Final = "_classes.txt"
 LABELS: Final = ("label", "target", "class")
 MOST_CLASSES: Final = 10_000
-PLAIN: Final = re.compile(r"[A-Za-z_][\w/.-]*")
+PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_/.-]*")
 WORDS_OF_YAML: Final = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """Which YAML takes for something else than text."""
+ODD: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Which YAML does not take as it is, or takes for the end of a line."""
 
 Row = Mapping[str, Any]
 
@@ -170,6 +172,8 @@ class Csv(Table):
             cells = self._read(reader)
             first = next(cells, [])
             self.header = first if names is None else list(names) or [f"c{i}" for i in range(len(first))]
+            if "" in self.header:
+                self.header = self._named(self.header, is_given=names is not None)
             if len(self.header) != len(first):
                 raise UsageError(f"{file} has {len(first)} columns, but {len(self.header)} names were given")
             if names is not None:
@@ -183,9 +187,6 @@ class Csv(Table):
                 )
             if not self.header or len(set(self.header)) != len(self.header):
                 raise UsageError(f"{file} has no header, or one in which a name stands twice")
-            if "" in self.header:
-                place = self.header.index("") + 1
-                raise UsageError(f"column {place} of {file} has no name; --names gives all of them one")
             label = next((i for i, name in enumerate(self.header) if name in LABELS), None)
             seen: set[str] = set()
             ranks = [0] * len(self.header)
@@ -212,6 +213,14 @@ class Csv(Table):
         kinds = ("int64", "int64", "float32", "string")
         self.kinds = {name: kinds[rank] for name, rank in zip(self.header, ranks, strict=True)}
         self.gaps = {name for name, has_gaps in zip(self.header, empty, strict=True) if has_gaps}
+
+    def _named(self, header: list[str], is_given: bool) -> list[str]:
+        """A name for each column; a table that pandas has written has none for the first of them."""
+        place = header.index("")
+        if is_given:
+            raise UsageError(f"--names leaves column {place + 1} of {self.file} without a name")
+        log.warning("column %d of %s has no name; it is called c%d", place + 1, self.file, place)
+        return [name or f"c{i}" for i, name in enumerate(header)]
 
     def _read(self, reader: Any) -> Iterator[list[str]]:
         try:
@@ -509,7 +518,8 @@ def table_of(
 def _listed(file: Path) -> list[str]:
     """The names of classes, one a line."""
     try:
-        return file.read_bytes().decode().removesuffix("\n").split("\n")
+        text = file.read_text(encoding="utf-8")
+        return text.removesuffix("\n").split("\n") if text else []
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
 
@@ -534,7 +544,7 @@ def convert(
     """Write rows into shards, several at a time, and index them when all are there."""
     if not len(table):
         raise UsageError("there are no rows to convert")
-    broken = [name for name in table.classes if "\n" in name]
+    broken = [name for name in table.classes if "\n" in name or "\r" in name]
     if broken:
         raise UsageError(f"a class is called {broken[0]!r}, but {CLASSES} holds one name a line; rename it")
     count = shards or max(1, min(len(table), round(table.size / SHARD)))
@@ -589,5 +599,6 @@ def as_yaml(features: Mapping[str, str], labels: Sequence[str] = ("image/class/l
 
 def _key(name: str) -> str:
     """A name as a key of YAML."""
-    is_plain = PLAIN.fullmatch(name) and name.lower() not in WORDS_OF_YAML
-    return name if is_plain else json.dumps(name, ensure_ascii=False)
+    if PLAIN.fullmatch(name) and name.lower() not in WORDS_OF_YAML:
+        return name
+    return ODD.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(name, ensure_ascii=False))

@@ -372,7 +372,11 @@ def _holds(value: Any, dtype: str) -> bool:
     if dtype == "int64":
         return bool(-(1 << 63) <= value < 1 << 63)
     if dtype == "float32":
-        return bool(value != value or abs(value) == math.inf or abs(value) <= np.finfo(np.float32).max.item())
+        try:
+            with np.errstate(over="ignore"):
+                return bool(np.isfinite(np.float32(value))) or not math.isfinite(value)
+        except OverflowError:
+            return False
     return isinstance(value, bytes) or all(not 0xD800 <= ord(letter) < 0xE000 for letter in value)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 LARGEST: Final = 1 << 28
 """Pixels of an image that is decoded; a file that says that it has more is not believed."""
-KEPT: Final = 1 << 24
+KEPT: Final = 1 << 22
 """Pixels of an image whose memory is kept for the next one."""
 FORMATS: Final = {"jpeg": ["JPEG"], "png": ["PNG"], "bmp": ["BMP"], "gif": ["GIF"]}
 JPEG: Final = b"\xff\xd8"
@@ -79,7 +79,7 @@ def _colours(data: bytes, channels: int, size: tuple[int, int] | None) -> Any:
             return decoder.decode_jpeg(data, "RGB")
         if _is_vectorised():
             return resized(decoder.decode_jpeg(data, "RGB"), size)
-        return _shrunk(decoder, data, (width, height), size) if width * height <= KEPT else None
+        return _shrunk(decoder, data, (width, height), size)
     except ValueError:
         return None
 
@@ -88,12 +88,14 @@ def _shrunk(decoder: Any, data: bytes, given: tuple[int, int], size: tuple[int, 
     """A JPEG of a given width and height in another size, by Pillow."""
     from PIL import Image
 
+    kept: Any = getattr(_scratch, "kept", (None, None, None))
+    known, image, memory = kept
+    if known != given:
+        image, memory = Image.new("RGB", given, None), np.empty(4 * given[0] * given[1], np.uint8)
+        if given[0] * given[1] <= KEPT:
+            _scratch.kept = (given, image, memory)
     # Pillow keeps four bytes a pixel, which are copied in one go; to resize three of them is faster.
-    if getattr(_scratch, "size", None) != given:
-        _scratch.size, _scratch.image = given, Image.new("RGB", given, None)
-        _scratch.bytes = np.empty(4 * given[0] * given[1], np.uint8)
-    image = _scratch.image
-    image.frombytes(decoder.decode_jpeg(data, "RGBX", buffer=_scratch.bytes), "raw", "RGBX")
+    image.frombytes(decoder.decode_jpeg(data, "RGBX", buffer=memory), "raw", "RGBX")
     small = image.resize((size[1], size[0]), Image.Resampling.BILINEAR).tobytes("raw", "RGB")
     return np.frombuffer(small, np.uint8).reshape(*size, 3)
 

@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from manyfit.data.tfrecord.message import BYTES, DEEP, FLOAT, KINDS, NONE, Broken, feature, list_of_texts
 from manyfit.data.tfrecord.ragged import as_objects
-from manyfit.data.tfrecord.wire import FEW, LONG, PAD, Buffer, Bytes, Careful, Ints, Malformed, Spans, lengths
+from manyfit.data.tfrecord.wire import LONG, PAD, Buffer, Bytes, Careful, Ints, Malformed, Spans, lengths
 
 BLOCK: Final = 8
 """Texts of a list that are walked before the lists that ended are put aside."""
+TINY: Final = 6
+"""Bytes of a value, on average, up to which every byte is gathered on its own."""
 SHORT: Final = 32
 """Bytes of a text that is short; no more than `PAD`."""
 
@@ -246,7 +248,7 @@ def joined(buffer: Buffer, starts: Ints, ends: Ints) -> Any:
         )
         return np.ascontiguousarray(view).reshape(-1)
     bounds = _splits(sizes)
-    if bounds[-1] <= len(sizes) * FEW:
+    if bounds[-1] <= len(sizes) * TINY:
         places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], sizes)
         return buffer.data.take(places)
     raw = memoryview(buffer.raw)

@@ -136,7 +136,7 @@ def schema(buffer: Buffer) -> dict[str, set[str]]:
         kinds[name] = set(np.unique(each.kind[walked]).tolist())
     for row in np.flatnonzero(~walked).tolist():
         for name, value in _entries(buffer, row).items():
-            kinds.setdefault(name, set()).add(_kind(value, row))
+            kinds.setdefault(name, set()).add(_kind(value, name, row))
     for name in kinds:
         try:
             name.decode()
@@ -299,12 +299,12 @@ def _values(feature: bytes, name: bytes, row: int) -> tuple[int, Any]:
         raise Malformed(row, str(error)) from None
 
 
-def _kind(feature: bytes, row: int) -> int:
+def _kind(feature: bytes, name: bytes, row: int) -> int:
     try:
-        return message.kind(feature, b"")[0]
+        return message.kind(feature, name)[0]
     except Broken as error:
         raise Malformed(row, str(error)) from None
 
 
 def _first_with(buffer: Buffer, name: bytes) -> int:
-    return next((row for row in range(len(buffer)) if name in _record(buffer, row)), 0)
+    return next((row for row in range(len(buffer)) if name in _entries(buffer, row)), 0)
