@@ -500,7 +500,7 @@ def test_post_op_makes_numbers_of_images_and_texts(tmp_path):
     assert whole(TFRecordExamplesFeeder(pattern, own)).inputs.dtype == np.float32
 
 
-@pytest.mark.parametrize("given", [3, "text", None])
+@pytest.mark.parametrize("given", [3, "text", None, [[1], [2, 3]]])
 def test_post_op_must_return_a_list_where_it_is_given_one(tmp_path, given):
     pattern = str(indexed(tmp_path / "d", [{"n": [1, 2]}, {"n": [3]}]))
     feeder = TFRecordExamplesFeeder(pattern, {"n": VarLenFeature("int64")}, post_op=lambda f: {"n": given})

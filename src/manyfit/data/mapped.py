@@ -92,5 +92,8 @@ def _array(name: str, value: Any) -> Any:
     """What was returned for a row; texts become objects, since NumPy's own strip zeros at their end."""
     if value is None:
         raise UsageError(f"post_op returned nothing for {name!r}")
-    made = np.asarray(value)
+    try:
+        made = np.asarray(value)
+    except ValueError as error:
+        raise UsageError(f"what post_op returned for {name!r} is not an array: {error}") from None
     return np.asarray(value, object) if made.dtype.kind in "SU" else made
