@@ -337,8 +337,9 @@ def grandchildren(pid):
         ("columns.tsv", b"X\tY\n1\t2\n"),
         ("labels.txt", b"80 classes\n"),
         ("notes.txt", b"x marks the place\n"),
-        ("short.gz", gzip.compress(b"a text")),
+        ("short.gz", gzip.compress(b"a text", mtime=0)),
     ],
+    ids=["tsv", "digits", "text", "gzip"],
 )
 def test_texts_that_look_as_if_they_were_compressed_are_left_out(tmp_path, capsys, name, content):
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")

@@ -638,6 +638,7 @@ LOOSE = b"\x1a\x04\x08\x05\x08\x06"
         (feature_bytes([(b"\xff", PACKED), (b"a", PACKED)]), None, True),
         (b"\x0a", None, False),
     ],
+    ids=["unpacked", "unknown field", "other broken", "name", "cut"],
 )  # fmt: skip
 def test_what_is_accepted_does_not_depend_on_how_many_records_are_read_together(
     record, kinds, is_readable, count
