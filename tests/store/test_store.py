@@ -4,6 +4,8 @@ import itertools
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -264,3 +266,15 @@ def test_folders_that_are_no_runs(tmp_path):
         list(run_folders(tmp_path / "nothing"))
     assert list(run_folders(tmp_path)) == []
     assert RunFolder(tmp_path).state() == "new"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_dead_process_left_is_removed_even_if_nobody_has_asked_for_it(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    while Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    left = tmp_path / f".new-{ended.pid}-left"
+    left.mkdir()
+    with durable.staging(tmp_path):
+        assert not left.exists()
+    ended.wait()

@@ -99,7 +99,7 @@ def verify(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
             say(str(finding))
         if not findings:
             what = "are as they were indexed" if deep else "have the names and sizes that were indexed"
-            say(f"{len(metadata.present(patterns))} files {what}")
+            say(f"{len(metadata.indexed(patterns))} files {what}")
     if findings:
         click.get_current_context().exit(1)
 

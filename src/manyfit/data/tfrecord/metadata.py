@@ -293,6 +293,13 @@ def strangers(
     return files.strangers(paths, patterns, indexed)
 
 
+def indexed(patterns: Sequence[str]) -> list[str]:
+    """Those of the files that are there which somebody has indexed."""
+    paths = present([files.canonical(each) for each in patterns])
+    known = {folder: load(folder) for folder in by_folder(paths)}
+    return [path for path in paths if files.name_of(path) in known[files.folder_of(path)]]
+
+
 def present(patterns: Sequence[str]) -> list[str]:
     """The files that are there; patterns that match nothing are passed over."""
     found: dict[str, None] = {}
