@@ -655,3 +655,43 @@ def test_what_is_accepted_does_not_depend_on_how_many_records_are_read_together(
         return
     found = column_of(VarLenFeature("int64"), buffer, wire.spans(buffer, ["a"])["a"])
     assert len(found) == count and all(row.tolist()[0] == 5 for row in found)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("most", [None, 31])
+def test_how_rows_are_read_changes_nothing(tmp_path, seed, most):
+    """Threads, reading ahead, kept columns and the step that one begins with."""
+    texts = [[f"w{i}" * (60 if j == 3 else 1) + "\0" * (i % 2) for j in range(i % 6)] for i in range(37)]
+    rows = [{"t": texts[i] or None, "i": picture(40 + i % 3, seed=i), "y": i} for i in range(37)]
+    write(tmp_path / "train-0", rows[:20])
+    write(tmp_path / "train-1", rows[20:])
+    list(metadata.index(files.matched(str(tmp_path / "train-*"))))
+    maps = {"t": VarLenFeature("string"), "i": ImageFeature(resize_height=12, resize_width=9)}
+
+    def noisy(features, labels):
+        return {**features, "i": features["i"] + np.float32(random.random())}, labels
+
+    def batches(start=0, only=(), **how):
+        chosen = {name: maps[name] for name in only or maps}
+        feeder = TFRecordExamplesFeeder(
+            str(tmp_path / "train-*"), chosen, {"y": FixedLenFeature([], "int64")}, batch_size=8,
+            max_examples=most, post_op=noisy, feed_as_dict=True, **how,
+        )  # fmt: skip
+        return list(feeder.batches(Order(8, seed=seed, epochs=2), start))
+
+    wanted = batches()
+    ways = [
+        (0, batches(num_parallel_reads=2, num_parallel_maps=1, prefetch=0)),
+        (3, batches(3, num_parallel_maps=3, prefetch=2)),
+        (0, batches(only=["i"], cache=str(tmp_path / "kept"))),
+        (6, batches(6, only=["i"], cache=str(tmp_path / "kept"))),
+    ]
+    for start, found in ways:
+        for left, right in zip(wanted[start:], found, strict=True):
+            assert left.index.tolist() == right.index.tolist() == right.target.tolist()
+            for name, column in right.inputs.items():
+                assert column.dtype == left.inputs[name].dtype
+                assert column.tolist() == left.inputs[name].tolist()
+    for batch in wanted:
+        for text, row in zip(batch.inputs["t"].tolist(), batch.index.tolist(), strict=True):
+            assert [each.decode() for each in text if each] == texts[row]

@@ -22,16 +22,21 @@ class Broken(ValueError):
 
 def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The name of each feature, and it as it is written; one that comes twice counts as it came last."""
-    for number, wire, payload in _fields(data, "the Example"):
-        if number != 1:
+    return _pairs(data, 1, "a tf.train.Example", "feature")
+
+
+def _pairs(data: bytes, field: int, message: str, item: str) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of the map that a message has in one of its fields."""
+    for number, wire, payload in _fields(data, message):
+        if number != field:
             continue
         if wire != 2:
-            raise Broken("this is not a tf.train.Example: its field 1 is not a message")
-        for inner, inner_wire, entry in _fields(payload, "the features"):
+            raise Broken(f"this is not {message}: its field {field} is not a message")
+        for inner, inner_wire, entry in _fields(payload, f"the {item}s"):
             if inner != 1:
                 continue
             if inner_wire != 2:
-                raise Broken("this is not a tf.train.Example: a feature is not a message")
+                raise Broken(f"this is not {message}: a {item} is not a message")
             yield _pair(entry)
 
 
@@ -50,21 +55,11 @@ def _pair(data: bytes) -> tuple[bytes, bytes]:
 
 def sequences(data: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
     """Name and features of each list of a SequenceExample."""
-    for number, wire, payload in _fields(data, "the SequenceExample"):
-        if number != 2:
-            continue
-        if wire != 2:
-            raise Broken("this is not a tf.train.SequenceExample: its field 2 is not a message")
-        for inner, inner_wire, entry in _fields(payload, "the lists of features"):
-            if inner != 1:
-                continue
-            if inner_wire != 2:
-                raise Broken("this is not a tf.train.SequenceExample: a list is not a message")
-            key, value = _pair(entry)
-            steps = [p for n, w, p in _fields(value, "a list of features") if n == 1 and _is(w, 2, key)]
-            if len(steps) > MOST:
-                raise Broken(f"the list {key.decode(errors='replace')!r} has more than {MOST:,} steps")
-            yield key, steps
+    for key, value in _pairs(data, 2, "a tf.train.SequenceExample", "list"):
+        steps = [p for n, w, p in _fields(value, "a list of features") if n == 1 and _is(w, 2, key)]
+        if len(steps) > MOST:
+            raise Broken(f"the list {key.decode(errors='replace')!r} has more than {MOST:,} steps")
+        yield key, steps
 
 
 def feature(data: bytes, key: bytes) -> tuple[int, Any]:
