@@ -1,6 +1,8 @@
 """The architecture, read from the imports: directions, no cycles, public names."""
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +10,20 @@ from pathlib import Path
 import pytest
 
 import manyfit
+from manyfit.config.moved import MOVED
 
 PACKAGE = Path(manyfit.__file__).parent
 LAYERS = ["core", "config", "store", "data", "learn", "run", "study", "report", "ui", "cli"]
-DOORS = {"datasets": "data", "feeders": "data", "pipeline": "run", "testing": "cli"}
+DOORS = {
+    "callbacks": "run",
+    "datasets": "data",
+    "feeders": "data",
+    "metrics": "learn",
+    "pipeline": "run",
+    "samplers": "study",
+    "stoppers": "study",
+    "testing": "cli",
+}
 """Where a door stands: it may import from this layer and those below it, and no layer imports it."""
 THIRD_PARTY_FORBIDDEN = {
     "core": ["torch", "numpy", "yaml", "pydantic", "click", "rich"],
@@ -48,9 +60,42 @@ def layer_of(module):
     return parts[1] if len(parts) > 1 else None
 
 
-def test_every_folder_is_a_layer_or_a_door():
-    found = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert found <= {*LAYERS, *DOORS}
+def test_everything_is_in_a_layer_or_a_door():
+    found = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert found <= {*LAYERS, *DOORS, "__init__", "__main__", "__pycache__"}
+
+
+CLASS_PATH = re.compile(r"manyfit(\.[a-z_]+)+(\.[A-Z]\w*)?")
+
+
+def strings(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_class_paths_in_texts_lead_somewhere(module):
+    if module == "manyfit.config.moved":
+        return
+    for text in strings(modules()[module]):
+        if CLASS_PATH.fullmatch(text) and text.count(".") > 1:  # others are tags
+            name = text
+            while name not in modules():
+                name = name.rpartition(".")[0]
+            found = importlib.import_module(name)
+            for part in filter(None, text[len(name) :].split(".")):
+                assert hasattr(found, part), f"{module} names {text}"
+                found = getattr(found, part)
+
+
+def test_former_class_paths_lead_to_what_moved():
+    """Each entry leads to something, none to a former path, and none would be hashed in two ways."""
+    assert len(set(MOVED.values())) == len(MOVED)
+    assert not set(MOVED) & set(MOVED.values())
+    for path in MOVED.values():
+        module, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), path
 
 
 @pytest.mark.parametrize("module", sorted(modules()))

@@ -95,8 +95,8 @@ _NAMES: Final[Mapping[str, str]] = {
         VarLenFeature
     """,
     "manyfit.feeders.registry.toy": "DebugToyModel",
-    "manyfit.learn.metrics": "absolute_error accuracy binary_accuracy squared_error top_k_accuracy",
-    "manyfit.pipeline.parts": "ComponentData evaluator model_builder",
+    "manyfit.metrics": "absolute_error accuracy binary_accuracy squared_error top_k_accuracy",
+    "manyfit.pipeline": "ComponentData evaluator model_builder",
 }
 # The same classes under the module that has all of a kind.
 _CLASSIFICATION: Final = (

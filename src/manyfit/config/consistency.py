@@ -90,7 +90,7 @@ HIGHER: Final = ("accuracy", "top_k_accuracy", "binary_accuracy")
 
 def _directions(run: Run) -> Iterator[Contradiction]:
     """The highest accuracy is the best one; to take the lowest is a slip."""
-    owner = "manyfit.learn.metrics."
+    owner = "manyfit.metrics."
     better = {f"val_{n}" for n, _, c in run.train.named_metrics() if c.path in {owner + m for m in HIGHER}}
     aims: list[tuple[tuple[str, ...], str, str]] = [(("export", "mode"), run.export.metric, run.export.mode)]
     if run.train.stop is not None:

@@ -48,9 +48,9 @@ REQUIRED: Final = {
     "project_name": "text",
 }
 MADE: Final = {
-    "data": "manyfit.pipeline.parts.ComponentData",
-    "model": "manyfit.pipeline.parts.model_builder",
-    "evaluator": "manyfit.pipeline.parts.evaluator",
+    "data": "manyfit.pipeline.ComponentData",
+    "model": "manyfit.pipeline.model_builder",
+    "evaluator": "manyfit.pipeline.evaluator",
 }
 RESERVED: Final = frozenset({*PLACES, *SHARED})
 """Keys that mean something here; all others are the user's own."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyfit.config.kinds import Kind
+from manyfit.config.moved import first_path
 from manyfit.config.tree import Leaf, Map, Node, Path, Seq, class_word, dotted
 from manyfit.core.secrets import Secret
 
@@ -111,7 +112,9 @@ def digest(value: Any) -> str:
 
 
 def number(value: Any) -> Any:
-    """Write numbers in one way: 1.0 is 1, and what JSON cannot write has a name."""
+    """Write numbers in one way: 1.0 is 1, and what JSON cannot write has a name. So do classes that moved."""
+    if isinstance(value, str):
+        return first_path(value)
     if isinstance(value, float):
         if not math.isfinite(value):
             return {"float": str(value)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from manyfit.config.moved import current_path
 from manyfit.config.roles import Role
 from manyfit.core.names import listing, nearest
 
@@ -35,12 +36,12 @@ class ResolveError(Exception):
 
 def canonical(text: str, role: Role) -> str:
     """Write a class path in its one full form; short names are expanded, colons become dots."""
-    return role.short.get(text, text).replace(":", ".")
+    return current_path(role.short.get(text, text)).replace(":", ".")
 
 
 def resolve(text: str, role: Role, source: Path | None) -> Any:
     """Import what a class path names. Nothing is called."""
-    path = role.short.get(text, text)
+    path = current_path(role.short.get(text, text))
     if "." not in path and ":" not in path:
         expected = f"a path such as models.{path}"
         expected += f", or one of {listing(sorted(role.short))}" if role.short else ""

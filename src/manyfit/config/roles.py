@@ -148,7 +148,7 @@ METRIC = Role(
     bases=("torchmetrics.metric.Metric",),
     function_of=2,
     short=_table(
-        "manyfit.learn.metrics",
+        "manyfit.metrics",
         "accuracy=accuracy top_k_accuracy=top_k_accuracy mae=absolute_error "
         "mse=squared_error binary_accuracy=binary_accuracy",
     ),
@@ -158,7 +158,7 @@ SAMPLER = Role(
     bases=("optuna.samplers._base.BaseSampler", "manyfit.study.sampling.Grid"),
     supplied=("seed",),
     short={
-        "grid": "manyfit.study.sampling.Grid",
+        "grid": "manyfit.samplers.Grid",
         **_table(
             "optuna.samplers",
             "random=RandomSampler tpe=TPESampler gp=GPSampler cma_es=CmaEsSampler qmc=QMCSampler "
@@ -169,7 +169,7 @@ SAMPLER = Role(
 STOPPER = Role(
     "stopper",
     methods=("decide",),
-    short=_table("manyfit.study.stoppers", "halving=Halving asha=Asha median=Median patience=Patience"),
+    short=_table("manyfit.stoppers", "halving=Halving asha=Asha median=Median patience=Patience"),
 )
 ANY = Role("component")
 CALLABLE = Role("function")

@@ -36,7 +36,7 @@ from manyfit.core.names import nearest
 
 DURATION: Final = r"^\d{1,9}(\.\d{1,6})?(s|m|h|d)$"
 SIZE: Final = r"^\d{1,9}(\.\d{1,6})?(MB|GB|TB|MiB|GiB|TiB)$"
-GRID: Final = "manyfit.study.sampling.Grid"
+GRID: Final = "manyfit.samplers.Grid"
 KEYS: Final = ("base", "set", "objective", "search", "space", "execute", "track")
 
 

@@ -6,6 +6,7 @@
 | `BaseClass`, `ConfigStruct` | what they have in common, and the config that they are given |
 | `Compiled` | a PyTorch module with its loss and optimiser, as a model builder returns it |
 | `batched` | marks an evaluation function that takes many data points at once |
+| `ComponentData`, `model_builder`, `evaluator` | the components as parts of a run, as exports name them |
 | `Orchestrator`, `TFKerasTrainer` | `manyfit train`, from Python |
 """
 
@@ -19,6 +20,7 @@ from manyfit.pipeline.components import (
     PreprocessorBase,
 )
 from manyfit.pipeline.orchestrator import Orchestrator, TFKerasTrainer
+from manyfit.pipeline.parts import ComponentData, evaluator, model_builder
 from manyfit.run.evaluator import batched
 from manyfit.run.models import Compiled
 
@@ -26,6 +28,7 @@ __all__ = [
     "AugmentorBase",
     "BaseClass",
     "Compiled",
+    "ComponentData",
     "ConfigStruct",
     "DataLoaderBase",
     "EvaluatorBase",
@@ -34,4 +37,6 @@ __all__ = [
     "PreprocessorBase",
     "TFKerasTrainer",
     "batched",
+    "evaluator",
+    "model_builder",
 ]

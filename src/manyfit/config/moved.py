@@ -1,0 +1,44 @@
+"""Class paths that configs, exports and ledgers of earlier versions name, and where these classes are now.
+
+Files name classes by their public homes: `manyfit.metrics`, `manyfit.samplers`, `manyfit.stoppers` and so on.
+A class that moves gets an entry here, so that what was written before it moved can still be read. Hashes are
+taken of the first path that a class had, so that runs and trials keep their identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+
+def _moved(before: str, after: str, names: str) -> dict[str, str]:
+    return {f"{before}.{name}": f"{after}.{name}" for name in names.split()}
+
+
+MOVED: Final[Mapping[str, str]] = {
+    **_moved(
+        "manyfit.learn.metrics",
+        "manyfit.metrics",
+        "absolute_error accuracy binary_accuracy squared_error top_k_accuracy",
+    ),
+    **_moved("manyfit.pipeline.parts", "manyfit.pipeline", "ComponentData evaluator model_builder"),
+    **_moved("manyfit.study.sampling", "manyfit.samplers", "Grid"),
+    **_moved("manyfit.study.stoppers", "manyfit.stoppers", "Asha Halving Median Patience"),
+}
+"""From each former class path to the present one."""
+FIRST: Final[Mapping[str, str]] = {after: before for before, after in MOVED.items()}
+
+
+def current_path(path: str) -> str:
+    """Return the present class path of a class that may be named by a former one.
+
+    >>> current_path("manyfit.study.stoppers:Halving")
+    'manyfit.stoppers.Halving'
+    """
+    dotted = path.replace(":", ".")
+    return MOVED.get(dotted, path)
+
+
+def first_path(path: str) -> str:
+    """Return the class path that stands for a class in hashes."""
+    return FIRST.get(path, path)
