@@ -10,7 +10,7 @@ import torch
 from timing import compare, where
 from torch import nn
 
-from manyfit.learn.pack import pack
+from manyfit.learn.packing import pack
 from manyfit.store.checkpoint import Keep, Note
 from manyfit.store.events import EventLog
 from manyfit.store.writer import Writer

@@ -11,11 +11,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from manyfit.core.errors import RunFailed
 from manyfit.data import ArraySource, once
 from manyfit.learn.metrics import absolute_error, accuracy, binary_accuracy, squared_error, top_k_accuracy
-from manyfit.learn.objective import Objective
-from manyfit.learn.pack import pack, unpack
-from manyfit.learn.rowwise import rowwise
-from manyfit.learn.torch import TorchLearner
-from manyfit.learn.update import Update
+from manyfit.learn.packing import pack, unpack
+from manyfit.learn.torch.learner import TorchLearner
+from manyfit.learn.torch.objective import Objective
+from manyfit.learn.torch.row_losses import rowwise
+from manyfit.learn.torch.update import Update
 from manyfit.testing import LearnerContract
 
 

@@ -20,7 +20,7 @@ keras = pytest.importorskip("keras", reason="Keras is not installed")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from manyfit import export, load_model, predict, train  # noqa: E402
-from manyfit.learn.keras import KerasLearner  # noqa: E402
+from manyfit.learn.keras.learner import KerasLearner  # noqa: E402
 
 KERAS = {"model_builder_class": "models.KerasBuilder", "model_builder": {}}
 

@@ -341,7 +341,7 @@ def test_metrics_of_parts_are_those_of_the_whole(classes, sizes, places, seed):
 def test_tensorflow_says_nothing_about_functions_of_many_learners(caplog):
     keras, _ = pytest.importorskip("keras"), pytest.importorskip("tensorflow")
     from manyfit.data import ArraySource, once
-    from manyfit.learn.keras import KerasLearner
+    from manyfit.learn.keras.learner import KerasLearner
 
     def measured():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

@@ -530,7 +530,7 @@ def test_an_estimator_holds_what_its_class_may_hold(name):
     from manyfit.core.errors import RunFailed
     from manyfit.core.state import State
     from manyfit.data import ArraySource
-    from manyfit.learn.estimator import KEPT, EstimatorLearner
+    from manyfit.learn.estimator.learner import KEPT, EstimatorLearner
 
     linear = pytest.importorskip("sklearn.linear_model")
     pytest.importorskip("skops")

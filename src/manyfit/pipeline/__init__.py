@@ -10,6 +10,7 @@
 | `Orchestrator`, `TFKerasTrainer` | `manyfit train`, from Python |
 """
 
+from manyfit.learn.models import Compiled
 from manyfit.pipeline.components import (
     AugmentorBase,
     BaseClass,
@@ -22,7 +23,6 @@ from manyfit.pipeline.components import (
 from manyfit.pipeline.orchestrator import Orchestrator, TFKerasTrainer
 from manyfit.pipeline.parts import ComponentData, evaluator, model_builder
 from manyfit.run.evaluator import batched
-from manyfit.run.models import Compiled
 
 __all__ = [
     "AugmentorBase",

@@ -39,14 +39,14 @@ from manyfit.data import (
     steps_of,
 )
 from manyfit.data.randomness import seed_for
-from manyfit.learn.estimator import EstimatorLearner
-from manyfit.learn.keras import KerasLearner
-from manyfit.learn.objective import Objective
-from manyfit.learn.torch import TorchLearner, own_optimizers
+from manyfit.learn.estimator.learner import EstimatorLearner
+from manyfit.learn.keras.learner import KerasLearner
+from manyfit.learn.models import Compiled, Made, make_model
+from manyfit.learn.torch.build import build_loss, build_update, warm_start, warm_start_keras
+from manyfit.learn.torch.learner import TorchLearner, own_optimizers
+from manyfit.learn.torch.objective import Objective
 from manyfit.run.evaluator import Evaluator
 from manyfit.run.measure import is_whole
-from manyfit.run.models import Compiled, Made, make_model
-from manyfit.run.parts import build_loss, build_update, warm_start, warm_start_keras
 from manyfit.run.plan import Plan
 
 log = logging.getLogger("manyfit")

@@ -19,9 +19,9 @@ from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.trace import notes, user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.estimator import EstimatorLearner
+from manyfit.learn.estimator.learner import EstimatorLearner
 from manyfit.learn.learner import fetch
-from manyfit.learn.torch import TorchLearner
+from manyfit.learn.torch.learner import TorchLearner
 from manyfit.run.build import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.proof import POINTS, SMALL, SPARSE, difference, killed_and_resumed
 from manyfit.run.stretch import Proven, rehearse

@@ -39,13 +39,13 @@ from manyfit.core.version import __version__
 from manyfit.data import ArraySource, Batch, once
 from manyfit.data.nested import Nested, leaves, mapped
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.estimator import EstimatorLearner
-from manyfit.learn.keras import KerasLearner
-from manyfit.learn.pack import pack, unpack
-from manyfit.learn.torch import TorchLearner
+from manyfit.learn.estimator.learner import EstimatorLearner
+from manyfit.learn.keras.learner import KerasLearner
+from manyfit.learn.models import Made, make_model
+from manyfit.learn.packing import pack, unpack
+from manyfit.learn.torch.learner import TorchLearner
 from manyfit.run.build import Built
 from manyfit.run.cohort import describe_model
-from manyfit.run.models import Made, make_model
 from manyfit.store import checkpoint, durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder

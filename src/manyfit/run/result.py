@@ -57,8 +57,8 @@ def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = Fal
     of the project that you are in; anything else is refused, unless you `trust` it. A `.keras` file may carry
     code (Lambda layers), or name some: it is refused, unless `allow` names that code.
     """
+    from manyfit.learn.models import make_model
     from manyfit.run.export import evaluated_state, load, load_keras, restored
-    from manyfit.run.models import make_model
 
     path = Path(place)
     if path.suffix == ".keras":

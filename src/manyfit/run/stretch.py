@@ -25,7 +25,7 @@ from manyfit.data import ClassWeighted, Limited, Source, once
 from manyfit.data.nested import paired
 from manyfit.data.overlap import Compared
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.estimator import EstimatorLearner
+from manyfit.learn.estimator.learner import EstimatorLearner
 from manyfit.learn.learner import Outputs
 from manyfit.run import guard
 from manyfit.run.build import Built, build, device_name, key_of, threads

@@ -27,10 +27,10 @@ from manyfit.core.trace import reason
 from manyfit.data import Batch
 from manyfit.data.nested import Nested, leaves, mapped, paired
 from manyfit.data.randomness import own_randomness, seed_for
-from manyfit.learn.keras_callbacks import Callbacks, several
+from manyfit.learn.keras.callbacks import Callbacks, several
 from manyfit.learn.learner import Metrics, Outputs
-from manyfit.learn.pack import pack, unpack
-from manyfit.learn.several import PerRow
+from manyfit.learn.packing import pack, unpack
+from manyfit.learn.row_outputs import PerRow
 
 log = logging.getLogger("manyfit")
 

@@ -27,8 +27,8 @@ from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
 from manyfit.data.nested import Nested, leaves
-from manyfit.learn.rowwise import is_separable, reduction_of, rowwise
-from manyfit.learn.several import PerRow
+from manyfit.learn.row_outputs import PerRow
+from manyfit.learn.torch.row_losses import is_separable, reduction_of, rowwise
 
 log = logging.getLogger("manyfit")
 

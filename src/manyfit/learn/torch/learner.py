@@ -21,10 +21,10 @@ from manyfit.data import Batch
 from manyfit.data.nested import Nested, leaves, mapped
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Metrics, Outputs
-from manyfit.learn.objective import Objective
-from manyfit.learn.pack import pack, unpack
-from manyfit.learn.sums import Sums
-from manyfit.learn.update import Update
+from manyfit.learn.packing import pack, unpack
+from manyfit.learn.torch.loss_sums import Sums
+from manyfit.learn.torch.objective import Objective
+from manyfit.learn.torch.update import Update
 
 RowMetric = Callable[[Tensor, Tensor], Tensor]
 _NONE, _LOSS = frozenset[str](), frozenset({"loss"})

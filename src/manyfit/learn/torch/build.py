@@ -19,7 +19,7 @@ from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Source, once
 from manyfit.data.overlap import inner
-from manyfit.learn.update import Frozen, Update
+from manyfit.learn.torch.update import Frozen, Update
 from manyfit.store.weights import read_weights
 
 Named = dict[str, nn.Parameter]

@@ -1,0 +1,1 @@
+"""Learner of estimators with `fit` and `predict`, such as those of scikit-learn."""

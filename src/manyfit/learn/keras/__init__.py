@@ -1,0 +1,1 @@
+"""Learner of compiled Keras models, on TensorFlow and on torch."""
