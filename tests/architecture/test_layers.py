@@ -156,6 +156,19 @@ def test_layers_do_not_know(layer):
             assert imported.split(".")[0] not in THIRD_PARTY_FORBIDDEN[layer], f"{module} imports {imported}"
 
 
+def test_run_does_not_know_kinds_of_learners():
+    """What differs between kinds, the kind knows: `run/` asks it, and never what kind it is talking to."""
+    for module, path in modules().items():
+        if layer_of(module) != "run":
+            continue
+        for imported in imports(path, top_level_only=False):
+            assert not re.match(r"manyfit\.learn\.(torch|keras|estimator)\b", imported), module
+        text = path.read_text()
+        assert not re.search(r"isinstance\([^)]*[lL]earner", text), module
+        assert not re.search(r"\b(has|get)attr\([^)]*learner", text), module
+        assert not re.search(r"\bis_(keras|estimator|torch)\b", text), module
+
+
 def test_public_names():
     assert len(manyfit.__all__) <= 20
     for name in manyfit.__all__:

@@ -11,7 +11,7 @@ import torch
 from manyfit import load_config
 from manyfit.core.state import State
 from manyfit.data import ArraySource, Order
-from manyfit.learn.learner import Outputs
+from manyfit.learn.learner import BaseLearner, Outputs, Weights
 from manyfit.run.cohort import Cohort, Member
 from manyfit.run.plan import Plan
 from manyfit.run.trainer import fit
@@ -21,7 +21,7 @@ from manyfit.testing import LearnerContract
 
 
 @dataclass
-class Lines:
+class Lines(BaseLearner):
     """n straight lines through the origin, trained together: a learner without torch."""
 
     rates: list[float]
@@ -60,14 +60,19 @@ class Lines:
     def describe(self):
         return "lines"
 
-    def stopped(self):
-        return [""] * self.n
+    @property
+    def models(self):
+        return list(self.slopes)
 
-    def whole(self):
-        return [{} for _ in range(self.n)]
+    def keep(self, indices):
+        self.rates = [self.rates[i] for i in indices]
+        self.slopes, self.loss = self.slopes[list(indices)], self.loss[list(indices)]
 
-    def end(self):
-        pass
+    def predict(self, batch, model=None):
+        return self.slopes[0] * batch.inputs
+
+    def weights(self):
+        return [Weights({"slope": torch.tensor([slope])}, {}) for slope in self.slopes]
 
     def observe(self, rows):
         self.seen += [row["val_loss"] for row in rows if row]

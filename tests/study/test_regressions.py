@@ -430,7 +430,7 @@ def test_an_interrupt_during_the_validation_at_a_rung_changes_nothing(lab):
     expected = lab.table()
     lab.clear()
     import manyfit.run.trainer as trainer
-    from manyfit.run.signals import Asked
+    from manyfit.core.signals import Asked
 
     real, count = trainer.validate, [0]
 
@@ -445,7 +445,7 @@ def test_an_interrupt_during_the_validation_at_a_rung_changes_nothing(lab):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "validate", validate)
-        patch.setattr("manyfit.run.signals.signal.Signals", lambda number: signal_name(number))
+        patch.setattr("manyfit.core.signals.signal.Signals", lambda number: signal_name(number))
         lab.execute(lambda study, work, watch, trials: Signalled(work, watch))
     assert lab.table() == expected
 

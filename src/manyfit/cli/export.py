@@ -17,9 +17,10 @@ from manyfit.cli.output import say
     "formats",
     multiple=True,
     default=("safetensors",),
-    type=click.Choice(["safetensors", "torch", "onnx", "keras", "saved_model"]),
+    metavar="FORMAT",
     show_default=True,
-    help="May be given several times. torch is a torch.export program (.pt2); the last two need Keras.",
+    help="May be given several times: safetensors; for modules torch (a torch.export program, .pt2) and onnx; "
+    "for Keras keras and saved_model; for estimators skops; and those of kinds of your own.",
 )
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")

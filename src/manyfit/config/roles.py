@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from manyfit.config.allowed import BUILDING_BLOCKS
+from manyfit.config.extensions import MODELS
 from manyfit.config.kinds import Kind
 from manyfit.core.names import indefinite
 
@@ -265,6 +266,8 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
             callable(getattr(product, name, None)) for name in role.methods
         )
         return "" if fits else f"{what} is not {indefinite(role.name)}"
+    if role is MODEL and any(claims(product) for claims in MODELS.values()):
+        return ""
     if has_base(product, role.bases) or (role.function_of and _is_tensor_function(target, trust)):
         return ""
     if inspect.isclass(target) or not role.bases:

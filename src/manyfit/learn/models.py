@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manyfit.config import Component
-from manyfit.config.roles import KERAS, has_base
 from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.trace import user_frame
@@ -38,19 +37,11 @@ class Made:
     builder: str = ""
     """The name of the model builder, if there is one."""
 
-    @property
-    def is_keras(self) -> bool:
-        """Whether it is a model of Keras, on whatever backend."""
-        return has_base(type(self.model), (KERAS,))
-
-    @property
-    def is_estimator(self) -> bool:
-        """Whether it is fitted in one go."""
-        return not self.is_keras and hasattr(self.model, "fit") and hasattr(self.model, "predict")
-
 
 def make_model(component: Component) -> Made:
     """Build the model; a model builder is asked for it."""
+    from manyfit.learn.kind import kinds  # which are made of models
+
     found = component.build()
     if not hasattr(found, "get_compiled_model"):
         return Made(found)
@@ -64,8 +55,7 @@ def make_model(component: Component) -> Made:
         compiled,
         type(found).__name__,
     )
-    is_known = made.is_keras or made.is_estimator or hasattr(model, "parameters")
-    if isinstance(model, type) or not is_known:
+    if isinstance(model, type) or not any(kind.claims(model) for kind in kinds()):
         raise UsageError(
             f"{component.origin}: {type(found).__name__}.get_compiled_model must return a compiled "
             f"keras.Model, a torch.nn.Module, manyfit.pipeline.Compiled or an estimator, not {model!r:.60}"

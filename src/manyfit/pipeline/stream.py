@@ -490,9 +490,9 @@ class Feed(Iterator[Batch]):
         self._open()
 
     @property
-    def is_native(self) -> bool:
-        """Whether `native` can be called."""
-        return self._is_native
+    def framework(self) -> str:
+        """TensorFlow, if the pipeline is one of `tf.data`."""
+        return "tensorflow" if self._is_native else ""
 
     def native(self, most: int) -> tuple[Any, int]:
         """An iterator of TensorFlow, and how many batches may be taken from it now: at most so many."""

@@ -21,7 +21,7 @@ from manyfit.data.randomness import own_randomness
 from manyfit.run.build import SPLITS, Built, build, threads
 from manyfit.run.code import evaluation_only, imported
 from manyfit.run.evaluate import Report, column, interpret, keys_of
-from manyfit.run.export import FORMATS, export_weights
+from manyfit.run.export import check_formats, export_format, export_weights
 from manyfit.run.finish import other_code, report_of, write_report
 from manyfit.run.guard import check_backend, check_code, check_data
 from manyfit.run.journal import failures
@@ -52,7 +52,7 @@ def reopened(
         built = build(config)
         for source in config.sources:
             check_code(imported(source), run, source, allowed, evaluation_only(config, source))
-        check_backend(getattr(built.learner, "backend", "torch"), run, allowed)
+        check_backend(built.learner.backend, run, allowed)
         built.learner.load([found.load()])
         yield config, run, built, found
 
@@ -186,9 +186,6 @@ def export(
     trust: bool = False,
 ) -> list[Path]:
     """Write the model of a run into its folder `exported/`, each form checked before it is kept."""
-    unknown = [name for name in formats if name not in ("safetensors", *FORMATS)]
-    if unknown:
-        raise UsageError(f"there is no format {unknown[0]!r}; there are safetensors, {', '.join(FORMATS)}")
     written = []
     RunFolder(Path(place)).trained()
     with (
@@ -196,11 +193,12 @@ def export(
         reopened(Path(place), which, (), allow_change, trust) as (config, run, built, found),
     ):
         run.check_links()
+        check_formats(formats)
         for name in formats:
             if name == "safetensors":
                 written.append(export_weights(config, run, built, found.step))
             else:
-                written.append(FORMATS[name](built, run))
+                written.append(export_format(built, run, name))
     return written
 
 

@@ -10,18 +10,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.config import Component, Config
 from manyfit.config.component import blamed
 from manyfit.config.consistency import RESERVED
-from manyfit.config.schema import Train
 from manyfit.config.variants import is_variant
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
-from manyfit.core.gpus import PINNED
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.trace import user_frame
@@ -35,23 +32,18 @@ from manyfit.data import (
     Source,
     Split,
     as_source,
-    once,
     steps_of,
 )
 from manyfit.data.randomness import seed_for
-from manyfit.learn.estimator.learner import EstimatorLearner
-from manyfit.learn.keras.learner import KerasLearner
-from manyfit.learn.models import Compiled, Made, make_model
-from manyfit.learn.torch.build import build_loss, build_update, warm_start, warm_start_keras
-from manyfit.learn.torch.learner import TorchLearner, own_optimizers
-from manyfit.learn.torch.objective import Objective
+from manyfit.learn.kind import LearnerKind, Setup, kind_of
+from manyfit.learn.learner import Learner
+from manyfit.learn.models import Made, make_model
+from manyfit.learn.split_metrics import is_split_metric
 from manyfit.run.evaluator import Evaluator
-from manyfit.run.measure import is_whole
 from manyfit.run.plan import Plan
 
 log = logging.getLogger("manyfit")
 
-AnyLearner: TypeAlias = TorchLearner | KerasLearner | EstimatorLearner
 SPLITS: Final[tuple[Split, ...]] = ("train", "validation", "test")
 
 
@@ -59,7 +51,8 @@ SPLITS: Final[tuple[Split, ...]] = ("train", "validation", "test")
 class Built:
     """What a config describes, ready to train."""
 
-    learner: AnyLearner
+    learner: Learner
+    kind: LearnerKind
     plan: Plan
     order: Order
     train: Source
@@ -82,13 +75,6 @@ class Built:
         found: Source | None = {"train": self.train, "validation": self.validation, "test": self.test}[name]
         return found if found is not None and len(found) else None
 
-    @property
-    def module(self) -> TorchLearner:
-        """The learner, where only a module of PyTorch will do."""
-        if not isinstance(self.learner, TorchLearner):
-            raise UsageError(f"this needs a torch.nn.Module, not {self.learner.describe()}")
-        return self.learner
-
 
 def build(config: Config, *, warm: bool = False) -> Built:
     """Build everything: first what fails quickly, then the data. Weights follow from the seed alone.
@@ -98,16 +84,9 @@ def build(config: Config, *, warm: bool = False) -> Built:
     run = config.run
     device = device_of(run.train.device, config.origin("train.device"))
     made = seeded_model(config)
-    if not (made.is_keras or made.is_estimator):
-        check_gpu(device)
-        made.model.to(device)
-        if warm and (count := warm_start(config, made.model)):
-            log.info("began with %d tensors from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
-    if made.callbacks and not made.is_keras:
-        raise UsageError(
-            f"{run.model.origin}: {made.builder}.get_callbacks gives callbacks, but only Keras models take "
-            f"them, not a {type(made.model).__name__}; use train.stop for early stopping"
-        )
+    kind = kind_of(made.model)
+    kind.check(config, made)
+    kind.prepare(config, made, device, warm)
     metrics = {name: component.build() for name, _, component in run.train.named_metrics()}
     seed_everything(derive(run.seed, "data"))
     order, sources = build_data(config)
@@ -118,79 +97,54 @@ def build(config: Config, *, warm: bool = False) -> Built:
         train = ClassWeighted(train, made.class_weight)
     check_measured(config, validation)
     seed_everything(derive(run.seed, "loss"))
-    learner: AnyLearner
-    if made.is_keras or made.is_estimator:
-        check_unused(config, "a compiled model of Keras" if made.is_keras else "an estimator", made.is_keras)
-    if made.is_estimator:
-        learner = EstimatorLearner(made.model, train, order.batch_size, run.seed)
-        plan = Plan.of(dataclasses.replace(run.train, epochs=1), 1)
-    else:
-        plan = Plan.of(run.train, steps_of(train, order))
-        if made.is_keras:
-            first: Source = validation if validation is not None and len(validation) else train
-            learner = KerasLearner(
-                made.model,
-                plan.steps_per_epoch,
-                lambda: next(once(first, order.batch_size)),
-                made.callbacks,
-                plan.epochs,
-                run.seed,
-                unused=run.data.beside.get("unused", ()),
-                fed_by=fed_by(config),
+    epochs, steps = kind.budget(run.train, lambda: steps_of(train, order))
+    whole = {name: metric for name, metric in metrics.items() if is_split_metric(metric)}
+    by_row = {name: metric for name, metric in metrics.items() if name not in whole}
+    learner = kind.build(
+        Setup(
+            config, made, device, order, train, validation, steps, epochs, by_row, warm, fed_by(config),
+            key_of(config, "unused"),
+        )
+    )  # fmt: skip
+    plan = Plan.of(dataclasses.replace(run.train, epochs=epochs), steps, learner.grain)
+    check_grain(config, plan)
+    evaluator, settings = build_evaluator(config), run.data.params.get("settings")
+    built = Built(learner, kind, plan, order, train, validation, test, whole, evaluator, settings)
+    log_details(config, made, built)
+    return built
+
+
+def check_grain(config: Config, plan: Plan) -> None:
+    """Refuse a cadence that falls inside of what a learner trains at once."""
+    if plan.grain == 1:
+        return
+    cadences = [("log", plan.log), ("validate", plan.validate), *(("checkpoint", c) for c in plan.checkpoint)]
+    for name, cadence in cadences:
+        if not cadence.by_time and cadence.steps(plan.steps_per_epoch) % plan.grain:
+            where = config.origin(f"train.every.{name}") or config.run.model.origin
+            given = getattr(config.run.train.every, name)
+            raise UsageError(
+                f"{where}: train.every.{name}: the model trains {plan.grain} steps at once and {given} falls "
+                "between them; write 1ep, or several epochs"
             )
-            if warm and (count := warm_start_keras(config, learner.model.variables)):
-                log.info("began with %d variables from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
-        else:
-            learner = torch_learner(config, made, device, train, plan.steps_per_epoch, metrics)
-    whole = {name: metric for name, metric in metrics.items() if is_whole(metric)}
-    tell(config, made, device, learner, plan, {"train": train, "validation": validation, "test": test})
-    return Built(
-        learner,
-        plan,
-        order,
-        train,
-        validation,
-        test,
-        whole,
-        build_evaluator(config),
-        run.data.params.get("settings"),
-    )
 
 
-def tell(
-    config: Config,
-    made: Made,
-    device: torch.device,
-    learner: AnyLearner,
-    plan: Plan,
-    sources: Mapping[str, Source | None],
-) -> None:
+def log_details(config: Config, made: Made, built: Built) -> None:
     """Log what was built, and what was decided on the way."""
     if not log.isEnabledFor(logging.DEBUG):
         return
     log.debug("model: %s from %s", type(made.model).__name__, config.run.model.origin)
-    if isinstance(learner, TorchLearner):
-        parameters = list(learner.module.parameters())
-        trained = sum(p.numel() for p in parameters if p.requires_grad)
-        log.debug("%d parameters, %d of them trained", sum(p.numel() for p in parameters), trained)
-        log.debug("on %s, in %s", device, config.run.train.precision)
-        for kind, found in (
-            ("optimizer", learner.update.optimizers),
-            ("schedule", learner.update.schedulers),
-        ):
-            for name, each in found.items():
-                log.debug("%s %s: %s", kind, name or "(the only one)", type(each).__name__)
-    for split, source in sources.items():
+    for line in built.learner.details():
+        log.debug("%s", line)
+    for split, source in (("train", built.train), ("validation", built.validation), ("test", built.test)):
         count = "none" if source is None else f"{type(source).__name__} of {len(source):,} rows"
         log.debug("data, %s: %s", split, count)
-    log.debug("%d epochs of %d steps", plan.epochs, plan.steps_per_epoch)
+    log.debug("%d epochs of %d steps", built.plan.epochs, built.plan.steps_per_epoch)
 
 
 def without_callbacks(built: Built) -> Built:
-    """The same without the callbacks of a Keras model, which may write files."""
-    if not isinstance(built.learner, KerasLearner):
-        return built
-    return dataclasses.replace(built, learner=dataclasses.replace(built.learner, callbacks=()))
+    """The same without the callbacks that a model brings, which may write files."""
+    return dataclasses.replace(built, learner=built.learner.without_callbacks())
 
 
 def seeded_model(config: Config) -> Made:
@@ -205,52 +159,6 @@ def seeded_model(config: Config) -> Made:
         if len(sys.modules) == before:
             break
     return made
-
-
-def torch_learner(
-    config: Config,
-    made: Made,
-    device: torch.device,
-    train: Source,
-    steps: int,
-    metrics: Mapping[str, Any],
-) -> TorchLearner:
-    """The learner of a module: with the loss and the optimiser of the config, or with its own."""
-    run, module = config.run, made.model
-    check_own_step(config, module)
-    compiled = made.compiled or Compiled(module, optimizer=_own_optimizer(config, module))
-    loss = build_loss(config, device, train) if run.train.loss is not None else compiled.loss
-    if compiled.optimizer is not None and run.train.optimizer is not None:
-        where = config.origin("train.optimizer")
-        raise UsageError(f"{where}: train.optimizer: the model brings an optimizer already")
-    update = build_update(config, module, device, steps, compiled.optimizer)
-    is_moved = update.optimizers or hasattr(module, "train_step") or own_optimizers(module)
-    if made.builder and not is_moved:
-        raise UsageError(
-            f"{run.model.origin}: nothing trains the module of {made.builder}: set train.optimizer and "
-            "train.loss, or return manyfit.pipeline.Compiled(module, loss, optimizer)"
-        )
-    averaged = None
-    if run.train.ema is not None:
-        rule = get_ema_multi_avg_fn(run.train.ema)  # type: ignore[no-untyped-call]
-        averaged = AveragedModel(module, multi_avg_fn=rule, use_buffers=True)
-    return TorchLearner(
-        module,
-        Objective(
-            module,
-            loss,
-            device,
-            run.data.beside.get("unused", ()),
-            fed_by(config),
-            key_of(config, "unused"),
-        ),
-        update,
-        {**compiled.metrics, **{name: metric for name, metric in metrics.items() if not is_whole(metric)}},
-        run.train.accumulate,
-        run.train.precision,
-        averaged,
-        run.seed,
-    )
 
 
 def fed_by(config: Config) -> str:
@@ -270,18 +178,6 @@ def key_of(config: Config, name: str) -> str:
     return f"train.{name}" if is_variant(config.tree) else name
 
 
-def _own_optimizer(config: Config, module: torch.nn.Module) -> Any:
-    """What a module wants to be trained by, if it says so and the config does not."""
-    own = getattr(module, "configure_optimizers", None)
-    if own is None or config.run.train.optimizer is not None or hasattr(module, "train_step"):
-        return None
-    found = own()
-    if not isinstance(found, torch.optim.Optimizer):
-        name = f"{type(module).__name__}.configure_optimizers"
-        raise UsageError(f"{config.run.model.origin}: {name} must return an optimizer, not {found!r:.60}")
-    return found
-
-
 def build_evaluator(config: Config) -> Evaluator:
     """Functions of one row: those of the config, and those of an evaluator."""
     given = config.run.evaluate
@@ -299,39 +195,6 @@ def build_evaluator(config: Config) -> Evaluator:
         if key in RESERVED or key in functions:
             raise UsageError(f"{name}: a report has a column named {key!r} already; choose another name")
     return Evaluator(functions, points)
-
-
-UNUSED: Final = (
-    "loss", "optimizer", "groups", "freeze", "fine_tune", "scheduler", "accumulate", "clip_norm",
-    "clip_value", "precision", "ema", "class_weights", "warm_start", "metrics", "device",
-)  # fmt: skip
-"""Keys of `train` that only say how a module of PyTorch is trained."""
-
-
-def check_unused(config: Config, what: str, takes_weights: bool = False) -> None:
-    """A model that brings its own training cannot be told how to train; but perhaps how to begin."""
-    for key in UNUSED:
-        if key == "warm_start" and takes_weights:
-            continue
-        given, default = getattr(config.run.train, key), getattr(Train, key, None)
-        if given != default and given not in ((), {}, None):
-            raise UsageError(f"{config.origin(f'train.{key}')}: train.{key}: {what} decides this itself")
-
-
-def check_own_step(config: Config, module: torch.nn.Module) -> None:
-    """A model that does its own step does all of it."""
-    train = config.run.train
-    asked = {
-        "accumulate": train.accumulate > 1,
-        "clip_norm": train.clip_norm is not None,
-        "clip_value": train.clip_value is not None,
-        "precision": train.precision == "fp16",
-    }
-    for key in (key for key, is_asked in asked.items() if is_asked and hasattr(module, "train_step")):
-        raise UsageError(
-            f"{config.origin(f'train.{key}')}: train.{key}: {type(module).__name__} has a train_step of "
-            "its own, so this has to be done there"
-        )
 
 
 def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
@@ -416,15 +279,6 @@ def _split_failed(component: Component, split: str, error: Exception) -> Compone
     return blamed(failed, error)
 
 
-def check_gpu(device: torch.device) -> None:
-    """Whoever asks for a GPU does not get the CPU."""
-    asked = os.environ.get(PINNED)
-    if asked and device.type == "cpu" and not torch.cuda.is_available():
-        built = torch.version.cuda
-        reason = f"it was built for CUDA {built}, but finds no GPU" if built else "it was built without CUDA"
-        raise UsageError(f"--gpu {asked}: torch cannot use a GPU here: {reason}")
-
-
 def device_of(name: str, asked: Origin | None) -> torch.device:
     """Choose the device; `auto` takes a GPU where there is one."""
     if name == "auto":
@@ -442,16 +296,6 @@ def device_of(name: str, asked: Origin | None) -> torch.device:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"{asked}: train.device: {name!r} cannot be used here: {reason}") from None
     return device
-
-
-def device_name(learner: AnyLearner) -> str:
-    """The device and what drives it, for provenance."""
-    device = learner.device
-    if isinstance(learner, KerasLearner) and learner.backend == "tensorflow":
-        found = sys.modules["tensorflow"].config.get_visible_devices("GPU")
-        return f"{len(found)} GPUs (tensorflow)" if found else "cpu"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return f"{device} ({name}, torch {torch.__version__})" if device.type != "cpu" else "cpu"
 
 
 @contextmanager

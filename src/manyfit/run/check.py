@@ -19,9 +19,7 @@ from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.trace import notes, user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.estimator.learner import EstimatorLearner
 from manyfit.learn.learner import fetch
-from manyfit.learn.torch.learner import TorchLearner
 from manyfit.run.build import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.proof import POINTS, SMALL, SPARSE, difference, killed_and_resumed
 from manyfit.run.stretch import Proven, rehearse
@@ -108,42 +106,30 @@ def _shapes(batch: Batch) -> str:
 def _fits(config: Config) -> str:
     """Train on one batch, over and over: its loss has to fall."""
     built = without_callbacks(build(config, warm=True))
-    if isinstance(built.learner, EstimatorLearner):
+    if built.learner.reads_data:
         built.learner.train(iter(()), 1)
         return f"loss {float(built.learner.take()['train_loss'][0]):.4g} on all rows, fitted in one step"
     batch = next(built.train.batches(built.order))
-    losses, is_deaf = [], True
+    losses, moves, grain = [], False, built.learner.grain
     for _ in range(FIT_STEPS):
-        built.learner.train(itertools.repeat(batch), 1)
-        is_deaf = is_deaf and _is_deaf(built)
+        built.learner.train(itertools.repeat(batch), grain)
+        moves = moves or built.learner.has_gradients()
         losses.append(float(fetch(built.learner.take().get("train_loss", [np.nan]))[0]))
     if np.isnan(losses).all():
         return "the model updates itself and gives no loss"
     text = f"loss {losses[0]:.4g} → {min(losses):.4g} in {FIT_STEPS} steps on one batch"
-    if is_deaf:  # a loss may also fall by chance: by dropout, or because weights decay
+    if not moves:  # a loss may also fall by chance: by dropout, or because weights decay
         raise RunFailed(f"the loss does not fall: no gradient reaches a weight; {text}")
     if not min(losses[1:]) < losses[0]:
         raise RunFailed(f"the loss does not fall: {text}")
     return text
 
 
-def _is_deaf(built: Built) -> bool:
-    """Whether no weight has a gradient after a step, though some should have."""
-    if not isinstance(built.learner, TorchLearner):
-        return False
-    module = built.learner.module
-    if hasattr(module, "train_step") or built.learner.update.frozen:
-        return False
-    found = [p.grad for p in module.parameters() if p.requires_grad and p.grad is not None]
-    return not any((g.coalesce().values() if g.is_sparse else g).any() for g in found)
-
-
 def _evaluated(built: Built, config: Config) -> str:
     rehearse(built, config)
     names = [name for name, _, _ in config.run.train.named_metrics()] + list(built.evaluator.functions)
     own = [name for name in built.learner.whole()[0] if name != "loss"]
-    objective = getattr(built.learner, "objective", None)
-    is_coupled = objective is not None and objective.is_coupled
+    is_coupled = built.learner.couples_rows
     return ", ".join(["loss (of each batch, as it couples rows)" if is_coupled else "loss", *own, *names])
 
 
@@ -181,14 +167,15 @@ def rehearsed(config: Config, steps: int = 5) -> dict[str, float]:
     with own_randomness(), threads(config.run.train.threads):
         built = without_callbacks(build(config, warm=True))
         rehearse(built, config)
-        batches, count = built.train.batches(built.order), max(1, min(steps, built.plan.total - 1))
-        built.learner.train(batches, 1)
+        batches, grain = built.train.batches(built.order), built.learner.grain
+        count = max(1, min(steps, built.plan.total - 1) // grain) * grain
+        built.learner.train(batches, grain)
         began = time.perf_counter()
         built.learner.train(batches, count)
         fetch(next(iter(built.learner.take().values()), [0.0]))
         seconds = (time.perf_counter() - began) / count
         began, source = time.perf_counter(), built.split("validation")
-        if source is not None and not isinstance(built.learner, EstimatorLearner):
+        if source is not None and not built.learner.reads_data:
             next(built.learner.evaluate(itertools.islice(once(source, built.order.batch_size), 1)))
         batches_of = -(-len(source) // built.order.batch_size) if source is not None else 0
         validation = (time.perf_counter() - began) * batches_of

@@ -16,15 +16,16 @@ import numpy.typing as npt
 
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import optional
+from manyfit.core.signals import Watch
 from manyfit.data import Source, once
 from manyfit.data.nested import Nested, count, joined, leaves, paired, shapes
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Learner, Outputs
+from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run import statistics
 from manyfit.run.evaluator import Evaluator
-from manyfit.run.measure import Whole, watching
+from manyfit.run.measure import watching
 from manyfit.run.progress import counted
-from manyfit.run.signals import Watch
 from manyfit.store import durable
 
 log = logging.getLogger("manyfit")
@@ -137,12 +138,12 @@ def evaluate(
     mode: Mode = "summary",
 ) -> Report:
     """Evaluate one run of a cohort on every row of a split; `shown` is the name of a bar on a terminal."""
-    table, metrics = Table(evaluator or Evaluator({}), mode), Whole(whole or {})
+    table, metrics = Table(evaluator or Evaluator({}), mode), SplitMetrics(whole or {})
     batches = counted(once(source, batch_size), len(source), shown, bool(shown))
     with own_randomness():
         for outputs in learner.evaluate(watching(batches, watch)):
             table.add(outputs, member)
-            metrics.update(outputs, member)
+            metrics.update(outputs.output[member], None if outputs.target is None else outputs.target[member])
         table.flush()
         measured = {**metrics.values(), **learner.whole()[member]}
     rows = np.concatenate(table.index) if table.index else np.zeros(0, dtype=np.int64)

@@ -44,9 +44,11 @@ class Plan:
     """Also once an epoch, at most every 30 seconds, which the clock decides."""
     with_validation: bool = False
     """Also whenever the model is validated."""
+    grain: int = 1
+    """Steps that are trained at once: there is no boundary between them."""
 
     @staticmethod
-    def of(train: Train, steps_per_epoch: int) -> Plan:
+    def of(train: Train, steps_per_epoch: int, grain: int = 1) -> Plan:
         """The plan that a config describes."""
         every: Every = train.every
         cadences, words = several(every.checkpoint)
@@ -58,6 +60,7 @@ class Plan:
             tuple(cadences),
             AUTO in words,
             VALIDATION in words,
+            grain,
         )
 
     @property
@@ -87,7 +90,8 @@ class Plan:
 
     def next(self, step: int, most: int) -> Boundary:
         """The next boundary after a step, at most some steps away."""
-        candidates = [self.total, step + most, (step // self.steps_per_epoch + 1) * self.steps_per_epoch]
+        pause = -(-(step + most) // self.grain) * self.grain
+        candidates = [self.total, pause, (step // self.steps_per_epoch + 1) * self.steps_per_epoch]
         for cadence in (self.log, self.validate, *self.checkpoint):
             due = cadence.next_after(step, self.steps_per_epoch)
             candidates += [due] if due is not None else []

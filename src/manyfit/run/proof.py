@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from manyfit.config.override import Overrides
 from manyfit.core.errors import ManyfitError, RunFailed
 from manyfit.data import Batch, Order, Source
+from manyfit.data.native import NativeBatches
 from manyfit.run.cohort import Cohort
 from manyfit.run.plan import Boundary
 from manyfit.store import durable
@@ -92,7 +93,7 @@ class Probe:
 
     def on_start(self, cohort: Cohort) -> None:
         """Come between the cohort and its data."""
-        cohort.batches = self._traced(cohort.batches, cohort.step)
+        cohort.batches = Traced(cohort.batches, cohort.step, self._trace, self)
         if cohort.validation is not None:
             cohort.validation = Watched(cohort.validation, self)
         if self._kill is not None and self._kill.where == "write":
@@ -113,14 +114,41 @@ class Probe:
         if self._kill is not None and self._kill == Kill(where, self._counts[where]):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _traced(self, batches: Iterator[Batch], step: int) -> Iterator[Batch]:
+
+class Traced(Iterator[Batch]):
+    """Batches of which it is written down which rows each step has seen.
+
+    A framework that reads them itself goes on doing so, one at a time; then the rows are not known.
+    """
+
+    def __init__(self, batches: Iterator[Batch], step: int, trace: Path, probe: Probe) -> None:
+        self._batches = batches
+        self._step = step
+        self._trace = trace
+        self._probe = probe
+
+    @property
+    def framework(self) -> str:
+        """The framework that can read these batches itself."""
+        return self._batches.framework if isinstance(self._batches, NativeBatches) else ""
+
+    def native(self, most: int) -> tuple[Any, int]:
+        """The iterator of the framework, for one batch."""
+        assert isinstance(self._batches, NativeBatches)
+        found = self._batches.native(1)
+        self._pass([])
+        return found
+
+    def __next__(self) -> Batch:
+        batch = next(self._batches)
+        self._pass(batch.index.tolist())
+        return batch
+
+    def _pass(self, rows: list[int]) -> None:
         with self._trace.open("a") as file:
-            for batch in batches:
-                file.write(json.dumps([step, batch.index.tolist()]) + "\n")
-                file.flush()
-                self.passes("step")
-                yield batch
-                step += 1
+            file.write(json.dumps([self._step, rows]) + "\n")
+        self._probe.passes("step")
+        self._step += 1
 
 
 class Watched:

@@ -57,15 +57,17 @@ def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = Fal
     of the project that you are in; anything else is refused, unless you `trust` it. A `.keras` file may carry
     code (Lambda layers), or name some: it is refused, unless `allow` names that code.
     """
+    from manyfit.learn.kind import kinds
     from manyfit.learn.models import make_model
-    from manyfit.run.export import evaluated_state, load, load_keras, restored
+    from manyfit.run.export import Contents, load, restore
 
     path = Path(place)
-    if path.suffix == ".keras":
-        return load_keras(path, allow)
+    for kind in kinds() if path.suffix else ():
+        if path.suffix in kind.loaders:
+            return kind.loaders[path.suffix](path, allow)
     if (path / "model.json").is_file() or (path / "manifest.json").is_file():
         return load(path, trust)
     folder = RunFolder(path)
     folder.trained()
     made = make_model(load_component(folder.resolved, "model", MODEL, trust))
-    return restored(made, evaluated_state(folder.checkpoint("best")), place=path)
+    return restore(made, Contents({}, None, folder.checkpoint("best").load()), path)

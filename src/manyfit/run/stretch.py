@@ -20,19 +20,18 @@ from manyfit.core.errors import UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing, nearest
 from manyfit.core.secrets import has_secrets
+from manyfit.core.signals import Watch
 from manyfit.core.state import State
 from manyfit.data import ClassWeighted, Limited, Source, once
 from manyfit.data.nested import paired
 from manyfit.data.overlap import Compared
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.estimator.learner import EstimatorLearner
 from manyfit.learn.learner import Outputs
+from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run import guard
-from manyfit.run.build import Built, build, device_name, key_of, threads
+from manyfit.run.build import Built, build, key_of, threads
 from manyfit.run.code import evaluation_only, imported, main_classes, misspelt, used_classes
 from manyfit.run.cohort import Cohort, Member
-from manyfit.run.measure import Whole
-from manyfit.run.signals import Watch
 from manyfit.run.stopping import Ending, ending
 from manyfit.run.trainer import Callback, fit
 from manyfit.store import durable, provenance
@@ -99,7 +98,7 @@ def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Ite
         if last is not None:
             guard.check_data(data, run, allowed)
             guard.check_code(code, run, source, allowed, evaluation_only(config, source))
-            guard.check_backend(getattr(built.learner, "backend", "torch"), run, allowed)
+            guard.check_backend(built.learner.backend, run, allowed)
             options = built.learner.options()
             built.learner.load([last[1]])
             if any(key.startswith(("train.optimizer", "train.groups", "model_builder")) for key in changed):
@@ -109,8 +108,8 @@ def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Ite
             "data": data,
             "modules": code,
             "threads": thread_count,
-            "device": device_name(built.learner),
-            "backend": getattr(built.learner, "backend", "torch"),
+            "device": built.learner.hardware(),
+            "backend": built.learner.backend,
             "environment": dict(config.environment),
             "from_step": last[0].step if last is not None else 0,
             "allowed_changes": sorted(allowed),
@@ -154,9 +153,7 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
 def rehearse(built: Built, config: Config) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
     first = built.split("validation") or built.train
-    is_fitted_later = isinstance(built.learner, EstimatorLearner) and not built.learner.step
-    if isinstance(built.learner, EstimatorLearner) and is_fitted_later:
-        built.learner.rehearse()
+    built.learner.rehearse()
     check_overlap(built, config)
     for text in [*overridden(config.run.train), *overlooked(built), *almost_hooks(config)]:
         log.warning("%s", text)
@@ -176,7 +173,7 @@ def rehearse(built: Built, config: Config) -> None:
             source: Any = built.split(split)
             if isinstance(source, Proven):
                 source.prove()
-        if is_fitted_later:  # until then it can say nothing
+        if not built.learner.is_ready:  # it can say nothing before it was trained
             check_names(built, config, ["loss"])
             warn_unread(built)
             return
@@ -184,9 +181,9 @@ def rehearse(built: Built, config: Config) -> None:
         check_target(built, config, outputs)
         check_class_weights(built, outputs)
         first.ids(outputs.index)
-        whole = Whole(built.whole)
-        whole.update(outputs, 0)
-        whole.values()
+        metrics = SplitMetrics(built.whole)
+        metrics.update(outputs.output[0], None if outputs.target is None else outputs.target[0])
+        metrics.values()
         if built.evaluator.functions and outputs.target is not None:
             built.evaluator(*outputs.every(0))
         check_outputs(built, outputs)
@@ -225,8 +222,10 @@ def check_target(built: Built, config: Config, outputs: Outputs) -> None:
             f"{config.run.data.origin}: data: the rows of the validation split have no target, so that "
             "val_loss cannot be measured (a feeder needs labels_map, a data set gives (input, target))"
         )
-    rows = list(getattr(built.learner, "metrics", ()))
-    asked = {"train.metrics": [*rows, *built.whole], "evaluate": list(built.evaluator.functions)}
+    asked = {
+        "train.metrics": [*built.learner.row_metrics, *built.whole],
+        "evaluate": list(built.evaluator.functions),
+    }
     for key, names in asked.items():
         if names:
             where = config.origin(key) or config.run.data.origin
@@ -241,7 +240,7 @@ def check_outputs(built: Built, outputs: Outputs) -> None:
     (first, *_), *others = paired(*outputs.every(0))
     if not others:
         return
-    named = [*getattr(built.learner, "metrics", ()), *built.whole, *built.evaluator.named]
+    named = [*built.learner.row_metrics, *built.whole, *built.evaluator.named]
     for name, *_ in others:
         for column in (f"target_{name}", f"prediction_{name}", f"confidence_{name}"):
             if column in [*named, *built.evaluator.functions]:
@@ -285,11 +284,11 @@ HOOKS: Final = (
 
 def overlooked(built: Built) -> Iterator[str]:
     """What was written and has no effect."""
-    module = getattr(built.learner, "module", None)
-    found = [name for name in HOOKS if callable(getattr(type(module), name, None))]
+    model = built.learner.models[0]
+    found = [name for name in HOOKS if callable(getattr(type(model), name, None))]
     if found:
         yield (
-            f"nothing calls {listing(found)} of {type(module).__name__}: it is trained by forward and "
+            f"nothing calls {listing(found)} of {type(model).__name__}: it is trained by forward and "
             "train.loss, or by train_step(batch, optimizer)"
         )
     size, rows = built.order.batch_size, len(built.train)

@@ -19,9 +19,9 @@ from manyfit.config.variants import is_variant, root_of
 from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing
+from manyfit.core.signals import Asked, watched
 from manyfit.run.journal import failures, kept, recorded
 from manyfit.run.result import RunResult
-from manyfit.run.signals import Asked, watched
 from manyfit.run.trainer import Callback
 from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder

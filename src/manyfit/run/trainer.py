@@ -10,12 +10,12 @@ from typing import Protocol
 
 from manyfit.core.errors import Interrupted, RunFailed
 from manyfit.core.secrets import has_secrets, without_values
+from manyfit.core.signals import Asked, Watch
 from manyfit.learn.learner import Learner, fetch
 from manyfit.run.cohort import Cohort
 from manyfit.run.measure import Row, validate
 from manyfit.run.pace import Pace
 from manyfit.run.plan import Boundary
-from manyfit.run.signals import Asked, Watch
 from manyfit.run.stopping import Ending
 
 
@@ -41,7 +41,7 @@ def fit(
 ) -> None:
     """Train every run of a cohort from where it stands to its end, or until some step."""
     watch, pace = watch or Watch(), pace or Pace(cohort.plan)
-    is_exact = getattr(cohort.learner, "stands_between_batches", False)
+    is_exact = cohort.learner.stands_between_batches
     end, this = cohort.plan.total if until is None else min(until, cohort.plan.total), os.getpid()
     with ExitStack() as stack:
         for member in cohort.members:
@@ -97,7 +97,7 @@ def reach(
 
 def cut_short(cohort: Cohort, watch: Watch) -> None:
     """Leave while a batch is waited for: the learner stands between two steps."""
-    done: int = cohort.learner.step  # type: ignore[attr-defined]
+    done = cohort.learner.step
     if not done:
         raise Interrupted(f"ended by {watch.name} before the first step, while data was read", watch.number)
     cohort.step = done

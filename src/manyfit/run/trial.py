@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from manyfit.config import Config
 from manyfit.core.errors import Interrupted
+from manyfit.core.signals import Asked, Watch
 from manyfit.run.finish import finish, write_summary
 from manyfit.run.journal import failures, kept, recorded
-from manyfit.run.signals import Asked, Watch
 from manyfit.run.stretch import advance, begin, opened
 from manyfit.run.trainer import Callback
 from manyfit.store import provenance

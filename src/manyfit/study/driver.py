@@ -15,8 +15,8 @@ from manyfit.config.study import StudyConfig, seconds
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, UsageError
 from manyfit.core.names import counted
 from manyfit.core.seeds import derive
+from manyfit.core.signals import Watch
 from manyfit.data.randomness import seed_for
-from manyfit.run.signals import Watch
 from manyfit.study import best, policy, weights
 from manyfit.study.asking import Asker
 from manyfit.study.board import Add, Board, Decision, Stop, Stopper, decisions_of, next_pause

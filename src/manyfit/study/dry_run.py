@@ -12,7 +12,7 @@ from manyfit.config import Config
 from manyfit.config.override import Overrides
 from manyfit.config.study import StudyConfig, load_study
 from manyfit.core.errors import ComponentFailed
-from manyfit.run.signals import Watch
+from manyfit.core.signals import Watch
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import places, usable_cores
 from manyfit.study.folder import StudyFolder

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from manyfit.config.cadence import Cadence
-from manyfit.config.identity import Snapshot, diff
+from manyfit.config.identity import Snapshot, diff, digest
 from manyfit.config.kinds import Kind
 from manyfit.config.study import StudyConfig
 from manyfit.core.errors import FolderError, RunConflict, UsageError
@@ -241,4 +241,4 @@ def _changed(ledger: Ledger, key: str, now: Any) -> bool:
     """Whether a fact is another one than at the last start; it is kept for the next one."""
     before = ledger.get(key)
     ledger.set(key, {"value": now})
-    return before is not None and before["value"] != now
+    return before is not None and digest(before["value"]) != digest(now)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from manyfit.config.study import StudyConfig
 from manyfit.core.errors import ComponentFailed, Interrupted
-from manyfit.run.signals import Watch
+from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor
 from manyfit.study.ledger import Ledger
 from manyfit.study.points import Candidate

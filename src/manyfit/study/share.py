@@ -9,8 +9,8 @@ from pathlib import Path
 
 from manyfit.config.study import StudyConfig, load_study
 from manyfit.core.errors import UsageError
+from manyfit.core.signals import watched
 from manyfit.data.randomness import own_randomness
-from manyfit.run.signals import watched
 from manyfit.study.folder import StudyFolder
 from manyfit.study.points import trial_name
 from manyfit.study.survey import survey

@@ -22,10 +22,10 @@ from manyfit.config.tree import Leaf, find, plain
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.core.files import make_folder, read_text
 from manyfit.core.secrets import redact
+from manyfit.core.signals import Watch, watched
 from manyfit.data.randomness import own_randomness
 from manyfit.run.code import main_classes
 from manyfit.run.journal import logged
-from manyfit.run.signals import Watch, watched
 from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder
 from manyfit.store.lock import owned

@@ -15,7 +15,7 @@ from manyfit.config.read import dump_parts
 from manyfit.config.tree import plain
 from manyfit.core.errors import FolderError
 from manyfit.core.secrets import redact
-from manyfit.run.signals import Watch
+from manyfit.core.signals import Watch
 from manyfit.store.checkpoint import committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder

@@ -9,7 +9,8 @@ import numpy as np
 
 from manyfit.core.state import State
 from manyfit.data import Order, Source, once
-from manyfit.learn.learner import Learner
+from manyfit.data.nested import leaves
+from manyfit.learn.learner import Learner, fetch
 
 
 class LearnerContract:
@@ -71,6 +72,56 @@ class LearnerContract:
         assert equal(first.state(), second.state())
         self.train(second, 3, 4)
         assert equal(whole.state(), second.state())
+
+    def test_means_are_those_of_the_rows(self) -> None:
+        """`measure` gives the mean of what `evaluate` gives row by row, and learns nothing either."""
+        learner, source = self.make(), self.source()
+        self.train(learner, 0, 2)
+        before = copied(learner.state())
+        found = learner.measure(once(source, 3))
+        assert equal(before, learner.state())
+        rows = list(learner.evaluate(once(source, 3)))
+        own = learner.whole()
+        for name, values in found.items():
+            means = fetch(values)
+            assert means.shape == (learner.n,)
+            for i in range(learner.n):
+                each = np.concatenate([o.rows[name][i] for o in rows]) if name in rows[0].rows else None
+                wanted = own[i][name] if name in own[i] else float(np.mean(np.asarray(each)))
+                assert np.isclose(means[i], wanted, rtol=1e-6)
+        assert "loss" in found
+
+    def test_runs_can_leave(self) -> None:
+        """Whoever stays ends as if nobody had left."""
+        whole, parts = self.make(), self.make()
+        stays = [i for i in range(whole.n) if i != 1]
+        self.train(whole, 0, 5)
+        self.train(parts, 0, 2)
+        parts.keep(stays)
+        assert parts.n == len(stays)
+        self.train(parts, 2, 3)
+        assert equal([whole.state()[i] for i in stays], parts.state())
+        assert tuple(parts.take()["train_loss"].shape) == (len(stays),)
+
+    def test_everything_that_is_asked_is_answered_for_each_run(self) -> None:
+        """Weights, models, reasons to stop and what the model measures: one for each run."""
+        learner = self.make()
+        self.train(learner, 0, 2)
+        for found in (learner.models, learner.stopped(), learner.whole(), learner.weights(), learner.state()):
+            assert len(found) == learner.n
+        assert learner.describe()
+        assert learner.hardware()
+        assert learner.grain >= 1
+        learner.set_options(learner.options())
+
+    def test_a_prediction_is_what_an_evaluation_says(self) -> None:
+        """`predict` gives the outputs of the first run."""
+        learner = self.make()
+        self.train(learner, 0, 2)
+        batch = next(once(self.source(), 4))
+        (outputs,) = learner.evaluate(iter([batch]))
+        found = [np.asarray(value) for _, value in leaves(learner.predict(batch))]
+        assert np.allclose(found[0], outputs.output[0], rtol=1e-5, atol=1e-6)
 
     def test_evaluation_gives_every_row_and_learns_nothing(self) -> None:
         """One output and one loss for each row, whatever the size of the batches."""

@@ -10,9 +10,9 @@ import inspect
 import io
 import logging
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,9 @@ from manyfit.core.secrets import holds_secret
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch, Source, once
+from manyfit.data.nested import Nested
 from manyfit.data.randomness import own_randomness, seed_for
-from manyfit.learn.learner import Metrics, Outputs
+from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
 
 log = logging.getLogger("manyfit")
 
@@ -45,7 +46,7 @@ LIBRARIES: Final = (
 
 
 @dataclass
-class EstimatorLearner:
+class EstimatorLearner(BaseLearner):
     """Fits one estimator to all rows at once. Its loss is a log loss, an error of 0 or 1, or squared."""
 
     model: Any
@@ -54,9 +55,9 @@ class EstimatorLearner:
     seed: int = 0
     n: int = 1
     step: int = 0
+    reads_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.device = torch.device("cpu")
         self._loss: float | None = None
 
     def describe(self) -> str:
@@ -74,8 +75,15 @@ class EstimatorLearner:
             self.load(self.state())  # what cannot be loaded is better found now
         self.step += steps
 
+    @property
+    def is_ready(self) -> bool:
+        """Only what was fitted can predict."""
+        return bool(self.step)
+
     def rehearse(self) -> None:
         """Find out before the fit whether it can be kept, and whether there is something to fit it to."""
+        if self.step:
+            return
         try:
             self.load(self.state())
         except ManyfitError:
@@ -126,25 +134,19 @@ class EstimatorLearner:
             rows = {} if target is None else {"loss": self._losses(output, target)[None]}
             yield Outputs(batch.index, output[None], None if target is None else target[None], rows)
 
-    def whole(self) -> Sequence[Mapping[str, float]]:
-        """Nothing: every number belongs to a row."""
-        return [{}]
-
-    def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Nothing waits for it."""
-
     def stopped(self) -> Sequence[str]:
         """After its only step there is nothing more to train."""
         return ["fitted in one step" if self.step else ""]
 
-    def end(self) -> None:
-        """Nothing is left to do."""
+    def predict(self, batch: Batch, model: Any = None) -> Nested:
+        """The outputs of the estimator, or of another one in its place."""
+        learner = replace(self, model=self.model if model is None else model)
+        (found,) = learner.evaluate(iter([replace(batch, target=None)]))
+        return found.every(0)[0]
 
-    def options(self) -> Any:
-        """Nothing can be changed after it was fitted."""
-
-    def set_options(self, options: Any) -> None:
-        """Nothing can be changed after it was fitted."""
+    def weights(self) -> Sequence[Weights]:
+        """The estimator in the form of skops."""
+        return [Weights(self.state()[0].tensors, {})]
 
     def state(self) -> Sequence[State]:
         """The estimator in the form of skops, and whether it was fitted."""

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,12 +25,14 @@ from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.core.trace import reason
 from manyfit.data import Batch
+from manyfit.data.native import native_of
 from manyfit.data.nested import Nested, leaves, mapped, paired
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.learn.keras.callbacks import Callbacks, several
-from manyfit.learn.learner import Metrics, Outputs
+from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.row_outputs import PerRow
+from manyfit.learn.split_metrics import SplitMetrics
 
 log = logging.getLogger("manyfit")
 
@@ -40,7 +42,7 @@ PER_LEARNER: Final = ("KerasLearner.", "TensorFlowTrainer.make_")
 
 
 @dataclass
-class KerasLearner:
+class KerasLearner(BaseLearner):
     """Trains one compiled model."""
 
     model: Any
@@ -61,7 +63,7 @@ class KerasLearner:
         keras: Any = optional("keras", "keras")
 
         self._keras = keras
-        self.backend: str = keras.backend.backend()
+        self.backend = keras.backend.backend()
         if self.backend not in BACKENDS:
             raise UsageError(
                 f"Keras runs on {self.backend!r} here; manyfit trains it on {' and '.join(BACKENDS)}: "
@@ -113,17 +115,17 @@ class KerasLearner:
 
     def _run(self, batches: Iterator[Batch], count: int, callbacks: Any) -> None:
         function = self.model.train_function
-        native = getattr(batches, "is_native", False) and self.backend == "tensorflow"
+        native = native_of(batches, "tensorflow") if self.backend == "tensorflow" else None
         if self.backend == "torch":
             self.model.train()
         while count:
-            iterator, ready = batches.native(count) if native else (None, count)  # type: ignore[attr-defined]
+            iterator, ready = native.native(count) if native is not None else (None, count)
             for step in range(self.step, self.step + ready):
                 if self.backend == "torch":
                     self._reseed(step)
                 if callbacks is not None:
                     callbacks.on_train_batch_begin(step % self.steps_per_epoch)
-                logs = function(iterator if native else self._fed(next(batches, None)))
+                logs = function(iterator if native is not None else self._fed(next(batches, None)))
                 if callbacks is not None:
                     callbacks.on_train_batch_end(step % self.steps_per_epoch, self._numbers(logs))
             self.step += ready
@@ -173,6 +175,26 @@ class KerasLearner:
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Predict; the metrics of the model see every row, and `whole` says what they are."""
+        for batch, output, losses in self._evaluated(batches):
+            rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
+            output = self._per_row.of(self._named(output), len(batch))
+            if not (pairs := paired(output, batch.target)):
+                raise UsageError("none of the outputs of the model has an entry for each row")
+            _, main, shown = pairs[0]
+            target = None if shown is None else np.asarray(shown)[None]
+            every = self._every(output, batch.target)
+            yield Outputs(batch.index, self._numpy(main)[None], target, rows, several=every)
+
+    def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
+        """What the model's own metrics say; no row leaves the device."""
+        if any(further):
+            return super().measure(batches, further)
+        for _ in self._evaluated(batches):
+            pass
+        return {name: np.array([value]) for name, value in self._whole.items()}
+
+    def _evaluated(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any, Any]]:
+        """Every batch with its output and the losses of its rows, once the model's metrics have seen it."""
         self._build()
         if self.backend == "torch":
             self.model.eval()
@@ -184,15 +206,7 @@ class KerasLearner:
                 callbacks.on_test_begin()
             for batch in batches:
                 inputs, target, weight = self._data(batch)
-                output, losses = self._measured(inputs, target, weight)
-                rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
-                output = self._per_row.of(self._named(output), len(batch))
-                if not (pairs := paired(output, batch.target)):
-                    raise UsageError("none of the outputs of the model has an entry for each row")
-                _, main, shown = pairs[0]
-                target = None if shown is None else np.asarray(shown)[None]
-                every = self._every(output, batch.target)
-                yield Outputs(batch.index, self._numpy(main)[None], target, rows, several=every)
+                yield batch, *self._measured(inputs, target, weight)
             self._whole = self._results()
             if callbacks is not None:
                 callbacks.on_test_end(self._whole)
@@ -349,14 +363,34 @@ class KerasLearner:
         self._callbacks.load(parts["callbacks"])
         self._loaded_rate = self._rate()
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> Sequence[Weights]:
         """The variables of the model alone."""
         self._prepare()
-        return {
+        found = {
             name.removeprefix("model/"): self._tensor(variable)
             for name, variable in self._variables().items()
             if name.startswith("model/")
         }
+        return [Weights(found, {})]
+
+    def predict(self, batch: Batch, model: Any = None) -> Nested:
+        """The outputs of the model, or of another one in its place."""
+        model = self.model if model is None else model
+        return mapped(self.numpy, model(self.inputs(batch), training=False))
+
+    def without_callbacks(self) -> KerasLearner:
+        """The same model without its callbacks."""
+        return replace(self, callbacks=())
+
+    def hardware(self) -> str:
+        """The device, as the backend sees it."""
+        if self.backend == "tensorflow":
+            found = optional("tensorflow", "tensorflow").config.get_visible_devices("GPU")
+            return f"{len(found)} GPUs (tensorflow)" if found else "cpu"
+        if self.device.type == "cpu":
+            return "cpu"
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return f"{self.device} ({name}, torch {torch.__version__})"
 
     def _variables(self) -> dict[str, Any]:
         # By their places: the names that Keras makes up depend on how many models there were before.

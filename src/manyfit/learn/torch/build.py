@@ -254,32 +254,6 @@ def lengthened(component: Component, total: int, rates: list[float]) -> Componen
     return dataclasses.replace(component, params=params)
 
 
-def warm_start_keras(config: Config, variables: Sequence[Any]) -> int:
-    """As `warm_start`, for the variables of a Keras model, which are kept by their places."""
-    wanted = config.run.train.warm_start
-    if wanted is None:
-        return 0
-    where = f"{config.origin('train.warm_start')}: train.warm_start"
-    read: Mapping[str, Any] = read_weights(wanted.path)
-    if len(read) != len(variables) or not all(name.isdecimal() for name in read):
-        raise UsageError(
-            f"{where}: {wanted.path} has {len(read)} weights, but the model has {len(variables)} variables: "
-            "it must be the same network"
-        )
-    found = [read[name] for name in sorted(read, key=int)]
-    names = [str(variable.path) for variable in variables]
-    matched = [i for i, name in enumerate(names) if re.search(wanted.match, name)]
-    if not matched:
-        raise UsageError(f"{where}: no variable matches {wanted.match!r}; there are {listing(names)}")
-    for i in matched:
-        if tuple(found[i].shape) != tuple(variables[i].shape):
-            shapes = f"{names[i]} is {tuple(found[i].shape)}, not {tuple(variables[i].shape)}"
-            raise UsageError(f"{where}: shapes do not fit: {shapes}; leave it out with match")
-    for i in matched:
-        variables[i].assign(found[i].numpy())
-    return len(matched)
-
-
 def warm_start(config: Config, module: nn.Module) -> int:
     """Begin with weights from elsewhere, those whose names match and whose shapes fit; say how many."""
     wanted = config.run.train.warm_start

@@ -20,9 +20,10 @@ from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.data.nested import Nested, leaves, mapped
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.learner import Metrics, Outputs
+from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
 from manyfit.learn.packing import pack, unpack
-from manyfit.learn.torch.loss_sums import Sums
+from manyfit.learn.split_metrics import SplitMetrics
+from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.objective import Objective
 from manyfit.learn.torch.update import Update
 
@@ -32,7 +33,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
-class TorchLearner:
+class TorchLearner(BaseLearner):
     """Trains one module. Randomness inside the model is a function of (seed, step)."""
 
     module: nn.Module
@@ -47,7 +48,6 @@ class TorchLearner:
     n: int = 1
     step: int = 0
     stands_between_batches: ClassVar[bool] = True
-    """Whether `step` counts what was trained whenever a batch is asked for."""
 
     def __post_init__(self) -> None:
         self.device = self.objective.device
@@ -212,9 +212,38 @@ class TorchLearner:
         for begin, end in itertools.pairwise(bounds):
             yield (batch, 1.0) if parts == 1 else (batch.part(begin, end), (end - begin) / rows)
 
-    @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Predict, with a loss and every metric for each row."""
+        for batch, output, target, rows, every in self._evaluated(batches):
+            shared = _LOSS if "loss" in rows and not rows["loss"].ndim else _NONE
+            found = {
+                name: numpy_of(values.expand(len(batch))).astype(np.float64)[None]
+                for name, values in rows.items()
+            }
+            shown = None if target is None else numpy_of(target)[None]
+            several = None if len(list(leaves(every))) < 2 else partial(_fetched, every, shown)
+            yield Outputs(batch.index, numpy_of(output)[None], shown, found, shared, several)
+
+    def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
+        """Means over rows; only they leave the device."""
+        sums: dict[str, RowSums] = {}
+        for batch, output, target, rows, _ in self._evaluated(batches):
+            for name, values in rows.items():
+                if name not in sums:
+                    sums[name] = RowSums(self.device, skips_undefined=name != "loss")
+                sums[name].add(values.expand(len(batch)))
+            for metrics in further:
+                metrics.update(output, target)
+        return {name: each.mean() for name, each in sums.items()}
+
+    @torch.no_grad()
+    def _evaluated(
+        self, batches: Iterator[Batch]
+    ) -> Iterator[tuple[Batch, Tensor, Tensor | None, dict[str, Tensor], Nested]]:
+        """Every batch with its output, its target, a number for each row by name, and all outputs.
+
+        A loss that couples the rows of a batch is one number.
+        """
         module = self.evaluated
         module.eval()
         between = self.step % self.update.steps_per_epoch == 0  # then there are no random states to keep
@@ -225,17 +254,15 @@ class TorchLearner:
                 self._seed(self._measuring + number)
                 with self._autocast():
                     output, losses, every = self.objective.rows(module, batch)
-                shared = _LOSS if losses is not None and not losses.ndim else _NONE
-                if losses is not None and shared:
-                    losses = losses.expand(len(batch))
-                rows = {} if losses is None else {"loss": self._rows("loss", losses, batch)}
+                rows = {} if losses is None else {"loss": losses}
+                if losses is not None and losses.ndim:
+                    _check_rows("loss", losses, batch)
                 target = None if batch.target is None else self.objective.tensor(batch.target)
                 if target is not None:
                     for name, metric in self.metrics.items():
-                        rows[name] = self._rows(name, measured(name, metric, output, target), batch)
-                shown = None if target is None else numpy_of(target)[None]
-                several = None if len(list(leaves(every))) < 2 else partial(_fetched, every, shown)
-                yield Outputs(batch.index, numpy_of(output)[None], shown, rows, shared, several)
+                        rows[name] = measured(name, metric, output, target)
+                        _check_rows(name, rows[name], batch)
+                yield batch, output, target, rows, every
 
     @property
     def evaluated(self) -> nn.Module:
@@ -249,16 +276,56 @@ class TorchLearner:
         total, name = sum(count for count, _ in counts), type(self.module).__name__
         return f"{name} with {total:,} parameters, {trained:,} trained, on {self.device}"
 
-    def whole(self) -> Sequence[Mapping[str, float]]:
-        """Nothing: every number of this learner belongs to a row."""
-        return [{}]
+    def details(self) -> Iterator[str]:
+        """Parameters, device, precision, optimisers and schedules."""
+        parameters = list(self.module.parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        yield f"{sum(p.numel() for p in parameters)} parameters, {trained} of them trained"
+        yield f"on {self.device}, in {self.precision}"
+        for kind, found in (("optimizer", self.update.optimizers), ("schedule", self.update.schedulers)):
+            for name, each in found.items():
+                yield f"{kind} {name or '(the only one)'}: {type(each).__name__}"
 
-    def stopped(self) -> Sequence[str]:
-        """It never stops itself."""
-        return [""]
+    def hardware(self) -> str:
+        """The device and the version of torch that drives it."""
+        if self.device.type == "cpu":
+            return "cpu"
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return f"{self.device} ({name}, torch {torch.__version__})"
 
-    def end(self) -> None:
-        """Nothing is left to do."""
+    @property
+    def models(self) -> Sequence[Any]:
+        """The module."""
+        return [self.module]
+
+    @property
+    def row_metrics(self) -> Sequence[str]:
+        """The metrics of the config, and those of a model builder."""
+        return list(self.metrics)
+
+    @property
+    def couples_rows(self) -> bool:
+        """Whether the loss couples the rows of a batch, as far as that is known."""
+        return bool(self.objective.is_coupled)
+
+    def has_gradients(self) -> bool:
+        """Whether a weight has a gradient that is not zero; unknown where the model steps itself."""
+        if self._stepper is not None or self.update.frozen:
+            return True
+        found = [p.grad for p in self.module.parameters() if p.requires_grad and p.grad is not None]
+        return any(bool((g.coalesce().values() if g.is_sparse else g).any()) for g in found)
+
+    def predict(self, batch: Batch, model: Any = None) -> Nested:
+        """The outputs of the module, or of another one in its place."""
+        module = self.evaluated if model is None else model.to(self.device)
+        with own_randomness(), torch.no_grad(), self._autocast():
+            return mapped(numpy_of, self.objective.rows(module, batch)[2])
+
+    def weights(self) -> Sequence[Weights]:
+        """The state of the module that is evaluated."""
+        state = self.evaluated.eval().state_dict()
+        extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+        return [Weights({n: t for n, t in state.items() if isinstance(t, Tensor)}, pack(extra).values)]
 
     def options(self) -> Any:
         """What each group of each optimiser is trained with."""
@@ -318,13 +385,13 @@ class TorchLearner:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES[self.precision])
 
-    def _rows(self, name: str, values: Tensor, batch: Batch) -> Any:
-        if values.shape != (len(batch),):
-            raise RunFailed(
-                f"the metric {name!r} must return one number for each of {len(batch)} rows, "
-                f"but returned shape {tuple(values.shape)}"
-            )
-        return numpy_of(values).astype(np.float64)[None]
+
+def _check_rows(name: str, values: Tensor, batch: Batch) -> None:
+    if values.shape != (len(batch),):
+        raise RunFailed(
+            f"the metric {name!r} must return one number for each of {len(batch)} rows, "
+            f"but returned shape {tuple(values.shape)}"
+        )
 
 
 def measured(name: str, metric: RowMetric, output: Tensor, target: Tensor) -> Tensor:

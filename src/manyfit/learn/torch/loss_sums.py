@@ -109,3 +109,29 @@ class Sums:
             self._named[name].load(part)
         if self._count:
             self._by_row, self._by_batch = (state[name].to(self._device) for name in ("by_row", "by_batch"))
+
+
+class RowSums:
+    """The mean of a number of each row. Sums stay on the device until the mean is fetched."""
+
+    def __init__(self, device: torch.device, skips_undefined: bool) -> None:
+        self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+        self._skips_undefined = skips_undefined
+        self._sums: list[Tensor] = []
+        self._counts: list[Any] = []
+
+    def add(self, values: Tensor) -> None:
+        """Add the rows of a batch."""
+        values = values.detach().to(self._device, torch.float64)
+        if self._skips_undefined:
+            undefined = values.isnan()
+            self._counts.append(len(values) - undefined.sum())
+            values = values.masked_fill(undefined, 0.0)
+        else:
+            self._counts.append(len(values))
+        self._sums.append(values.sum())
+
+    def mean(self) -> Tensor:
+        """Return the mean, of shape (1,); undefined if no row has a number."""
+        total: Tensor = torch.stack(self._sums).sum() / sum(self._counts)
+        return total[None]

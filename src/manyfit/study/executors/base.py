@@ -12,7 +12,7 @@ from manyfit.study.failures import failure_of
 from manyfit.study.units import Outcome, Progress, Unit
 
 if TYPE_CHECKING:
-    from manyfit.run.signals import Watch
+    from manyfit.core.signals import Watch
 
 Work: TypeAlias = "Callable[[Unit, Watch, Callable[[Progress], None]], list[Outcome]]"
 """What is done with a unit. It must be picklable for executors with other processes."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from manyfit.config.study import StudyConfig, count_bytes, seconds
 from manyfit.core.errors import UsageError
-from manyfit.run.signals import Watch
+from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor, Work
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes, places, usable_cores

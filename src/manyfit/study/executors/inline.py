@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from manyfit.run.signals import Watch
+from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor, Work, attempt
 from manyfit.study.units import Outcome, Progress, Unit
 

@@ -65,7 +65,7 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
 
 def answered(unit: Unit, work: Work, pipe: Connection) -> list[Outcome]:
     """Work on one unit; signals ask it to end, and its output goes into the folders of its trials."""
-    from manyfit.run.signals import watched
+    from manyfit.core.signals import watched
 
     with captured(unit), watched() as watch:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,49 @@
+"""Exports: how the inputs of a model are described, and how an export is compared with the original."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyfit.core.errors import RunFailed
+from manyfit.data.nested import leaves
+
+
+def describe_inputs(inputs: Any) -> Any:
+    """Return the shapes and types of the inputs of a batch, without the rows."""
+    if isinstance(inputs, dict):
+        return {name: describe_inputs(item) for name, item in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return [describe_inputs(item) for item in inputs]
+    return {"shape": list(np.shape(inputs)[1:]), "dtype": str(inputs.dtype).removeprefix("torch.")}
+
+
+def example_inputs(inputs: Any) -> Any:
+    """Return one row of zeros in the form that `describe_inputs` gave."""
+    if isinstance(inputs, list):
+        return tuple(example_inputs(item) for item in inputs)
+    if set(inputs) == {"shape", "dtype"} and isinstance(inputs["dtype"], str):
+        return np.zeros((1, *inputs["shape"]), dtype=inputs["dtype"])
+    return {name: example_inputs(item) for name, item in inputs.items()}
+
+
+def compare(original: Any, other: Any, what: str, loose: bool = False) -> None:
+    """Refuse an export whose outputs differ from those of the original."""
+    tolerance = {"rtol": 1e-3, "atol": 1e-4} if loose else {"rtol": 1e-5, "atol": 1e-6}
+    outputs, found = list(leaves(original)), list(leaves(other))
+    if len(outputs) != len(found):
+        raise RunFailed(f"{what} has {len(found)} outputs, but the original {len(outputs)}; not kept")
+    if dict(outputs).keys() == dict(found).keys():  # they may come in another order
+        found = [(name, dict(found)[name]) for name, _ in outputs]
+    for (_, one), (_, two) in zip(outputs, found, strict=True):
+        left, right = (
+            v.detach().cpu() if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (one, two)
+        )
+        if left.shape != right.shape or not torch.allclose(left, right, equal_nan=True, **tolerance):
+            far = (left - right).abs().max().item() if left.shape == right.shape else "another shape"
+            raise RunFailed(
+                f"{what} does not say the same as the original on a batch (difference {far}); not kept"
+            )

@@ -1,0 +1,140 @@
+"""Modules of PyTorch: with the loss and the optimiser of the config, or with their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from manyfit.config import Config
+from manyfit.config.roles import MODULE, has_base
+from manyfit.core.errors import UsageError
+from manyfit.core.gpus import PINNED
+from manyfit.core.state import State
+from manyfit.learn.kind import Format, LearnerKind, Setup
+from manyfit.learn.models import Compiled, Made
+from manyfit.learn.packing import unpack
+from manyfit.learn.torch.build import build_loss, build_update, warm_start
+from manyfit.learn.torch.exports import write_onnx, write_program
+from manyfit.learn.torch.learner import TorchLearner, own_optimizers
+from manyfit.learn.torch.objective import Objective
+
+log = logging.getLogger("manyfit")
+
+AVERAGED: Final = "module."
+"""What `AveragedModel` puts before the names of a module."""
+
+
+class TorchKind(LearnerKind):
+    """Everything about modules of PyTorch."""
+
+    name: ClassVar[str] = "torch"
+    noun: ClassVar[str] = "a torch.nn.Module"
+    unused: ClassVar[Collection[str]] = ()
+    formats: ClassVar[Mapping[str, Format]] = {
+        "torch": Format("model.pt2", write_program),
+        "onnx": Format("model.onnx", write_onnx),
+    }
+
+    def claims(self, model: Any) -> bool:
+        """Whether it is a module, or has parameters as one has."""
+        cls = model if isinstance(model, type) else type(model)
+        return has_base(cls, (MODULE,)) or hasattr(model, "parameters")
+
+    def prepare(self, config: Config, made: Made, device: Any, warm: bool) -> None:
+        """Move the module to its device, and load the weights that it begins with."""
+        check_gpu(device)
+        made.model.to(device)
+        if warm and (count := warm_start(config, made.model)):
+            log.info("began with %d tensors from %s", count, config.run.train.warm_start.path)  # type: ignore[union-attr]
+
+    def build(self, setup: Setup) -> TorchLearner:
+        """Build loss, optimisers and schedules around the module."""
+        config, module = setup.config, setup.made.model
+        train = config.run.train
+        check_own_step(config, module)
+        compiled = setup.made.compiled or Compiled(module, optimizer=_own_optimizer(config, module))
+        loss = build_loss(config, setup.device, setup.train) if train.loss is not None else compiled.loss
+        if compiled.optimizer is not None and train.optimizer is not None:
+            where = config.origin("train.optimizer")
+            raise UsageError(f"{where}: train.optimizer: the model brings an optimizer already")
+        update = build_update(config, module, setup.device, setup.steps_per_epoch, compiled.optimizer)
+        is_moved = update.optimizers or hasattr(module, "train_step") or own_optimizers(module)
+        if setup.made.builder and not is_moved:
+            raise UsageError(
+                f"{config.run.model.origin}: nothing trains the module of {setup.made.builder}: set "
+                "train.optimizer and train.loss, or return manyfit.pipeline.Compiled(module, loss, optimizer)"
+            )
+        averaged = None
+        if train.ema is not None:
+            rule = get_ema_multi_avg_fn(train.ema)  # type: ignore[no-untyped-call]
+            averaged = AveragedModel(module, multi_avg_fn=rule, use_buffers=True)
+        unused = config.run.data.beside.get("unused", ())
+        return TorchLearner(
+            module,
+            Objective(module, loss, setup.device, unused, setup.fed_by, setup.unused_key),
+            update,
+            {**compiled.metrics, **setup.metrics},
+            train.accumulate,
+            train.precision,
+            averaged,
+            config.run.seed,
+        )
+
+    def model_state(self, state: State) -> Mapping[str, Any]:
+        """The state of the module: of the average of its weights, if there is one."""
+        parts = unpack(state)
+        if "average" not in parts:
+            return dict(parts["model"])
+        found = parts["average"].items()
+        return {name.removeprefix(AVERAGED): value for name, value in found if name.startswith(AVERAGED)}
+
+    def restore(self, model: Any, state: Mapping[str, Any], inputs: Any = None) -> Any:
+        """Load the weights, and switch to evaluation."""
+        model.load_state_dict(dict(state))
+        return model.eval()
+
+    def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
+        """A program of `torch.export`, if the config leaves the choice."""
+        return ["torch"] if is_auto else []
+
+
+def check_gpu(device: torch.device) -> None:
+    """Refuse to train on the CPU if a GPU was asked for."""
+    asked = os.environ.get(PINNED)
+    if asked and device.type == "cpu" and not torch.cuda.is_available():
+        built = torch.version.cuda
+        reason = f"it was built for CUDA {built}, but finds no GPU" if built else "it was built without CUDA"
+        raise UsageError(f"--gpu {asked}: torch cannot use a GPU here: {reason}")
+
+
+def check_own_step(config: Config, module: torch.nn.Module) -> None:
+    """Refuse settings of a step for a module that has a `train_step` of its own."""
+    train = config.run.train
+    asked = {
+        "accumulate": train.accumulate > 1,
+        "clip_norm": train.clip_norm is not None,
+        "clip_value": train.clip_value is not None,
+        "precision": train.precision == "fp16",
+    }
+    for key in (key for key, is_asked in asked.items() if is_asked and hasattr(module, "train_step")):
+        raise UsageError(
+            f"{config.origin(f'train.{key}')}: train.{key}: {type(module).__name__} has a train_step of "
+            "its own, so this has to be done there"
+        )
+
+
+def _own_optimizer(config: Config, module: torch.nn.Module) -> Any:
+    """The optimiser that a module configures itself, if the config names none."""
+    own: Callable[[], Any] | None = getattr(module, "configure_optimizers", None)
+    if own is None or config.run.train.optimizer is not None or hasattr(module, "train_step"):
+        return None
+    found = own()
+    if not isinstance(found, torch.optim.Optimizer):
+        name = f"{type(module).__name__}.configure_optimizers"
+        raise UsageError(f"{config.run.model.origin}: {name} must return an optimizer, not {found!r:.60}")
+    return found
