@@ -17,6 +17,7 @@ LAYERS = ["core", "config", "store", "data", "learn", "run", "study", "report", 
 DOORS = {
     "callbacks": "run",
     "datasets": "data",
+    "executors": "study",
     "feeders": "data",
     "metrics": "learn",
     "pipeline": "run",

@@ -627,24 +627,17 @@ def test_a_study_over_a_variant(project):
 # -- GPUs -----------------------------------------------------------------------------------------
 
 
-def test_gpus_are_pinned_by_number_or_because_they_are_idle(tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf '0, 70000, 80000, 97\\n1, 3, 80000, 0\\n2, 10, 80000, 2\\n'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_gpus_are_pinned_by_number_or_because_they_are_idle(monkeypatch):
+    here = [gpus.Gpu(0, 0.9, 97), gpus.Gpu(1, 0.01, 0), gpus.Gpu(2, 0.02, 2)]
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", gpus.PINNED):
         monkeypatch.setenv(name, "")
-    assert gpus.pin(["idle", "idle"]) == [1, 2]
+    assert gpus.pin(["idle", "idle"], here) == [1, 2]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
-    with pytest.raises(UsageError, match="there is no GPU '0'"):  # which this process was not given
-        gpus.pin(["0"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus.pin(["0", "idle"]) == [0, 1]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus.pin(["0", "idle"], here) == [0, 1]
     with pytest.raises(UsageError, match="there is no GPU '7'; there are 0, 1, 2, or idle"):
-        gpus.pin(["7"])
+        gpus.pin(["7"], here)
     with pytest.raises(UsageError, match="every GPU is in use"):
-        gpus.pin(["idle", "idle", "idle"])
+        gpus.pin(["idle", "idle", "idle"], here)
 
 
 def test_a_gpu_that_is_not_there(project, monkeypatch, capsys):

@@ -46,7 +46,7 @@ from manyfit.study.units import Outcome
 
 def work(unit, watch, tell):
     """Trials without training: a curve by its rate."""
-    until = 9 if unit.until is None else unit.until
+    until = 9 if unit.until is None else unit.until.epoch
     found = []
     for trial in unit.trials:
         if unit.purpose == "rehearse":

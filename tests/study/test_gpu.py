@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from manyfit.core.errors import UsageError
-from manyfit.study.executors.choose import idle_gpus, visible_gpus
+from manyfit.core.gpus import gpus
+from manyfit.study.executors.choose import visible_gpus
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -31,7 +32,7 @@ def test_gpus_by_index_and_idle_ones(lab):
     assert not lab.sweep().failures
     with pytest.raises(UsageError, match="there is no GPU 77"):
         lab.sweep("execute.gpus=[77]")
-    assert idle_gpus() is not None
+    assert [str(each.number) for each in gpus()] == visible_gpus()
 
 
 HUNGRY = '''

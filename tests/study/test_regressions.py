@@ -164,9 +164,9 @@ def test_an_early_stop_is_remembered(lab):
         ledger.save_trial(trial)
     lab.sweep()
     assert "has reached" in lab.rows("select reason from trials")[0][0]
-    units = len(lab.rows("select number from assignments"))
+    units = len(lab.rows("select unit from unit_trials"))
     lab.sweep()
-    assert len(lab.rows("select number from assignments")) == units
+    assert len(lab.rows("select unit from unit_trials")) == units
 
 
 def test_more_seeds_leave_points_alone_that_were_given_up(lab):

@@ -406,9 +406,9 @@ def test_failures_are_typed_grouped_and_tried_again_on_demand(failing, cli):
         "not a number": 2,
         "out of memory": 2,
     }  # not by itself
-    attempts = len(failing.rows("select number from assignments"))
+    attempts = len(failing.rows("select unit from unit_trials"))
     failing.sweep(retry=["nan", "oom"])
-    assert len(failing.rows("select number from assignments")) == attempts + 2 + 2  # batches stay halved
+    assert len(failing.rows("select unit from unit_trials")) == attempts + 2 + 2  # batches stay halved
     with pytest.raises(UsageError, match="no kind of failure 'ohm'"):
         failing.sweep(retry=["ohm"])
 
@@ -508,7 +508,7 @@ def test_the_study_of_the_design_loads(lab):
           train.optimizer.lr: {log: [1e-4, 1e-1]}
           model.hidden: [64, 128, 256]
           ablate: {model.dropout: 0.0, train.optimizer.weight_decay: 0.0}
-        execute: {on: auto, fuse: auto, hop: false}
+        execute: {on: auto, fuse: off, hop: false}
         """,
     )
     assert len(manyfit.sweep(lab.root / "studies/lr", ["execute.on=inline"], progress=False).points) == 4
@@ -537,8 +537,11 @@ def test_export_to_optuna(lab, cli):
         ({"search": {"method": "gird"}}, "did you mean: grid"),
         ({"search": {"method": "grid", "seeds": [1, 1]}}, "different numbers"),
         ({"search": {"method": "grid", "stop": "ahsa"}}, "did you mean: asha"),
-        ({"execute": {"on": "ray"}}, "cannot do that yet"),
-        ({"execute": {"hop": True}}, "cannot do that yet"),
+        ({"execute": {"hop": True}}, "cannot let it hop between shards yet"),
+        ({"execute": {"fuse": "auto"}}, "cannot fuse several into one step yet"),
+        ({"execute": {"fuse": 8}}, "cannot fuse several into one step yet"),
+        ({"execute": {"on": "ray"}}, "no executor for Ray yet"),
+        ({"execute": {"on": "procesess"}}, "no built-in executor named 'procesess'"),
         ({"execute": {"worker": 2}}, "did you mean: workers"),
         ({"serach": {}}, "did you mean: search"),
         ({"space": {"model.hiden": [1, 2]}}, "did you mean: hidden"),

@@ -19,8 +19,8 @@ from manyfit.cli.output import say
     default=("safetensors",),
     metavar="FORMAT",
     show_default=True,
-    help="May be given several times: safetensors; for modules torch (a torch.export program, .pt2) and onnx; "
-    "for Keras keras and saved_model; for estimators skops; and those of kinds of your own.",
+    help="Repeatable: safetensors; torch (a torch.export program, .pt2) and onnx for modules; "
+    "keras and saved_model for Keras; skops for estimators; and those of a kind of your own.",
 )
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")

@@ -172,10 +172,17 @@ STOPPER = Role(
     methods=("decide",),
     short=_table("manyfit.stoppers", "halving=Halving asha=Asha median=Median patience=Patience"),
 )
+EXECUTOR = Role(
+    "executor",
+    bases=("manyfit.study.executors.base.Executor",),
+    methods=("submit", "wait", "interrupt", "close"),
+    supplied=("job",),
+    short=_table("manyfit.executors", "auto=auto inline=inline processes=processes"),
+)
 ANY = Role("component")
 CALLABLE = Role("function")
 
-BY_BASE: Final = {base: role for role in (OPTIMIZER, SCHEDULER, SAMPLER) for base in role.bases}
+BY_BASE: Final = {base: role for role in (OPTIMIZER, SCHEDULER, SAMPLER, EXECUTOR) for base in role.bases}
 
 
 LIBRARIES: Final = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -24,7 +24,7 @@ from manyfit.config.load import check_name, load_config, patch
 from manyfit.config.override import Override, Overrides, apply, collect, split
 from manyfit.config.project import project_root
 from manyfit.config.refer import Resolver
-from manyfit.config.roles import SAMPLER, STOPPER
+from manyfit.config.roles import EXECUTOR, SAMPLER, STOPPER
 from manyfit.config.schema import Run
 from manyfit.config.signature import signature_of
 from manyfit.config.space import SPECIAL, Space
@@ -37,6 +37,21 @@ from manyfit.core.names import nearest
 DURATION: Final = r"^\d{1,9}(\.\d{1,6})?(s|m|h|d)$"
 SIZE: Final = r"^\d{1,9}(\.\d{1,6})?(MB|GB|TB|MiB|GiB|TiB)$"
 GRID: Final = "manyfit.samplers.Grid"
+INLINE: Final = "manyfit.executors.inline"
+LATER: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
+    "on": (lambda value: value == "ray", "this version has no executor for Ray yet", "inline or processes"),
+    "fuse": (
+        lambda value: value not in ("off", False),
+        "this version trains every trial by itself and cannot fuse several into one step yet",
+        "off, or leave the key out",
+    ),
+    "hop": (
+        lambda value: value is not False,
+        "this version trains every trial on all data and cannot let it hop between shards yet",
+        "false, or leave the key out",
+    ),
+}
+"""Keys of `execute` that will mean something in a later version, and which values are refused until then."""
 KEYS: Final = ("base", "set", "objective", "search", "space", "execute", "track")
 
 
@@ -81,13 +96,14 @@ class Execute:
 
     holds_secrets: ClassVar[bool] = False
 
-    on: Literal["auto", "inline", "processes"] = "auto"
+    on: Annotated[Component | None, EXECUTOR] = None
+    """The executor: `auto`, `inline`, `processes`, or the class path of your own."""
     workers: Annotated[int | None, Gt(0), Le(4096)] = None
     """How many trials are trained at once; one for each core or GPU, if not said."""
     threads: Annotated[int | None, Gt(0), Le(4096)] = None
     """Threads of each trial; one, unless the base says otherwise."""
     gpus: Literal["auto", "idle", "none"] | Sequence[int] = "auto"
-    fuse: Literal["auto", "off"] = "auto"
+    fuse: Literal["off"] = "off"
     hop: Literal[False] = False
     timeout: Annotated[str | None, StringConstraints(pattern=DURATION)] = "30m"
     """How long a trial may show no sign of life."""
@@ -99,6 +115,11 @@ class Execute:
     """Keep the checkpoints of this many best points; all, if not said."""
     evaluate: Literal["best", "all"] = "best"
     """Which trials are exported and evaluated row by row at the end."""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether everything happens in the driver's process."""
+        return self.on is not None and self.on.path == INLINE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,14 +294,10 @@ def _described(laid: Map, folder: Path, problems: list[Problem]) -> Described | 
         raise ExtraMissing("optuna", "search")
     checker = Checker(tree, project, source_folder(Map({}), project), {})
     checker.takes_sections = False
-    for name, later in (("hop", True), ("on", "ray")):
+    for name, (refused, reason, expected) in LATER.items():
         node = find(tree, ("execute", name))
-        if isinstance(node, Leaf) and node.value == later:
-            problems.append(
-                Problem(
-                    f"execute.{name}", node.origin, "this version cannot do that yet", "inline or processes"
-                )
-            )
+        if isinstance(node, Leaf) and refused(node.value):
+            problems.append(Problem(f"execute.{name}", node.origin, reason, expected, repr(node.value)))
             return None
     found = checker.record(tree, Described, ())
     problems += [*resolver.problems, *checker.problems]

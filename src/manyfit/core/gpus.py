@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Final
 
 from manyfit.core.errors import UsageError
@@ -36,17 +36,16 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs of this machine, as its driver lists them; none if there is no driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    fields = "index,memory.used,memory.total,utilization.gpu"
-    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    """Return the GPUs that this process may use, numbered as by the driver; none without a driver."""
+    nvml = importlib.import_module("pynvml")
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except subprocess.TimeoutExpired:
-        raise UsageError("--gpu: nvidia-smi does not answer") from None
-    every = parsed(found.stdout) if found.returncode == 0 else []
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # there is no driver here
+        return []
+    try:
+        every = [_look_at(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
+    finally:
+        nvml.nvmlShutdown()
     # Whoever started this process may have given it some of them only.
     given = [
         word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip().isdecimal()
@@ -54,29 +53,24 @@ def gpus() -> list[Gpu]:
     return [gpu for gpu in every if not given or gpu.number in map(int, given)]
 
 
-def parsed(text: str) -> list[Gpu]:
-    """Read what the driver's program prints.
+def _look_at(nvml: ModuleType, number: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    try:
+        work = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except nvml.NVMLError:  # of a GPU that is cut into instances: then its memory decides
+        work = 0.0
+    return Gpu(number, memory.used / memory.total if memory.total else 0.0, work)
 
-    >>> parsed("0, 3, 100, 7\\n")[0].is_idle
-    True
+
+def pin(wanted: Sequence[str], here: Sequence[Gpu] | None = None) -> list[int]:
+    """Let this process and its children see these GPUs alone; `idle` is the next one that is free.
+
+    `here` are the GPUs that there are; by default, those of this machine.
     """
-    made = []
-    for line in text.splitlines():
-        number, used, total, work = (cell.strip() for cell in line.split(","))
-        part = float(used) / float(total) if _is_number(used) and _is_number(total) else 0.0
-        made.append(Gpu(int(number), part, float(work) if _is_number(work) else 0.0))
-    return made
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdecimal()
-
-
-def pin(wanted: Sequence[str]) -> list[int]:
-    """Let this process and its children see these GPUs alone; `idle` is the next one that is free."""
-    here = gpus()
+    here = gpus() if here is None else here
     if not here:
-        raise UsageError("--gpu: there is no GPU here (nvidia-smi lists none)")
+        raise UsageError("--gpu: there is no GPU here")
     chosen: list[int] = []
     for word in wanted:
         if word == "idle":

@@ -68,6 +68,9 @@ class ArraySource:
     [2, 2, 1]
     """
 
+    is_constant = True
+    """Reading it changes nothing, so that runs may share it."""
+
     def __init__(
         self,
         inputs: Inputs,

@@ -41,6 +41,7 @@ from manyfit.learn.models import Made, make_model
 from manyfit.learn.split_metrics import is_split_metric
 from manyfit.run.evaluator import Evaluator
 from manyfit.run.plan import Plan
+from manyfit.run.shared_data import SharedData, Splits, random_position
 
 log = logging.getLogger("manyfit")
 
@@ -62,13 +63,19 @@ class Built:
     """Metrics that see a whole split."""
     evaluator: Evaluator
     """Functions of one row."""
+    splits: Splits
+    """The data as it was built, of which the sources above may be parts."""
     settings: Any = None
     """The config as components were given it, which knows what they have read."""
 
     def fingerprints(self) -> dict[str, str]:
         """The content of each split."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: source.fingerprint() for name, source in splits.items() if source is not None}
+        return {
+            name: self.splits.fingerprint(name, source)
+            for name, source in splits.items()
+            if source is not None
+        }
 
     def split(self, name: str) -> Source | None:
         """The rows of a split, if there are any."""
@@ -76,10 +83,11 @@ class Built:
         return found if found is not None and len(found) else None
 
 
-def build(config: Config, *, warm: bool = False) -> Built:
+def build(config: Config, *, warm: bool = False, shared: SharedData | None = None) -> Built:
     """Build everything: first what fails quickly, then the data. Weights follow from the seed alone.
 
-    With `warm`, the model begins with the weights that `train.warm_start` names.
+    With `warm`, the model begins with the weights that `train.warm_start` names. `shared` is data that was
+    built for other runs.
     """
     run = config.run
     device = device_of(run.train.device, config.origin("train.device"))
@@ -88,8 +96,8 @@ def build(config: Config, *, warm: bool = False) -> Built:
     kind.check(config, made)
     kind.prepare(config, made, device, warm)
     metrics = {name: component.build() for name, _, component in run.train.named_metrics()}
-    seed_everything(derive(run.seed, "data"))
-    order, sources = build_data(config)
+    splits = read_splits(config, shared)
+    order, sources = limit_splits(config, splits)
     train, validation, test = (sources[split] for split in SPLITS)
     if train is None or not len(train):
         raise UsageError(f"{run.data.origin}: data: {run.data.path} has no rows to train on")
@@ -109,7 +117,7 @@ def build(config: Config, *, warm: bool = False) -> Built:
     plan = Plan.of(dataclasses.replace(run.train, epochs=epochs), steps, learner.grain)
     check_grain(config, plan)
     evaluator, settings = build_evaluator(config), run.data.params.get("settings")
-    built = Built(learner, kind, plan, order, train, validation, test, whole, evaluator, settings)
+    built = Built(learner, kind, plan, order, train, validation, test, whole, evaluator, splits, settings)
     log_details(config, made, built)
     return built
 
@@ -197,9 +205,13 @@ def build_evaluator(config: Config) -> Evaluator:
     return Evaluator(functions, points)
 
 
-def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
-    """The order of rows and the source of each split, within the limits that the config sets."""
+def read_splits(config: Config, shared: SharedData | None = None) -> Splits:
+    """The source of each split; what another run has built is not built again."""
     run = config.run
+    if shared is not None and (known := shared.get(config)) is not None:
+        return known
+    seed_everything(derive(run.seed, "data"))
+    before = random_position() if shared is not None else None
     data = run.data.build()
     if not isinstance(data, Data):
         raise UsageError(
@@ -210,18 +222,26 @@ def build_data(config: Config) -> tuple[Order, dict[str, Source | None]]:
             f"{run.data.origin}: data: the batch_size of {run.data.path} must be a whole number above 0, "
             f"but is {data.batch_size!r}"
         )
+    found = Splits(data.batch_size, {split: split_of(run.data, data, split) for split in SPLITS})
+    if shared is not None:
+        shared.put(config, found, drew=random_position() != before)
+    return found
+
+
+def limit_splits(config: Config, found: Splits) -> tuple[Order, dict[str, Source | None]]:
+    """The order of rows and the source of each split, within the limits that the config sets."""
+    run, size, sources = config.run, found.batch_size, dict(found.sources)
     limit = run.train.limit
-    sources: dict[str, Source | None] = {split: split_of(run.data, data, split) for split in SPLITS}
     if run.train.steps is not None:
-        set_steps(config, sources["train"], run.train.steps * data.batch_size)
+        set_steps(config, sources["train"], run.train.steps * size)
     if limit.overfit is not None and sources["train"] is not None:
-        first = Limited(sources["train"], limit.overfit * data.batch_size, run.seed)
+        first = Limited(sources["train"], limit.overfit * size, run.seed)
         sources |= {"train": first, "validation": first}
     for split in SPLITS:
         batches, source = getattr(limit, split), sources[split]
         if batches is not None and source is not None:
-            sources[split] = Limited(source, batches * data.batch_size, run.seed)
-    return Order(data.batch_size, run.seed), sources
+            sources[split] = Limited(source, batches * size, run.seed)
+    return Order(size, run.seed), sources
 
 
 def set_steps(config: Config, source: Source | None, rows: int) -> None:

@@ -22,6 +22,7 @@ from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import fetch
 from manyfit.run.build import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.proof import POINTS, SMALL, SPARSE, difference, killed_and_resumed
+from manyfit.run.shared_data import SharedData
 from manyfit.run.stretch import Proven, rehearse
 from manyfit.store.folder import RunFolder
 
@@ -162,10 +163,10 @@ def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -
             yield Finding(name, not found, found or same)
 
 
-def rehearsed(config: Config, steps: int = 5) -> dict[str, float]:
+def rehearsed(config: Config, steps: int = 5, shared: SharedData | None = None) -> dict[str, float]:
     """Build a run, evaluate one batch, train a few steps, and throw everything away but what was measured."""
     with own_randomness(), threads(config.run.train.threads):
-        built = without_callbacks(build(config, warm=True))
+        built = without_callbacks(build(config, warm=True, shared=shared))
         rehearse(built, config)
         batches, grain = built.train.batches(built.order), built.learner.grain
         count = max(1, min(steps, built.plan.total - 1) // grain) * grain

@@ -32,6 +32,7 @@ from manyfit.run import guard
 from manyfit.run.build import Built, build, key_of, threads
 from manyfit.run.code import evaluation_only, imported, main_classes, misspelt, used_classes
 from manyfit.run.cohort import Cohort, Member
+from manyfit.run.shared_data import SharedData
 from manyfit.run.stopping import Ending, ending
 from manyfit.run.trainer import Callback, fit
 from manyfit.store import durable, provenance
@@ -82,7 +83,9 @@ class Opened:
 
 
 @contextmanager
-def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Iterator[Opened]:
+def opened(
+    config: Config, run: RunFolder, allowed: Collection[str] = (), shared: SharedData | None = None
+) -> Iterator[Opened]:
     """Build a run and bring it to its last checkpoint, after seeing that it is still the same run.
 
     The global random states are those of the run from here on: whoever needs his own keeps them.
@@ -92,7 +95,7 @@ def opened(config: Config, run: RunFolder, allowed: Collection[str] = ()) -> Ite
         config = patch(config, frozen=run.frozen())
         changed = guard.check_config(config, run, allowed)
     with threads(config.run.train.threads) as thread_count:
-        built = build(config, warm=last is None)
+        built = build(config, warm=last is None, shared=shared)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
         code = imported(source)
         if last is not None:
@@ -338,9 +341,9 @@ def warn_unread(built: Built) -> None:
 
 
 def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: int | None = None) -> Member:
-    """Train to the end, or until some epochs are done; what is reached is committed."""
+    """Train to the end, or until some step; what is reached is committed."""
     built, run, last = opened.built, opened.run, opened.last
-    steps, measured = built.plan.steps_per_epoch, last.note.measured if last is not None else True
+    measured = last.note.measured if last is not None else True
     with EventLog(run.metrics, last.log_length if last is not None else 0) as events:
         member = Member(opened.config, run, events, committed=read_events(run.metrics, events.length))
         member.ended = opened.ending
@@ -355,7 +358,7 @@ def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: 
             measured,
             built.whole,
         )
-        fit(cohort, callbacks, watch, until=until * steps if until is not None else None)
+        fit(cohort, callbacks, watch, until=until)
         built.learner.end()
     if member.ended is not None and member.ended.error is not None:
         raise member.ended.error

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from manyfit.config import Config
 from manyfit.core.errors import Interrupted
+from manyfit.core.position import Position
 from manyfit.core.signals import Asked, Watch
 from manyfit.run.finish import finish, write_summary
 from manyfit.run.journal import failures, kept, recorded
+from manyfit.run.shared_data import SharedData
 from manyfit.run.stretch import advance, begin, opened
 from manyfit.run.trainer import Callback
 from manyfit.store import provenance
@@ -33,31 +35,35 @@ class Reached:
 def reach(
     config: Config,
     run: RunFolder,
-    until: int | None,
+    until: Position | None,
     watch: Watch,
     *,
     study: str,
     given: str = "",
     callbacks: Sequence[Callback] = (),
     allowed: Collection[str] = (),
+    shared: SharedData | None = None,
 ) -> Reached:
-    """Train until some epochs are done, or to the end.
+    """Train until some position, or to the end.
 
-    `study` says where versions and code are recorded, `given` is what `config.yaml` shall say.
+    `study` says where versions and code are recorded, `given` is what `config.yaml` shall say, `shared` is
+    data that other trials of this process have built.
     """
     with (
         kept(run),
         failures(run, "the trial"),
-        opened(config, run, allowed) as here,
+        opened(config, run, allowed, shared) as here,
     ):
         last, over, stopped = here.last.note if here.last else None, here.is_over, here.ending
         reason = stopped.reason if over and stopped is not None else ""
-        done = last is not None and until is not None and last.epoch >= until and last.measured
+        per_epoch = here.built.plan.steps_per_epoch
+        goal = None if until is None else until.in_steps(per_epoch)
+        done = last is not None and goal is not None and last.step >= goal and last.measured
         best = None
         if not (over or done):
             begin(here, provenance.brief_session(study, here.facts), given)
             with recorded(run):
-                member = advance(here, callbacks, watch, until)
+                member = advance(here, callbacks, watch, goal)
             reason = member.ended.reason if member.ended is not None else ""
             last, best = member.last, member.best
             assert last is not None
@@ -71,12 +77,18 @@ def reach(
         return Reached(last.step, last.epoch, last.step - here.step, over, reason, events)
 
 
-def conclude(config: Config, run: RunFolder, watch: Watch, allowed: Collection[str] = ()) -> None:
+def conclude(
+    config: Config,
+    run: RunFolder,
+    watch: Watch,
+    allowed: Collection[str] = (),
+    shared: SharedData | None = None,
+) -> None:
     """Export and evaluate a run that was trained as a trial."""
     with (
         kept(run),
         failures(run, "the evaluation"),
-        opened(config, run, allowed) as here,
+        opened(config, run, allowed, shared) as here,
     ):
         reason = str(run.summary().get("stopped", ""))
         try:

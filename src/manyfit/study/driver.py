@@ -14,6 +14,7 @@ from manyfit.config.space import located
 from manyfit.config.study import StudyConfig, seconds
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, UsageError
 from manyfit.core.names import counted
+from manyfit.core.position import Position
 from manyfit.core.seeds import derive
 from manyfit.core.signals import Watch
 from manyfit.data.randomness import seed_for
@@ -30,7 +31,7 @@ from manyfit.study.records import PointRecord, TrialRecord, epochs_of
 from manyfit.study.schedule import Ready, close, grant, ready, waiting
 from manyfit.study.shown import Shown, Silent
 from manyfit.study.training import committed_progress
-from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
+from manyfit.study.units import Failure, Outcome, Progress, Purpose, Trial, Unit
 
 log = logging.getLogger("manyfit")
 
@@ -78,6 +79,8 @@ class Driver:
         self.epochs = self.study.base.run.train.epochs
         self._sign = self.study.objective.sign
         self._busy: dict[str, Ready] = {}
+        self._units: dict[str, int] = {}
+        """The unit of each trial that is being worked on."""
         self._queue: deque[Ready] = deque()
         self._undecided = True
         self._began = self.executor.now()
@@ -124,11 +127,12 @@ class Driver:
     # -- handing out ------------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
-        while len(self._busy) < self.executor.slots and not self.watch.number and not self.over_budget():
+        while self._has_room() and not self.watch.number and not self.over_budget():
             item = self._next()
             if item is None:
                 return
-            self._submit(item)
+            self._submit([item], item.until)
+            self.shown.started(item.point, item.trial)
 
     def _next(self) -> Ready | None:
         while True:
@@ -144,15 +148,29 @@ class Driver:
                 self.ledger.decide(point, "ask", f"number {self.asker.numbers} of the search")
             self._queue.extend(waiting(point))
 
-    def _submit(self, item: Ready) -> None:
-        trial = item.trial
-        trial.state = "running"
+    def _has_room(self) -> bool:
+        """Whether the executor takes another unit. It counts units, not their trials."""
+        return len(set(self._units.values())) < self.executor.slots
+
+    def _submit(
+        self, items: Sequence[Ready], until: int | None = None, purpose: Purpose = "train", place: str = ""
+    ) -> None:
+        """Hand out one unit with some trials."""
+        trials = [item.trial for item in items]
         with self.ledger.transaction():
-            self.ledger.save_trial(trial)
-            self.ledger.assign(trial, item.until, "train")
-        self._busy[trial.id] = item
-        self.executor.submit(Unit((self.as_trial(item.point, trial),), item.until))
-        self.shown.started(item.point, trial)
+            for trial in trials if purpose == "train" else ():
+                trial.state = "running"
+                self.ledger.save_trial(trial)
+            number = self.ledger.begin_unit([trial.id for trial in trials], until, purpose, place)
+        self._busy |= {item.trial.id: item for item in items}
+        self._units |= dict.fromkeys((trial.id for trial in trials), number)
+        made = tuple(self.as_trial(item.point, item.trial) for item in items)
+        goal = None if until is None else Position(until)
+        self.executor.submit(Unit(made, goal, place, number, purpose))
+
+    def _release(self, trial: TrialRecord, outcome: str) -> None:
+        """Note how a unit has ended for one of its trials."""
+        self.ledger.end_trial(self._units.pop(trial.id), trial.id, outcome)
 
     def as_trial(self, point: PointRecord, trial: TrialRecord) -> Trial:
         """A trial as executors know it."""
@@ -193,11 +211,11 @@ class Driver:
         with self.ledger.transaction():
             trial.take(outcome, self._sign)
             if outcome.failure is not None:
-                self._failed(point, trial, outcome.failure)
+                self._failed(point, trial, outcome.failure, outcome.is_begun)
             else:
                 trial.failure = None
                 trial.state = "finished" if trial.over else "paused"
-                self.ledger.release(trial, trial.state)
+                self._release(trial, trial.state)
             short = point.granted is None or trial.epoch < point.granted
             if trial.state == "paused" and point.state == "open" and short:
                 trial.state = "waiting"
@@ -221,17 +239,21 @@ class Driver:
         step, epoch, curve = committed_progress(self.folder.trial(outcome.trial), self.study.objective.metric)
         return replace(outcome, step=step, epoch=epoch, curve=curve, trained=max(0, step - known))
 
-    def _failed(self, point: PointRecord, trial: TrialRecord, failure: Failure) -> None:
+    def _failed(self, point: PointRecord, trial: TrialRecord, failure: Failure, is_begun: bool) -> None:
         if failure.kind == "preempted" and point.state == "stopped":
             trial.state = "paused"
-            self.ledger.release(trial, "stopped")
+            self._release(trial, "stopped")
+            return
+        if not is_begun:  # another trial of its unit has ended it: that is no death of its own
+            trial.state = "waiting"
+            self._release(trial, "not begun")
             return
         found = policy.verdict(trial, failure, self.study.execute.retries)
         trial.state = found.state
         trial.deaths += found.died
         trial.split *= 2 if found.split else 1
         trial.failure = failure if found.state != "waiting" else None
-        self.ledger.release(trial, failure.kind)
+        self._release(trial, failure.kind)
         self.ledger.decide(point, f"{failure.kind} → {found.state}", f"trial {trial.id}: {found.reason}")
 
     def _close(self, point: PointRecord) -> None:
@@ -442,17 +464,14 @@ class Driver:
         """Export and evaluate trials that were trained; return those for which that has worked."""
         todo, done = deque(items), set[str]()
         while todo or self._busy:
-            while todo and len(self._busy) < self.executor.slots and not self.watch.number:
-                point, trial = todo.popleft()
-                self._busy[trial.id] = Ready(point, trial)
-                self.ledger.assign(trial, None, "evaluate")
-                self.executor.submit(Unit((self.as_trial(point, trial),), purpose="evaluate"))
+            while todo and self._has_room() and not self.watch.number:
+                self._submit([Ready(*todo.popleft())], purpose="evaluate")
             if self.watch.number:
                 self.executor.interrupt()
             wake = [self.signals] if self.signals is not None and not self.watch.number else []
             for outcome in self.executor.wait(None, wake) if self._busy else []:
                 item = self._busy.pop(outcome.trial)
-                self.ledger.release(item.trial, outcome.failure.kind if outcome.failure else "evaluated")
+                self._release(item.trial, outcome.failure.kind if outcome.failure else "evaluated")
                 if outcome.failure is None:
                     done.add(outcome.trial)
                 else:
@@ -484,7 +503,7 @@ class Driver:
                     item.trial.take(self._seen(outcome), self._sign)
                     item.trial.state = "finished" if item.trial.over else "waiting"
                     self._close(item.point)
-                    self.ledger.release(item.trial, "interrupted")
+                    self._release(item.trial, "interrupted")
                     self.ledger.save_trial(item.trial)
 
     def _leave(self) -> None:

@@ -72,9 +72,7 @@ def _summary(study: StudyConfig, found: Survey, before: list[PointRecord]) -> di
     todo = max(0.0, found.planned * seeds * epochs - done)
     threads = study.base.run.train.threads or 1
     workers = (
-        1
-        if study.execute.on == "inline"
-        else len(places(study.execute.workers, threads, [], None, usable_cores))
+        1 if study.execute.is_inline else len(places(study.execute.workers, threads, [], None, usable_cores))
     )
     facts = found.facts
     per_epoch = _mean([f["epoch_seconds"] for f in facts])

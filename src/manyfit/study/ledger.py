@@ -1,4 +1,4 @@
-"""The ledger: a study's durable record of points, trials, assignments, decisions. One writer, the driver."""
+"""The ledger: a study's durable record of points, trials, units and decisions. One writer, the driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,9 @@ from manyfit.study.points import Candidate, trial_name
 from manyfit.study.records import PointRecord, TrialRecord
 from manyfit.study.units import KINDS, Failure
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""1 kept a row for each trial of each unit, in a table `assignments`."""
+READABLE: Final = (1, FORMAT)
 REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs")
 """File systems on which a write-ahead log must not lie: it needs memory that all readers share."""
 
@@ -47,14 +49,28 @@ create table trials (
   curve text not null, is_over integer not null, reason text not null, deaths integer not null,
   split integer not null, failure text
 );
-create table assignments (
-  number integer primary key, trial text not null, until integer, purpose text not null,
-  started real not null, ended real, outcome text
-);
 create table decisions (
   number integer primary key, time real not null, point integer, action text not null, reason text not null
 );
 """
+
+UNITS: Final = """
+create table units (
+  number integer primary key, purpose text not null, until integer, place text not null,
+  started real not null, ended real
+);
+create table unit_trials (
+  unit integer not null references units, trial text not null, ended real, outcome text,
+  primary key (unit, trial)
+);
+"""
+"""What was handed out to executors, and how it ended for each trial."""
+MIGRATION: Final = """
+insert into units select number, purpose, until, '', started, ended from assignments;
+insert into unit_trials select number, trial, ended, outcome from assignments;
+drop table assignments;
+"""
+"""From format 1: a unit had one trial."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -84,12 +100,12 @@ class Ledger:
         self.points: list[PointRecord] = []
         self.trials: dict[str, TrialRecord] = {}
         self._by_id: dict[str, PointRecord] = {}
-        self._open: dict[str, int] = {}
         try:
             self._connect(journal or ("delete" if is_remote(path) else "wal"))
             self._load()
             with self.transaction():
                 self._seals.begin()
+                self._migrate()
         except sqlite3.OperationalError as error:
             if "no such" in str(error) or "already exists" in str(error):  # tables or columns are missing
                 raise FolderError(f"the ledger {path} cannot be read: {error}; {MENDED}") from error
@@ -104,12 +120,20 @@ class Ledger:
         self._db.execute(f"pragma synchronous={'normal' if journal == 'wal' else 'full'}")
         if not self._db.execute("select 1 from sqlite_master where name='meta'").fetchone():
             with self.transaction():
-                for statement in SCHEMA.split(";"):
-                    self._db.execute(statement)
+                self._execute(SCHEMA + UNITS)
                 self._seals.begin()
                 self.set("format", FORMAT)
+        check_format(self.get("format"))
+
+    def _execute(self, statements: str) -> None:
+        for statement in statements.split(";"):
+            self._db.execute(statement)
+
+    def _migrate(self) -> None:
+        """Bring a ledger of an older version to this one's format; it was checked before."""
         if self.get("format") != FORMAT:
-            raise ValueError(f"it has format {self.get('format')}, and this version reads {FORMAT}")
+            self._execute(UNITS + MIGRATION)
+            self.set("format", FORMAT)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -225,20 +249,30 @@ class Ledger:
             self._db.execute(f"insert or replace into {table} values ({places})", row)
             self._seals.put(table, row)
 
-    def assign(self, trial: TrialRecord, until: int | None, purpose: str) -> None:
-        """Note that a unit begins."""
+    def begin_unit(self, trials: Sequence[str], until: int | None, purpose: str, place: str = "") -> int:
+        """Note that a unit begins; return its number."""
         cursor = self._db.execute(
-            "insert into assignments (trial, until, purpose, started) values (?,?,?,?)",
-            (trial.id, until, purpose, time.time()),
+            "insert into units (purpose, until, place, started) values (?,?,?,?)",
+            (purpose, until, place, time.time()),
         )
-        self._open[trial.id] = int(cursor.lastrowid or 0)
+        number = int(cursor.lastrowid or 0)
+        self._db.executemany(
+            "insert into unit_trials (unit, trial) values (?,?)", [(number, trial) for trial in trials]
+        )
+        return number
 
-    def release(self, trial: TrialRecord, outcome: str) -> None:
-        """Note how a unit has ended."""
-        number = self._open.pop(trial.id, None)
-        if number is not None:
+    def end_trial(self, unit: int, trial: str, outcome: str) -> None:
+        """Note how a unit has ended for one of its trials; with the last of them the unit is over."""
+        now = time.time()
+        with self.transaction():
             self._db.execute(
-                "update assignments set ended=?, outcome=? where number=?", (time.time(), outcome, number)
+                "update unit_trials set ended=?, outcome=? where unit=? and trial=?",
+                (now, outcome, unit, trial),
+            )
+            self._db.execute(
+                "update units set ended=? where number=? and not exists "
+                "(select 1 from unit_trials where unit=? and ended is null)",
+                (now, unit, unit),
             )
 
     def decide(self, point: PointRecord | None, action: str, reason: str) -> None:
@@ -247,6 +281,13 @@ class Ledger:
             "insert into decisions (time, point, action, reason) values (?,?,?,?)",
             (time.time(), point.number if point is not None else None, action, clean(reason)),
         )
+
+
+def check_format(found: object) -> None:
+    """Refuse a ledger of a version that this one does not know."""
+    if found not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise ValueError(f"it has format {found}, and this version reads {known}")
 
 
 def read_points(db: sqlite3.Connection, is_ours: bool) -> list[PointRecord]:
@@ -299,8 +340,7 @@ def read_only(path: Path) -> Read:
             db.execute("begin")
             is_ours = Seals(db, path).check()
             facts = {key: json.loads(value) for key, value in db.execute("select key, value from meta")}
-            if facts.get("format") != FORMAT:
-                raise ValueError(f"it has format {facts.get('format')}, and this version reads {FORMAT}")
+            check_format(facts.get("format"))
             decisions = list(db.execute("select time, point, action, reason from decisions order by number"))
             check_facts(facts)
             points = read_points(db, is_ours)

@@ -11,6 +11,7 @@ from manyfit.config.study import StudyConfig, load_study
 from manyfit.core.errors import UsageError
 from manyfit.core.signals import watched
 from manyfit.data.randomness import own_randomness
+from manyfit.study.executors.base import UnitWatch
 from manyfit.study.folder import StudyFolder
 from manyfit.study.points import trial_name
 from manyfit.study.survey import survey
@@ -51,5 +52,5 @@ def train_share(place: Path, task: int, of: int) -> list[Outcome]:
         work, found = Training(base, study.objective.metric), list[Outcome]()
         for trial in trials_of(study)[task::of]:
             watch.check()
-            found += work(Unit((trial,)), watch, lambda progress: None)
+            found += work(Unit((trial,)), UnitWatch(watch), lambda progress: None)
         return found

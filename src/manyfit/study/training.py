@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from manyfit.core.signals import Watch
 from manyfit.store.checkpoint import committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
+from manyfit.study.executors.base import Tell, UnitWatch
 from manyfit.study.failures import failure_of
 from manyfit.study.points import trial_config
 from manyfit.study.records import Curve
@@ -27,8 +28,7 @@ from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 if TYPE_CHECKING:
     from manyfit.run.cohort import Cohort
     from manyfit.run.plan import Boundary
-
-Tell = Callable[[Progress], None]
+    from manyfit.run.shared_data import SharedData
 
 WRITTEN: Final = "# Written by manyfit: one trial of a study. Change the study, not this file."
 OURS: Final = ("train.accumulate", "train.warm_start")
@@ -48,13 +48,16 @@ class Training:
     allowed: tuple[str, ...] = ()
     ready: dict[str, Config] = field(default_factory=dict, compare=False, repr=False)
     """Configs of trials that were made in this process already; each is used once."""
+    shared: list[Any] = field(default_factory=list, compare=False, repr=False)
+    """The `SharedData` of this process, once there is one."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ready": {}}
+        return {**self.__dict__, "ready": {}, "shared": []}
 
-    def __call__(self, unit: Unit, watch: Watch, tell: Tell) -> list[Outcome]:
+    def __call__(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
         """Train the trials of a unit, one after another."""
-        return [self._one(trial, unit, watch, tell) for trial in unit.trials]
+        for trial in unit.trials:
+            yield self._one(trial, unit, watch.of(trial.id), tell)
 
     def config(self) -> Config:
         """The base config."""
@@ -78,16 +81,16 @@ class Training:
             if unit.purpose == "rehearse":
                 from manyfit.run.check import rehearsed
 
-                return Outcome(trial.id, facts=rehearsed(config))
+                return Outcome(trial.id, facts=rehearsed(config, shared=self._shared()))
             if not run.path.parent.is_dir():
                 raise FolderError(f"{run.path.parent} is gone: the study was moved while it ran")
             allowed = (*self.allowed, *OURS)
             if unit.purpose == "evaluate":
-                conclude(config, run, watch, allowed)
+                conclude(config, run, watch, allowed, self._shared())
                 return Outcome(trial.id, seconds=time.perf_counter() - began)
             found = reach(
                 config, run, unit.until, watch, study=self.study, given=text_of(config, trial),
-                callbacks=[signs], allowed=allowed,
+                callbacks=[signs], allowed=allowed, shared=self._shared(),
             )  # fmt: skip
         except KeyboardInterrupt:
             raise
@@ -98,6 +101,14 @@ class Training:
             trial.id, found.step, found.epoch, found.trained, found.over, found.reason,
             curve_of(found.events, self.metric), time.perf_counter() - began,
         )  # fmt: skip
+
+    def _shared(self) -> SharedData:
+        from manyfit.run.shared_data import SharedData
+
+        if not self.shared:
+            self.shared.append(SharedData())
+        found: SharedData = self.shared[0]
+        return found
 
     def _failed(self, trial: Trial, run: RunFolder, failure: Failure, before: int, seconds: float) -> Outcome:
         """What has been committed in spite of the failure counts."""

@@ -1,10 +1,12 @@
-"""Units: "train these trials, on this shard or on all data, until this epoch". All that executors execute."""
+"""Units: "train these trials, at this place, until this position". All that executors execute."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
+
+from manyfit.core.position import Position
 
 FailureKind: TypeAlias = Literal[
     "out of memory",
@@ -30,6 +32,9 @@ SHORT: Final[Mapping[str, FailureKind]] = {
 """How kinds are called on the command line."""
 
 
+Purpose: TypeAlias = Literal["train", "evaluate", "rehearse"]
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One point with one seed, as far as it takes to train it."""
@@ -44,13 +49,18 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Train these trials until some epochs are done; None is to the end."""
+    """Train these trials until some position; None is to the end.
+
+    Each of them has an outcome of its own: one may fail, be interrupted or end without the others.
+    """
 
     trials: tuple[Trial, ...]
-    until: int | None = None
-    shard: int | None = None
-    """The part of the data; None is all of it."""
-    purpose: Literal["train", "evaluate", "rehearse"] = "train"
+    until: Position | None = None
+    place: str = ""
+    """The worker that must execute it, one of the executor's `places`; empty if any worker may."""
+    number: int = 0
+    """Its number in the ledger."""
+    purpose: Purpose = "train"
     """`evaluate` exports and evaluates what was trained; `rehearse` tries out whether it can be."""
 
 
@@ -82,6 +92,8 @@ class Outcome:
     """The objective, by epoch, since the first step."""
     seconds: float = 0.0
     failure: Failure | None = None
+    is_begun: bool = True
+    """Whether anything was done for the trial; what happens to others of its unit does not count for it."""
     facts: Mapping[str, float] = field(default_factory=dict)
     """What a rehearsal has measured."""
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manyfit.study.executors.base import Executor
+from manyfit.core.errors import UsageError
+from manyfit.core.position import Position
+from manyfit.core.signals import Watch
+from manyfit.study.executors.base import Executor, UnitWatch
 from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
 
-def work(unit: Unit, watch: Any, tell: Callable[[Progress], None]) -> list[Outcome]:
+def work(unit: Unit, watch: UnitWatch, tell: Callable[[Progress], None]) -> Iterator[Outcome]:
     """What the units of the contract do: each trial says by its values how it ends."""
-    return [_one(trial, watch, tell) for trial in unit.trials]
+    for trial in unit.trials:
+        yield _one(trial, watch.of(trial.id), tell)
 
 
-def _one(trial: Trial, watch: Any, tell: Callable[[Progress], None]) -> Outcome:
+def _one(trial: Trial, watch: Watch, tell: Callable[[Progress], None]) -> Outcome:
     how = trial.values.get("how", "well")
     tell(Progress(trial.id, 1, 0.5))
     if how == "badly":
@@ -60,9 +64,19 @@ class ExecutorContract:
         """Where trials lie."""
         return tmp_path
 
-    def unit(self, folder: Path, *names: str, until: int | None = None, **values: Any) -> Unit:
-        """A unit of some trials."""
-        return Unit(tuple(Trial(name, str(folder / name), values, 0) for name in names), until)
+    def unit(
+        self,
+        folder: Path,
+        *names: str,
+        until: Position | None = None,
+        place: str = "",
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> Unit:
+        """A unit of some trials, with values for all of them, and for each."""
+        own = each or {}
+        trials = [Trial(n, str(folder / n), {**values, **own.get(n, {})}, 0) for n in names]
+        return Unit(tuple(trials), until, place)
 
     def all_of(self, executor: Executor, units: Sequence[Unit], most: float = 60.0) -> dict[str, Outcome]:
         """Hand units out as slots become free, and collect every answer."""
@@ -121,6 +135,56 @@ class ExecutorContract:
         kinds = {name: outcome.failure.kind for name, outcome in found.items() if outcome.failure}
         assert kinds == {"b": "infrastructure", "d": "user error"}
         assert all(found[name].over for name in "ace")
+
+    def test_a_trial_fails_without_the_others_of_its_unit(self, executor: Executor, folder: Path) -> None:
+        """What was answered before stays; what was not begun says so, and can be done again."""
+        if self.simulates:
+            pytest.skip("what is made up fails only where that was made up, too")
+        unit = self.unit(folder, "a", "b", "c", each={"b": {"how": "badly"}})
+        found = self.all_of(executor, [unit])
+        assert found["a"].over
+        assert found["a"].failure is None
+        assert found["b"].failure is not None
+        assert found["b"].failure.kind == "user error"
+        assert found["c"].failure is not None
+        assert (found["c"].failure.kind, found["c"].is_begun) == ("preempted", False)
+        assert self.all_of(executor, [self.unit(folder, "c")])["c"].over
+
+    def test_a_crash_is_only_that_of_the_trial_at_work(self, executor: Executor, folder: Path) -> None:
+        """A process that dies with several trials has not killed those that were not begun."""
+        if self.simulates or not executor.isolates:
+            pytest.skip("this executor does not isolate crashes")
+        found = self.all_of(executor, [self.unit(folder, "a", "b", "c", each={"b": {"how": "dies"}})])
+        assert found["a"].over
+        assert [(found[n].failure.kind, found[n].is_begun) for n in "bc"] == [  # type: ignore[union-attr]
+            ("infrastructure", True),
+            ("preempted", False),
+        ]
+
+    def test_one_trial_of_a_unit_can_be_interrupted(self, executor: Executor, folder: Path) -> None:
+        """The others of its unit go on."""
+        if self.simulates or not executor.isolates:
+            pytest.skip("this needs somebody who asks while a unit is worked on")
+        told: list[str] = []
+        executor.tell = lambda progress: told.append(progress.trial)
+        executor.submit(self.unit(folder, "a", "b", each={"a": {"pauses": 3000}}))
+        while not told:
+            executor.wait(10.0)
+        executor.interrupt(["a"])
+        found: dict[str, Outcome] = {}
+        while len(found) < 2:
+            found |= {outcome.trial: outcome for outcome in executor.wait(30.0)}
+        assert found["a"].failure is not None
+        assert (found["a"].failure.kind, found["a"].failure.process_died) == ("preempted", False)
+        assert found["b"].over
+        assert self.all_of(executor, [self.unit(folder, "c")])["c"].over
+
+    def test_a_unit_is_executed_where_it_asks_to_be(self, executor: Executor, folder: Path) -> None:
+        """Workers that have names can be asked for; others do not exist."""
+        with pytest.raises(UsageError, match="there is no worker 'nowhere'"):
+            executor.submit(self.unit(folder, "a", place="nowhere"))
+        for place in executor.places:
+            assert self.all_of(executor, [self.unit(folder, f"at-{place}", place=place)])
 
     def test_waiting_ends_when_time_is_up(self, executor: Executor, folder: Path) -> None:
         """Nothing was submitted, so nothing is answered."""

@@ -5,41 +5,112 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, TypeAlias
 
+from manyfit.config.study import StudyConfig
+from manyfit.core.errors import UsageError
+from manyfit.core.signals import Watch
 from manyfit.study.failures import failure_of
-from manyfit.study.units import Outcome, Progress, Unit
+from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
-if TYPE_CHECKING:
-    from manyfit.core.signals import Watch
-
-Work: TypeAlias = "Callable[[Unit, Watch, Callable[[Progress], None]], list[Outcome]]"
-"""What is done with a unit. It must be picklable for executors with other processes."""
+TERMINATED: Final = 15
+"""The signal that stands for a request to end."""
 
 
-def attempt(work: Work, unit: Unit, watch: Watch, tell: Callable[[Progress], None]) -> list[Outcome]:
-    """Do the work; an exception is how all trials of the unit have ended.
+class UnitWatch(Watch):
+    """Whether a unit, or one trial of it, was asked to end: by a signal to the process, or by the driver."""
 
-    What the code of a trial changes in its process ends with the trial.
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._watch = watch or Watch()
+        self.asked: set[str] = set()
+        """Trials that were asked to end."""
+        self.is_asked = False
+        """Whether the whole unit was."""
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """The signal, or the one that stands for a request."""
+        return self._watch.number or (TERMINATED if self.is_asked else 0)
+
+    def of(self, trial: str) -> Watch:
+        """Return the watch of one trial."""
+        return _TrialWatch(self, trial)
+
+
+class _TrialWatch(Watch):
+    def __init__(self, unit: UnitWatch, trial: str) -> None:
+        self._unit = unit
+        self._trial = trial
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        return self._unit.number or (TERMINATED if self._trial in self._unit.asked else 0)
+
+
+Tell: TypeAlias = Callable[[Progress], None]
+Work: TypeAlias = Callable[[Unit, UnitWatch, Tell], Iterable[Outcome]]
+"""What is done with a unit: an outcome for each trial, as it ends. Picklable, for other processes."""
+Around: TypeAlias = Callable[[Trial], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an executor is made for."""
+
+    study: StudyConfig
+    work: Work
+    watch: Watch = field(default_factory=Watch)
+    """Notes the signals of the driver's process."""
+    trials: int = 1
+    """How many trials are to be trained, as far as that is known."""
+
+
+def attempt(
+    work: Work, unit: Unit, watch: UnitWatch, tell: Tell, around: Around = lambda trial: nullcontext()
+) -> Iterator[Outcome]:
+    """Do the work, and yield an outcome for each trial of the unit, whatever happens.
+
+    An exception is how the trial has ended that was at work; those that were not begun are told so. What the
+    code of a trial changes in its process ends with the trial. `around` is entered for each of them.
     """
     from manyfit.run.process import own_process
 
-    this = os.getpid()
-    try:
-        with own_process():
-            return work(unit, watch, tell)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return [Outcome(trial.id, failure=failure_of(error)) for trial in unit.trials]
-    finally:
-        if os.getpid() != this:  # the code of a trial has forked; only one process may answer
-            os._exit(0)
+    this, left = os.getpid(), {trial.id: trial for trial in unit.trials}
+    outcomes: Iterator[Outcome] | None = None
+    while left:
+        first = next(iter(left.values()))
+        try:
+            with around(first), own_process():
+                outcomes = iter(work(unit, watch, tell)) if outcomes is None else outcomes
+                outcome = next(outcomes, None)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            yield from unanswered(left.values(), failure_of(error))
+            return
+        finally:
+            if os.getpid() != this:  # the code of a trial has forked; only one process may answer
+                os._exit(0)
+        if outcome is None:
+            yield from unanswered(left.values(), Failure("infrastructure", "its work gave no answer"))
+            return
+        del left[outcome.trial]
+        yield outcome
+
+
+def unanswered(left: Iterable[Trial], failure: Failure, begun: Collection[str] = ()) -> Iterator[Outcome]:
+    """Yield outcomes for trials of a unit that cannot go on: the first was at work, and those in `begun`."""
+    others = Failure("preempted", f"not begun, as another trial of its unit ended it: {failure.message}")
+    for i, trial in enumerate(left):
+        is_begun = i == 0 or trial.id in begun
+        yield Outcome(trial.id, failure=failure if is_begun else others, is_begun=is_begun)
 
 
 class Executor(ABC):
-    """Takes units and answers how they went. Whoever calls it is the only one who does."""
+    """Takes units and answers how they went. Not thread-safe: one caller at a time."""
 
     isolates: ClassVar[bool] = True
     """Whether a crash in a unit leaves the others, and the caller, alone."""
@@ -47,12 +118,14 @@ class Executor(ABC):
     """Whether trials have run folders, which are the truth about how far they are."""
     slots: int = 1
     """How many units it works on at once."""
-    tell: Callable[[Progress], None] = staticmethod(lambda progress: None)
+    places: Sequence[str] = ()
+    """The names of its workers, where a unit may ask for one."""
+    tell: Tell = staticmethod(lambda progress: None)
     """Called with signs of life."""
 
     @abstractmethod
     def submit(self, unit: Unit) -> None:
-        """Take a unit; the caller never hands over more than there are slots."""
+        """Take a unit; the caller never hands over more than there are slots. See `check_place`."""
 
     @abstractmethod
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
@@ -61,11 +134,20 @@ class Executor(ABC):
 
     @abstractmethod
     def interrupt(self, trials: Collection[str] | None = None) -> None:
-        """Ask trials, or all of them, to commit what they have and to end as preempted."""
+        """Ask trials, or all of them, to commit what they have and to end as preempted.
+
+        The other trials of their units go on.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """End at once, and leave nothing behind."""
+
+    def check_place(self, unit: Unit) -> None:
+        """Refuse a unit for a worker that there is not."""
+        if unit.place and unit.place not in self.places:
+            there = ", ".join(self.places) or "none that can be named"
+            raise UsageError(f"there is no worker {unit.place!r}; there are: {there}")
 
     def now(self) -> float:
         """Seconds on the executor's clock, which never goes back."""

@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from typing import Final
 
 from manyfit.config.study import StudyConfig, count_bytes, seconds
 from manyfit.core.errors import UsageError
+from manyfit.core.gpus import gpus
 from manyfit.core.signals import Watch
-from manyfit.study.executors.base import Executor, Work
+from manyfit.study.executors.base import Executor, Job, Work
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes, places, usable_cores
-
-IDLE_MEMORY: Final = 500
-"""A GPU counts as idle if less than this many MiB are used, and less than a twentieth of its time."""
+from manyfit.study.executors.worker import Place
 
 
 def choose(study: StudyConfig, work: Work, watch: Watch, trials: int) -> Executor:
-    """The executor that a study asks for; `auto` takes processes where there is room for more than one."""
-    execute = study.execute
-    if execute.on == "inline":
-        return Inline(work, watch)
-    gpus = chosen_gpus(study)
-    threads = study.base.run.train.threads or 1
-    found = places(execute.workers, threads, gpus, count_bytes(execute.memory), usable_cores)
-    if execute.on == "auto" and (len(found) == 1 or trials == 1):
-        return Inline(work, watch)
-    return Processes(work, found[: max(1, trials)], seconds(execute.timeout), threads)
+    """Return the executor that a study asks for."""
+    job, on = Job(study, work, watch, trials), study.execute.on
+    if on is None:
+        return auto(job)
+    made: Executor = on.build(job=job)
+    return made
+
+
+def auto(job: Job) -> Executor:
+    """Take processes where there is room for more than one trial at once."""
+    found = worker_places(job.study)
+    return inline(job) if len(found) == 1 or job.trials == 1 else processes(job)
+
+
+def inline(job: Job) -> Executor:
+    """Train in the process of the driver, one unit after another."""
+    return Inline(job.work, job.watch)
+
+
+def processes(job: Job) -> Executor:
+    """Train in processes of this machine, each on some cores or a GPU."""
+    found = worker_places(job.study)[: max(1, job.trials)]
+    return Processes(job.work, found, seconds(job.study.execute.timeout), threads_of(job.study))
+
+
+def worker_places(study: StudyConfig) -> list[Place]:
+    """Return where workers compute."""
+    execute, memory = study.execute, count_bytes(study.execute.memory)
+    return places(execute.workers, threads_of(study), chosen_gpus(study), memory, usable_cores)
+
+
+def threads_of(study: StudyConfig) -> int:
+    """Return how many threads a trial uses."""
+    return study.base.run.train.threads or 1
 
 
 def chosen_gpus(study: StudyConfig) -> list[str]:
@@ -40,7 +60,7 @@ def chosen_gpus(study: StudyConfig) -> list[str]:
     if wanted == "auto":
         return visible
     if wanted == "idle":
-        idle = [gpu for gpu in idle_gpus() if not visible or gpu in visible]
+        idle = [str(gpu.number) for gpu in gpus() if gpu.is_idle]
         if not idle:
             raise UsageError("execute.gpus: no GPU is idle; wait, or name the ones to use: gpus: [0, 1]")
         return idle
@@ -59,24 +79,3 @@ def visible_gpus() -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = [name.strip() for name in given.split(",") if name.strip()]
     return names or [str(i) for i in range(torch.cuda.device_count())]
-
-
-def idle_gpus() -> list[str]:
-    """GPUs on which nobody computes, as nvidia-smi sees it."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        raise UsageError("execute.gpus: idle needs nvidia-smi, which is not here")
-    query = "--query-gpu=index,memory.used,utilization.gpu"
-    done = subprocess.run(
-        [program, query, "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-    return [index for index, memory, busy in rows if _number(memory) < IDLE_MEMORY and _number(busy) < 5]
-
-
-def _number(text: str) -> float:
-    return float(text) if text.replace(".", "", 1).isdecimal() else 0.0

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from manyfit.core.signals import Watch
-from manyfit.study.executors.base import Executor, Work, attempt
+from manyfit.study.executors.base import Executor, UnitWatch, Work, attempt
 from manyfit.study.units import Outcome, Progress, Unit
 
 
@@ -23,10 +23,11 @@ class Inline(Executor):
         self._work = work
         self._watch = watch or Watch()
         self._waiting: deque[Unit] = deque()
-        self._current: _Interrupt | None = None
+        self._current: UnitWatch | None = None
 
     def submit(self, unit: Unit) -> None:
         """Remember a unit; it is worked on in `wait`."""
+        self.check_place(unit)
         self._waiting.append(unit)
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
@@ -34,10 +35,10 @@ class Inline(Executor):
         if not self._waiting:
             return []
         unit = self._waiting.popleft()
-        self._current = _Interrupt(self._watch, [trial.id for trial in unit.trials])
+        self._current = UnitWatch(self._watch)
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-                return attempt(self._work, unit, self._current, self._told)
+                return list(attempt(self._work, unit, self._current, self._told))
         finally:
             self._current = None
 
@@ -46,23 +47,13 @@ class Inline(Executor):
 
     def interrupt(self, trials: Collection[str] | None = None) -> None:
         """Ask what is being trained to end."""
-        if self._current is not None and (trials is None or set(trials) & set(self._current.trials)):
-            self._current.asked = True
+        if self._current is None:
+            return
+        if trials is None:
+            self._current.is_asked = True
+        else:
+            self._current.asked.update(trials)
 
     def close(self) -> None:
         """Forget what was not begun."""
         self._waiting.clear()
-
-
-class _Interrupt(Watch):
-    """Asks one unit to end: because somebody wants that, or because the whole process was asked."""
-
-    def __init__(self, watch: Watch, trials: Sequence[str]) -> None:
-        self._watch = watch
-        self.trials = trials
-        self.asked = False
-
-    @property
-    def number(self) -> int:  # type: ignore[override]
-        """The signal, or the one that stands for a request."""
-        return self._watch.number or (15 if self.asked else 0)

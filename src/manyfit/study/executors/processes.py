@@ -12,17 +12,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.errors import RunFailed, UsageError
-from manyfit.study.executors.base import Executor, Work
+from manyfit.study.executors.base import Executor, Work, unanswered
 from manyfit.study.executors.server import DRIVER
 from manyfit.study.executors.worker import Place, serve
-from manyfit.study.units import Failure, Outcome, Progress, Unit
+from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
 PRELOADED: Final = (
     "manyfit.study.executors.server",
@@ -52,6 +52,12 @@ class _Worker:
     process: Any
     pipe: Connection
     unit: Unit | None = None
+    left: dict[str, Trial] = field(default_factory=dict)
+    """The trials of the unit that were not answered for."""
+    begun: set[str] = field(default_factory=set)
+    """Those that have shown a sign of life."""
+    is_poisoned: bool = False
+    """Whether it must not take another unit."""
     seen: float = 0.0
     """When it last showed a sign of life."""
     asked: float | None = None
@@ -70,6 +76,8 @@ class Processes(Executor):
         check_picklable(work)
         check_open_files(len(places))
         self.slots = len(places)
+        places = [replace(place, name=f"worker-{i}") for i, place in enumerate(places)]
+        self.places = [place.name for place in places]
         self._work = work
         self._timeout = timeout
         self._threads = threads
@@ -91,11 +99,14 @@ class Processes(Executor):
         return _Worker(place, process, ours, seen=time.monotonic())
 
     def submit(self, unit: Unit) -> None:
-        """Give a unit to a worker that is free."""
+        """Give a unit to a worker that is free, or to the one that it asks for."""
+        self.check_place(unit)
         for _ in range(MOST_STARTS):
-            worker = next((w for w in self._workers if w.unit is None), None)
+            worker = next((w for w in self._workers if w.unit is None and _fits(w.place, unit)), None)
             if worker is None:
-                worker = self._start(self._free.pop(0))
+                place = next(place for place in self._free if _fits(place, unit))
+                self._free.remove(place)
+                worker = self._start(place)
                 self._workers.append(worker)
             try:
                 worker.pipe.send(unit)
@@ -103,6 +114,7 @@ class Processes(Executor):
                 self._end(worker)
                 continue
             worker.unit, worker.seen, worker.kills = unit, time.monotonic(), killed_for_memory()
+            worker.left, worker.begun = {trial.id: trial for trial in unit.trials}, set()
             return
         raise RunFailed(f"workers end as soon as they are started ({MOST_STARTS} of them did)")
 
@@ -143,16 +155,19 @@ class Processes(Executor):
                 message = worker.pipe.recv()
                 worker.seen = time.monotonic()
                 if isinstance(message, Progress):
+                    worker.begun.add(message.trial)
                     self.tell(message)
-                elif isinstance(message, list):
-                    found += message
-                    poisoned = any(
-                        o.failure is not None
-                        and (o.failure.kind == "out of memory" or worker.place.gpu is not None)
-                        for o in message
+                elif isinstance(message, Outcome):
+                    del worker.left[message.trial]
+                    found.append(message)
+                    failure = message.failure
+                    worker.is_poisoned |= failure is not None and (
+                        failure.kind == "out of memory" or worker.place.gpu is not None
                     )
+                    if worker.left:
+                        continue
                     worker.unit = None
-                    if poisoned or worker.asked is not None:  # a signal may still be on its way to it
+                    if worker.is_poisoned or worker.asked is not None:  # a signal may still be on its way
                         self._end(worker)
                         return found
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -161,16 +176,16 @@ class Processes(Executor):
 
     def _died(self, worker: _Worker) -> list[Outcome]:
         worker.process.join()
-        code, unit, asked = worker.process.exitcode, worker.unit, worker.asked
+        code, left, asked = worker.process.exitcode, worker.left.values(), worker.asked
         self._end(worker)
-        if unit is None:
-            return []
         if asked:
-            return ended(unit, Failure("preempted", "ended on request", process_died=True))
-        return ended(unit, death(code, killed_for_memory() > worker.kills))
+            failure = Failure("preempted", "ended on request", process_died=True)
+        else:
+            failure = death(code, killed_for_memory() > worker.kills)
+        return list(unanswered(left, failure, worker.begun))
 
     def _hangs(self, worker: _Worker) -> list[Outcome]:
-        unit, asked = worker.unit, worker.asked
+        left, asked = worker.left.values(), worker.asked
         self._end(worker)
         if asked is not None:
             failure = Failure("preempted", "did not end when it was asked, and was killed", process_died=True)
@@ -178,7 +193,7 @@ class Processes(Executor):
             failure = Failure(
                 "timeout", f"no sign of life for {self._timeout:g} s", group="timeout", process_died=True
             )
-        return ended(unit, failure) if unit is not None else []
+        return list(unanswered(left, failure, worker.begun))
 
     def _end(self, worker: _Worker) -> None:
         """End a worker; another one takes its place when there is something to do."""
@@ -195,9 +210,13 @@ class Processes(Executor):
         for worker in self._workers:
             if worker.unit is None or worker.asked is not None:
                 continue
-            if trials is None or any(trial.id in trials for trial in worker.unit.trials):
+            named = [trial for trial in worker.left if trials is None or trial in trials]
+            if len(named) == len(worker.left):
                 worker.asked = time.monotonic()
                 worker.process.terminate()
+            elif named:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is seen by `wait`
+                    worker.pipe.send(named)
 
     def close(self) -> None:
         """Let idle workers go, and kill the others."""
@@ -238,9 +257,8 @@ def death(code: int | None, for_memory: bool) -> Failure:
     )
 
 
-def ended(unit: Unit, failure: Failure) -> list[Outcome]:
-    """All trials of a unit have ended in the same way."""
-    return [Outcome(trial.id, failure=failure) for trial in unit.trials]
+def _fits(place: Place, unit: Unit) -> bool:
+    return unit.place in ("", place.name)
 
 
 def check_picklable(work: Work) -> None:

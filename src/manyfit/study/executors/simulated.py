@@ -50,6 +50,7 @@ class Simulated(Executor):
 
     def submit(self, unit: Unit) -> None:
         """Decide at once how it will end, and when."""
+        self.check_place(unit)
         began = self._clock
         for trial in unit.trials:
             outcome = self._outcome(trial, unit)
@@ -58,7 +59,7 @@ class Simulated(Executor):
 
     def _outcome(self, trial: Trial, unit: Unit) -> Outcome:
         start = self._reached.get(trial.id, 0)
-        until = min(unit.until if unit.until is not None else self._epochs, self._epochs)
+        until = min(unit.until.epoch if unit.until is not None else self._epochs, self._epochs)
         if unit.purpose != "train":
             return Outcome(trial.id)
         if (failure := self._failure(trial)) is not None:

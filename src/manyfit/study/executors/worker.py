@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import os
 import resource
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Final
 
 from manyfit.core.files import check_file
 from manyfit.core.processes import die_with_server
 from manyfit.core.secrets import clean_bytes
+from manyfit.core.signals import watched
 from manyfit.study.executors import server
-from manyfit.study.executors.base import Work, attempt
-from manyfit.study.units import Outcome, Unit
+from manyfit.study.executors.base import UnitWatch, Work, attempt
+from manyfit.study.units import Outcome, Trial, Unit
 
 MOST_CLEANED: Final = 1 << 26
 """The most bytes of output that are looked through."""
@@ -37,6 +40,8 @@ class Place:
     gpu: str | None = None
     """The value of CUDA_VISIBLE_DEVICES; None leaves it as it is."""
     memory: int | None = None
+    name: str = ""
+    """What a unit calls it that must be executed here."""
 
 
 def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, str]) -> None:
@@ -53,27 +58,66 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
     try:
         pipe.send("ready")
         while True:
-            unit: Unit = pipe.recv()
-            outcomes = answered(unit, work, pipe)
-            pipe.send(outcomes)
-            if any(o.failure is not None and o.failure.kind == "out of memory" for o in outcomes):
+            unit = pipe.recv()
+            if not isinstance(unit, Unit):
+                continue  # a request to trials that have ended meanwhile
+            is_full = False
+            for outcome in work_on(unit, work, pipe):
+                pipe.send(outcome)
+                is_full |= outcome.failure is not None and outcome.failure.kind == "out of memory"
+            if is_full:
                 return  # what memory is left, and in which state, nobody knows
             gc.collect()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
-def answered(unit: Unit, work: Work, pipe: Connection) -> list[Outcome]:
-    """Work on one unit; signals ask it to end, and its output goes into the folders of its trials."""
-    from manyfit.core.signals import watched
+def work_on(unit: Unit, work: Work, pipe: Connection) -> Iterator[Outcome]:
+    """Work on one unit; signals ask it to end, and its output goes into the folders of its trials.
 
-    with captured(unit), watched() as watch:
+    With its last outcome, the driver may send the next unit: until then nobody else reads the pipe.
+    """
+    last: Outcome | None = None
+    with watched() as signals:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return attempt(work, unit, watch, pipe.send)
+        watch = UnitWatch(signals)
+        around = functools.partial(captured, unit)
+        with listening(unit, watch, pipe):
+            for count, outcome in enumerate(attempt(work, unit, watch, pipe.send, around), 1):
+                if count == len(unit.trials):
+                    last = outcome
+                else:
+                    yield outcome
+    assert last is not None
+    yield last
 
 
 @contextlib.contextmanager
-def captured(unit: Unit) -> Iterator[None]:
+def listening(unit: Unit, watch: UnitWatch, pipe: Connection) -> Iterator[None]:
+    """Hear which trials of a unit shall end, while the others are trained; one alone is ended by a signal."""
+    if len(unit.trials) == 1:
+        yield
+        return
+    reading, writing = os.pipe()
+
+    def listen() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while reading not in wait([pipe, reading]):
+                watch.asked.update(pipe.recv())
+
+    thread = threading.Thread(target=listen, name="manyfit-listener", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.write(writing, b"!")
+        thread.join()
+        os.close(reading)
+        os.close(writing)
+
+
+@contextlib.contextmanager
+def captured(unit: Unit, trial: Trial) -> Iterator[None]:
     """Send what is printed, also by C code and by a crash, into the trial's folder."""
     if unit.purpose == "rehearse":  # it has no folder
         with tempfile.TemporaryDirectory(prefix="manyfit-") as place:
@@ -84,7 +128,7 @@ def captured(unit: Unit) -> Iterator[None]:
                 file = Path(place) / OUTPUT
                 print(file.read_text(errors="replace") if file.exists() else "", end="", file=sys.stderr)
         return
-    folder = Path(unit.trials[0].folder)
+    folder = Path(trial.folder)
     folder.mkdir(exist_ok=True)  # not those above it: a study may have been moved away
     with _into(folder):
         yield
