@@ -1,0 +1,123 @@
+"""Data that trials of one process share."""
+
+from __future__ import annotations
+
+import pytest
+
+import manyfit
+from manyfit import load_config
+from manyfit.run.build import build
+from manyfit.run.shared_data import MOST, SharedData
+
+COUNTED = """
+import numpy as np
+from manyfit.data import ArraySource
+
+BUILT = []
+
+
+class Hashed(ArraySource):
+    def fingerprint(self):
+        BUILT.append("hash")
+        return super().fingerprint()
+
+
+class Plain:
+    def __init__(self, batch_size: int = 16, rows: int = 40) -> None:
+        BUILT.append("build")
+        self.batch_size, self.rows = batch_size, rows
+
+    def source(self, split):
+        state = np.random.RandomState(len(split))
+        return Hashed(state.normal(size=(self.rows, 64)).astype("float32"), np.arange(self.rows) % 10)
+
+
+class Drawing(Plain):
+    def source(self, split):
+        return Hashed(np.random.normal(size=(self.rows, 64)).astype("float32"), np.arange(self.rows) % 10)
+
+
+class Changing(Plain):
+    def source(self, split):
+        found = super().source(split)
+        found.is_constant = False
+        return found
+"""
+
+
+@pytest.fixture
+def data(project):
+    project.write("src/counted.py", COUNTED)
+
+    def config(cls="Plain", **changes):
+        tree = project.changed(data={"class": f"counted.{cls}", "batch_size": 16}, **changes)
+        return load_config(project.config(tree).parent)
+
+    config()
+    import counted
+
+    counted.BUILT.clear()
+    config.built = counted.BUILT
+    return config
+
+
+def test_the_same_data_is_built_and_hashed_once(data):
+    shared = SharedData()
+    first, second = (build(data(model__hidden=h), shared=shared) for h in (4, 8))
+    assert first.train is second.train
+    assert first.fingerprints() == second.fingerprints() == build(data()).fingerprints()
+    assert data.built == [
+        "build",
+        "hash",
+        "hash",
+        "hash",
+        "build",
+        "hash",
+        "hash",
+        "hash",
+    ]  # once shared, once not
+
+
+def test_other_data_is_other_data(data):
+    shared = SharedData()
+    ones = [build(data(data__rows=rows), shared=shared) for rows in (40, 24, 40)]
+    assert [len(one.train) for one in ones] == [40, 24, 40]
+    assert data.built.count("build") == 2
+    for rows in range(1, MOST + 2):
+        build(data(data__rows=50 + rows), shared=shared)
+    assert data.built.count("build") == 2 + MOST + 1
+    build(data(data__rows=40), shared=shared)
+    assert data.built.count("build") == 2 + MOST + 2, "what was not asked for lately is forgotten"
+
+
+@pytest.mark.parametrize(("cls", "builds"), [("Plain", 1), ("Drawing", 2), ("Changing", 3)])
+def test_only_what_does_not_depend_on_the_seed_is_shared_by_seeds(data, cls, builds):
+    shared = SharedData()
+    found = [build(data(cls, seed=seed), shared=shared) for seed in (1, 2, 1)]
+    assert data.built.count("build") == builds
+    for one, seed in zip(found, (1, 2, 1), strict=True):
+        assert one.fingerprints() == build(data(cls, seed=seed)).fingerprints()
+
+
+def test_a_study_builds_its_data_once(project, data):
+    project.write(
+        "studies/s/study.yaml",
+        """
+        base: ../../runs/a/config.yaml
+        objective: {metric: val_loss, mode: min}
+        search: {method: grid, seeds: 2}
+        space: {model.hidden: [4, 8, 12]}
+        execute: {on: inline, evaluate: all}
+        """,
+    )
+    found = manyfit.sweep("studies/s", progress=False)
+    assert {point.state for point in found.points} == {"finished"}
+    assert data.built.count("build") == 1
+    assert data.built.count("hash") == 3
+
+
+def test_a_run_of_its_own_reads_its_data_again(project, data):
+    for hidden in (4, 8):
+        data(model__hidden=hidden)
+        manyfit.train(project.run, folder=project.root / "runs" / str(hidden), callbacks=[])
+    assert data.built.count("build") == 2
