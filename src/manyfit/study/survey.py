@@ -24,7 +24,7 @@ log = logging.getLogger("manyfit")
 MOST_PROBLEMS: Final = 50
 MOST_COMPARED: Final = 1000
 """Points among which the best one to try is looked for."""
-MOST_KEPT: Final = 1000
+MOST_KEPT: Final = 400
 """Configs that are kept: a few MB."""
 
 
