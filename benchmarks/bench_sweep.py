@@ -27,7 +27,7 @@ from sklearn.datasets import load_digits
 from timing import compare, seconds, where
 from torch import nn
 
-from manyfit.config.study import load_study
+from manyfit.config.study.study import load_study
 from manyfit.study.executors.processes import Processes, places, usable_cores
 from manyfit.study.folder import StudyFolder
 from manyfit.study.sweep import Wish, execute, write_base

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from timing import where
 from torch import nn
 
-from manyfit.config.study import load_study
+from manyfit.config.study.study import load_study
 from manyfit.study.executors.choose import choose
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import prepare

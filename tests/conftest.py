@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 from manyfit.cli import main
-from manyfit.config.read import dump
+from manyfit.config.tree.reader import dump
 
 settings.register_profile("test", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=2000)

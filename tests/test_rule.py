@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import manyfit
-from manyfit.config.read import dump
-from manyfit.config.variants import SHIPPED
+from manyfit.config.dialects.variants import SHIPPED
+from manyfit.config.tree.reader import dump
 from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.study.sweep import sweep
 

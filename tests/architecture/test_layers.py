@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import manyfit
-from manyfit.config.moved import MOVED
+from manyfit.config.typed.moved_classes import MOVED
 
 PACKAGE = Path(manyfit.__file__).parent
 LAYERS = ["core", "config", "store", "data", "learn", "run", "study", "report", "ui", "cli"]
@@ -77,7 +77,7 @@ def strings(path):
 
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_class_paths_in_texts_lead_somewhere(module):
-    if module == "manyfit.config.moved":
+    if module == "manyfit.config.typed.moved_classes":
         return
     for text in strings(modules()[module]):
         if CLASS_PATH.fullmatch(text) and text.count(".") > 1:  # others are tags
@@ -113,6 +113,45 @@ def test_imports_point_downwards(module):
             pytest.fail(f"{module} imports the door {imported}")
         if other in LAYERS:
             assert LAYERS.index(other) <= height, f"{module} imports {imported}, which lies above it"
+
+
+ROOMS = {
+    "config": ["tree", "typed", "schema", "dialects", "", "study"],
+}
+"""The rooms of a layer from the ground up; the empty name stands for the files beside them."""
+
+
+@pytest.mark.parametrize("layer", ROOMS)
+def test_rooms_import_from_those_below(layer):
+    order = ROOMS[layer]
+    found = {path.name for path in (PACKAGE / layer).iterdir() if path.is_dir()} - {"__pycache__"}
+    assert found == set(order) - {""}
+
+    def room_of(module):
+        parts = module.split(".")
+        return parts[2] if len(parts) > 2 and parts[2] in found else ""
+
+    known = modules()
+    for module, path in known.items():
+        if layer_of(module) != layer or module == f"manyfit.{layer}":
+            continue
+        for imported in imports(path, top_level_only=False):
+            if imported in known and layer_of(imported) == layer and imported != f"manyfit.{layer}":
+                assert order.index(room_of(imported)) <= order.index(room_of(module)), (
+                    f"{module} imports {imported}, which is in a room above it"
+                )
+
+
+@pytest.mark.parametrize("layer", ROOMS)
+def test_each_room_says_what_it_holds(layer):
+    """Its `__init__` names every module in it."""
+    for folder in [PACKAGE / layer, *(PACKAGE / layer / room for room in ROOMS[layer] if room)]:
+        text = (folder / "__init__.py").read_text()
+        for entry in folder.iterdir():
+            name = entry.stem
+            if name.startswith("_") or (entry.is_dir() and not (entry / "__init__.py").exists()):
+                continue
+            assert f"`{name}`" in text, f"{folder.name}/__init__.py does not mention {name}"
 
 
 @pytest.mark.parametrize("layer", LAZY_ONLY)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from manyfit.config.layers import Reader, inherit
-from manyfit.config.tree import plain
+from manyfit.config.tree.layers import Reader, inherit
+from manyfit.config.tree.nodes import plain
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from manyfit.config.override import apply, collect, pair
-from manyfit.config.tree import from_plain, plain
+from manyfit.config.tree.nodes import from_plain, plain
+from manyfit.config.tree.overrides import apply, collect, pair
 
 TREE = {"a": {"b": 1, "c": [1, {"d": 2}]}, "text": "adamw", "none": None}
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from manyfit import ConfigError, load_config
 from manyfit.config import patch
 from manyfit.config.identity import digest
-from manyfit.config.layers import INHERIT, inherit, lay
-from manyfit.config.override import apply, collect
-from manyfit.config.read import dump, read_text
-from manyfit.config.refer import Resolver, escape
-from manyfit.config.tree import Map, from_plain, leaves, plain
+from manyfit.config.tree.layers import INHERIT, inherit, lay
+from manyfit.config.tree.nodes import Map, from_plain, leaves, plain
+from manyfit.config.tree.overrides import apply, collect
+from manyfit.config.tree.reader import dump, read_text
+from manyfit.config.tree.references import Resolver, escape
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from manyfit.config.read import dump, read_text
-from manyfit.config.tree import plain
+from manyfit.config.tree.nodes import plain
+from manyfit.config.tree.reader import dump, read_text
 from manyfit.core.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def test_aliases_and_merge_keys():
 
 
 def test_a_byte_order_mark_is_no_problem(tmp_path):
-    from manyfit.config.read import read_file
+    from manyfit.config.tree.reader import read_file
 
     (tmp_path / "f.yaml").write_bytes(b"\xef\xbb\xbfa: 1\n")
     assert plain(read_file(tmp_path / "f.yaml")) == {"a": 1}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from manyfit.config.refer import Resolver, escape
-from manyfit.config.tree import from_plain, plain
+from manyfit.config.tree.nodes import from_plain, plain
+from manyfit.config.tree.references import Resolver, escape
 
 
 def resolve(tree, environ=None):

@@ -9,9 +9,9 @@ import torch
 from torch import nn, optim
 from torch.optim import lr_scheduler
 
-from manyfit.config.check import INVALID, Checker
-from manyfit.config.roles import ANY, MODEL, OPTIMIZER, SCHEDULER
-from manyfit.config.tree import from_plain
+from manyfit.config.tree.nodes import from_plain
+from manyfit.config.typed.checker import INVALID, Checker
+from manyfit.config.typed.roles import ANY, MODEL, OPTIMIZER, SCHEDULER
 
 LINEAR = {"class": "torch.nn.Linear", "in_features": 4, "out_features": 4}
 LAYER = {"class": "torch.nn.TransformerEncoderLayer", "d_model": 8, "nhead": 2}

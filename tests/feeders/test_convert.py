@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from manyfit.cli import main
-from manyfit.config.read import read_text
-from manyfit.config.tree import plain
+from manyfit.config.tree.nodes import plain
+from manyfit.config.tree.reader import read_text
 from manyfit.data import once
 from manyfit.data.tfrecord import metadata
 from manyfit.data.tfrecord.convert import as_yaml, convert, table_of

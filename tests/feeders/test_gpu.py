@@ -82,7 +82,7 @@ def test_a_feeder_feeds_a_model(project, ragged, device):
 
 @needs_gpu
 def test_killed_and_resumed_on_a_gpu(project):
-    from manyfit.config.read import dump
+    from manyfit.config.tree.reader import dump
 
     (project / "runs" / "a").mkdir(parents=True)
     (project / "runs" / "a" / "config.yaml").write_text(

@@ -15,8 +15,8 @@ import pytest
 import manyfit
 from manyfit import ConfigError, load_config
 from manyfit.cli import main
-from manyfit.config.read import read_text
-from manyfit.config.variants import SHIPPED
+from manyfit.config.dialects.variants import SHIPPED
+from manyfit.config.tree.reader import read_text
 from manyfit.core import gpus
 from manyfit.core.errors import RunConflict, UsageError
 from manyfit.data.tfrecord import files, metadata
@@ -179,7 +179,7 @@ def test_the_shipped_variant_trains_from_any_folder_and_says_where(here, caplog)
 
 def test_what_the_shell_has_expanded_is_a_list(project):
     from manyfit.cli.common import split_overrides
-    from manyfit.config.tree import plain
+    from manyfit.config.tree.nodes import plain
 
     words = [
         "-p",
@@ -201,7 +201,7 @@ def test_what_the_shell_has_expanded_is_a_list(project):
 @pytest.mark.parametrize("text", ["[oops", "a: b: c", "*.tfr", "@x", "train-[0-9]*"])
 def test_a_value_that_is_not_yaml_is_text(project, text):
     from manyfit.cli.common import split_overrides
-    from manyfit.config.tree import plain
+    from manyfit.config.tree.nodes import plain
 
     (override,), _ = split_overrides(["-p", "train.train_feeder.file_patterns", text])
     assert plain(override.value) == text
@@ -267,7 +267,7 @@ def test_the_schema_of_a_variant(project):
     validator = pytest.importorskip("jsonschema").Draft202012Validator
     import yaml
 
-    from manyfit.config.jsonschema import json_schema
+    from manyfit.config.json_schema import json_schema
 
     schema = validator(json_schema(load_config("net")))
     given = yaml.safe_load((project / "variants" / "net.yaml").read_text())
@@ -312,7 +312,7 @@ def test_checkpoints_are_written_when_either_is_due_and_at_every_validation(proj
 
 
 def test_whichever_is_due_first_by_steps_or_by_the_clock():
-    from manyfit.config.cadence import Cadence
+    from manyfit.config.typed.cadence import Cadence
     from manyfit.run.pace import Pace
     from manyfit.run.plan import Plan
 

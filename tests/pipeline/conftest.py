@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manyfit.config.read import dump
+from manyfit.config.tree.reader import dump
 
 DATASET = '''
 import numpy as np

@@ -6,7 +6,7 @@ import pytest
 
 from manyfit import ConfigError, load_config, train
 from manyfit.config.load import patch
-from manyfit.config.struct import ConfigStruct
+from manyfit.config.typed.config_struct import ConfigStruct
 from manyfit.core.errors import UsageError
 from manyfit.pipeline import ModelBuilderBase
 
@@ -203,12 +203,12 @@ def test_two_values_are_named_with_the_method(tiny):
 def test_editors_get_a_schema_of_the_flat_layout(tiny):
     import jsonschema
 
-    from manyfit.config.jsonschema import json_schema
+    from manyfit.config.json_schema import json_schema
 
     config = load_config(tiny.write(own={"a": 1}))
     schema = json_schema(config)
     given = config.given.tree
-    from manyfit.config.tree import plain
+    from manyfit.config.tree.nodes import plain
 
     jsonschema.validate(plain(given), schema)
     for wrong in ({"model_builder": {"hiden": 3}}, {"epochs": "many"}, {"evaluator_class": 3}):

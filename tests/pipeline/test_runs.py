@@ -318,7 +318,7 @@ def test_an_array_of_jobs_trains_a_study(tiny, monkeypatch, project_cli):
 
 
 def test_a_job_passes_the_warning_on_and_queues_itself_again(tiny):
-    from manyfit.config.schema import Submit
+    from manyfit.config.schema.run import Submit
     from manyfit.study.submit import script
 
     folder = tiny.write()

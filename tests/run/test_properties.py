@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyfit.config.cadence import Cadence
-from manyfit.config.schema import Guard, Stop, Train
+from manyfit.config.schema.run import Guard, Stop, Train
+from manyfit.config.typed.cadence import Cadence
 from manyfit.core.state import State
 from manyfit.report.compare import bootstrap
 from manyfit.run import statistics

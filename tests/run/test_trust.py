@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import manyfit
-from manyfit.config import check as checking
-from manyfit.config.allowed import ALLOWED
-from manyfit.config.component import Component
+from manyfit.config.typed import checker as checking
+from manyfit.config.typed.allowed_classes import ALLOWED
+from manyfit.config.typed.component import Component
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.store import checkpoint as checkpoints
 
@@ -414,7 +414,7 @@ def test_a_damaged_file_of_keras_is_one_message(tmp_path, changes):
 
 
 def test_text_of_many_backslashes_is_read_at_once():
-    from manyfit.config.refer import parse
+    from manyfit.config.tree.references import parse
 
     began = time.process_time()
     parse("\\" * 400_000)
@@ -780,9 +780,9 @@ def attack(tmp_path, monkeypatch, names, places):
     """Put names at places in a run folder, a checkpoint's description and an export; return what was reached."""
     import yaml
 
-    from manyfit.config.artifact import Artifact
     from manyfit.config.load import load_config, make_component
-    from manyfit.config.roles import MODEL
+    from manyfit.config.typed.artifacts import Artifact
+    from manyfit.config.typed.roles import MODEL
 
     run = tmp_path / "attacked"
     run.mkdir(exist_ok=True)
@@ -861,7 +861,7 @@ def test_making_what_is_listed_touches_no_file(tmp_path, monkeypatch):
     """Every listed class is made with what its signature needs, in a folder that stays empty."""
     import sys
 
-    from manyfit.config.signature import signature_of
+    from manyfit.config.typed.signatures import signature_of
 
     monkeypatch.chdir(tmp_path)
     opened: list[str] = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from manyfit.config.read import dump
-from manyfit.config.study import load_study
+from manyfit.config.study.study import load_study
+from manyfit.config.tree.reader import dump
 from manyfit.study.sweep import Wish, execute, sweep
 
 STUDY: dict[str, Any] = {

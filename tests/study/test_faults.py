@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from manyfit.config.study import load_study
+from manyfit.config.study.study import load_study
 from manyfit.study.board import Board
 from manyfit.study.driver import Driver, StudyMoved
 from manyfit.study.executors.inline import Inline

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyfit.config.study import load_study
+from manyfit.config.study.study import load_study
 from manyfit.core.errors import Interrupted
 from manyfit.report.leaderboard import leaderboard
 from manyfit.report.replicates import mean_of, paired, t_probability, t_quantile

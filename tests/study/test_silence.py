@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manyfit.config.study import load_study
+from manyfit.config.study.study import load_study
 from manyfit.core.errors import ComponentFailed, ConfigError
 from manyfit.report.leaderboard import cells, leaderboard
 from manyfit.study.dry_run import dry_run

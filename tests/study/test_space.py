@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyfit.config.expression import Expression
-from manyfit.config.read import read_text
-from manyfit.config.space import Range, lookup, overrides
-from manyfit.config.space_reader import SpaceReader
-from manyfit.config.study import count_bytes, load_study, seconds
-from manyfit.config.tree import plain
+from manyfit.config.study.space import Range, lookup, overrides
+from manyfit.config.study.space_reader import SpaceReader
+from manyfit.config.study.study import count_bytes, load_study, seconds
+from manyfit.config.tree.expressions import Expression
+from manyfit.config.tree.nodes import plain
+from manyfit.config.tree.reader import read_text
 from manyfit.core.errors import ConfigError
 from manyfit.study.points import candidate
 from manyfit.study.sampling import Sampler, chosen
@@ -211,7 +211,7 @@ def test_the_name_of_a_point(lab):
     study = load_study(lab.folder)
 
     def name(values, base=None):
-        from manyfit.config.space import located
+        from manyfit.config.study.space import located
         from manyfit.study.points import STUDY
 
         if base is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manyfit.config.study import load_study
+from manyfit.config.study.study import load_study
 from manyfit.study.board import next_pause
 from manyfit.study.executors.simulated import Simulated
 from manyfit.study.stoppers import Halving, rungs

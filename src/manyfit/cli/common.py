@@ -134,14 +134,14 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
 
 def _text(key: str, value: str) -> Any:
     """The override of `-P KEY VALUE`: the value as it is written."""
-    from manyfit.config.override import text
+    from manyfit.config.tree.overrides import text
 
     return _from_here(text(key, value))
 
 
 def _pair(key: str, queue: list[str]) -> Any:
     """The override of `-p KEY VALUE`; a pattern that the shell has expanded is a list of files."""
-    from manyfit.config.override import pair
+    from manyfit.config.tree.overrides import pair
 
     value = queue.pop(0)
     files = [value]
@@ -169,9 +169,9 @@ def _from_here(given: Any) -> Any:
         return given
     from dataclasses import replace
 
-    from manyfit.config.override import parse
-    from manyfit.config.project import below
-    from manyfit.config.tree import Leaf, Seq
+    from manyfit.config.tree.nodes import Leaf, Seq
+    from manyfit.config.tree.overrides import parse
+    from manyfit.config.tree.project import below
 
     override = parse(given) if isinstance(given, str) else given
     key = str(override.path[-1])
@@ -200,7 +200,7 @@ def overrides() -> list[Any]:
 
 def _data_dir(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
     if value is not None:
-        from manyfit.config.override import pair
+        from manyfit.config.tree.overrides import pair
 
         ctx.meta["overrides"].append(pair("data_dir", str(value.resolve())))
 
@@ -214,14 +214,14 @@ def _variants_dir(ctx: click.Context, param: click.Parameter, value: tuple[Path,
 
 def _variant(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     """A run folder or a file as it is; a name that is neither may be a variant in a folder that was named."""
-    from manyfit.config.project import is_folder
+    from manyfit.config.tree.project import is_folder
 
     folders = ctx.meta.get("variants", ())
     if not folders or is_folder(value) or value.is_file():
         return value
-    from manyfit.config.override import pair
-    from manyfit.config.project import project_root
-    from manyfit.config.variants import find_variant
+    from manyfit.config.dialects.variants import find_variant
+    from manyfit.config.tree.overrides import pair
+    from manyfit.config.tree.project import project_root
 
     found = find_variant(str(value), folders)
     if found is None:
@@ -283,7 +283,7 @@ def shown(value: object) -> str:
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the names of run folders."""
-    from manyfit.config.variants import variant_names
+    from manyfit.config.dialects.variants import variant_names
 
     found = [str(config.parent) for config in Path().glob("runs/*/config.yaml")] + variant_names()
     return sorted(name for name in found if name.startswith(incomplete))

@@ -143,7 +143,7 @@ def schema(run: Path | None, output: Path | None, trust: bool) -> None:
     import json
 
     from manyfit.config import load_config
-    from manyfit.config.jsonschema import json_schema
+    from manyfit.config.json_schema import json_schema
 
     text = json.dumps(json_schema(load_config(run, trust=trust) if run else None), indent=2)
     if output is None:

@@ -55,6 +55,6 @@ def word(item: Any) -> str:
         return item
     import json
 
-    from manyfit.config.tree import dotted, plain
+    from manyfit.config.tree.nodes import dotted, plain
 
     return f"{dotted(item.path)}={json.dumps(plain(item.value))}"

@@ -42,8 +42,8 @@ def is_study(place: Path) -> bool:
 
 
 def _study(place: Path, uri: str | None, trust: bool) -> dict[str, int]:
-    from manyfit.config.artifact import HINT
-    from manyfit.config.study import load_mirrors
+    from manyfit.config.study.study import load_mirrors
+    from manyfit.config.typed.artifacts import HINT
     from manyfit.core.errors import UsageError
     from manyfit.study.ledger import is_own
     from manyfit.study.mirror import mirror

@@ -93,8 +93,8 @@ def command(
 
 def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:
     """The overrides that say with which weights a run begins."""
-    from manyfit.config.override import Override
-    from manyfit.config.tree import from_plain
+    from manyfit.config.tree.nodes import from_plain
+    from manyfit.config.tree.overrides import Override
     from manyfit.core.errors import Origin
 
     if checkpoint is None:

@@ -9,16 +9,16 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any
 
-from manyfit.config.artifact import Artifact
-from manyfit.config.component import Component
 from manyfit.config.identity import Difference, Snapshot, diff, digest, flat, identity, normal
-from manyfit.config.kinds import Kind
-from manyfit.config.read import dump_parts
-from manyfit.config.refer import escape
-from manyfit.config.schema import Run
-from manyfit.config.section import Section
-from manyfit.config.signature import INHERITED, REQUIRED, signature_of
-from manyfit.config.tree import Map, Node, Path, Seq, dotted, find, from_plain, leaves, plain
+from manyfit.config.schema.run import Run
+from manyfit.config.tree.nodes import Map, Node, Path, Seq, dotted, find, from_plain, leaves, plain
+from manyfit.config.tree.reader import dump_parts
+from manyfit.config.tree.references import escape
+from manyfit.config.typed.artifacts import Artifact
+from manyfit.config.typed.component import Component
+from manyfit.config.typed.kinds import Kind
+from manyfit.config.typed.section import Section
+from manyfit.config.typed.signatures import INHERITED, REQUIRED, signature_of
 from manyfit.core.errors import ConfigError, FolderError, Origin
 from manyfit.core.secrets import Secret
 

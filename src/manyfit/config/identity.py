@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manyfit.config.kinds import Kind
-from manyfit.config.moved import first_path
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, class_word, dotted
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, class_word, dotted
+from manyfit.config.typed.kinds import Kind
+from manyfit.config.typed.moved_classes import first_path
 from manyfit.core.secrets import Secret
 
 

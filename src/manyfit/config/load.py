@@ -9,27 +9,34 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from manyfit.config.artifact import Artifact, artifact_at
-from manyfit.config.attributes import attributes_of, check_attributes
-from manyfit.config.check import Checker
-from manyfit.config.component import Component
 from manyfit.config.config import Config, Given
-from manyfit.config.consistency import contradictions
-from manyfit.config.credentials import hidden, know_secrets
-from manyfit.config.defaults import Defaults, source_folder
-from manyfit.config.dialects import Dialect, Translation, choose_backend
-from manyfit.config.five_components import FIVE_COMPONENTS, MADE
-from manyfit.config.layers import Reader, inherit
-from manyfit.config.override import Overrides, apply, collect
-from manyfit.config.project import is_folder, logical, project_root
-from manyfit.config.read import read_file
-from manyfit.config.refer import Resolver
-from manyfit.config.roles import ANY, Role, is_record
-from manyfit.config.schema import Evaluate, Export, Run, Submit, Track, Train
-from manyfit.config.signature import signature_of
-from manyfit.config.tree import Leaf, Map, Node, Path, class_word, dotted, from_plain, plain
-from manyfit.config.values import INVALID
-from manyfit.config.variants import VARIANTS, find_variant, is_shipped, root_of, variant_names, with_shipped
+from manyfit.config.dialects.dialect import Dialect, Translation, choose_backend
+from manyfit.config.dialects.five_components import FIVE_COMPONENTS, MADE
+from manyfit.config.dialects.variants import (
+    VARIANTS,
+    find_variant,
+    is_shipped,
+    root_of,
+    variant_names,
+    with_shipped,
+)
+from manyfit.config.schema.attributes import attributes_of, check_attributes
+from manyfit.config.schema.consistency import contradictions
+from manyfit.config.schema.credentials import hidden, know_secrets
+from manyfit.config.schema.defaults import Defaults, source_folder
+from manyfit.config.schema.run import Evaluate, Export, Run, Submit, Track, Train
+from manyfit.config.tree.layers import Reader, inherit
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, class_word, dotted, from_plain, plain
+from manyfit.config.tree.overrides import Overrides, apply, collect
+from manyfit.config.tree.project import is_folder, logical, project_root
+from manyfit.config.tree.reader import read_file
+from manyfit.config.tree.references import Resolver
+from manyfit.config.typed.artifacts import Artifact, artifact_at
+from manyfit.config.typed.checker import Checker
+from manyfit.config.typed.component import Component
+from manyfit.config.typed.roles import ANY, Role, is_record
+from manyfit.config.typed.signatures import signature_of
+from manyfit.config.typed.values import INVALID
 from manyfit.core.errors import ConfigError, Origin, Problem, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.names import nearest, show

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
-from manyfit.config.arguments import check_arguments
-from manyfit.config.kinds import FromProject, Kind
-from manyfit.config.roles import FEATURE, FEEDER
+from manyfit.config.typed.arguments import check_arguments
+from manyfit.config.typed.kinds import FromProject, Kind
+from manyfit.config.typed.roles import FEATURE, FEEDER
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Batch
 from manyfit.data.mapped import applied, each_row, listed, stacked

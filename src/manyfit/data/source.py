@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt
 
-from manyfit.config.kinds import Kind
+from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Array, Batch, Inputs
 from manyfit.data.dataset import DatasetSource, IterableSource, checked_ids

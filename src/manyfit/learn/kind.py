@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 from manyfit.config import Config
-from manyfit.config.extensions import MODELS
-from manyfit.config.schema import Train
+from manyfit.config.schema.run import Train
+from manyfit.config.typed.extensions import MODELS
 from manyfit.core.errors import UsageError
 from manyfit.core.state import State
 from manyfit.data import Batch, Order, Source

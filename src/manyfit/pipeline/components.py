@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from manyfit.config.attributes import attributes_of, read_attributes
-from manyfit.config.struct import ConfigStruct
+from manyfit.config.schema.attributes import attributes_of, read_attributes
+from manyfit.config.typed.config_struct import ConfigStruct
 
 __all__ = [
     "AugmentorBase",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from manyfit.config.struct import ConfigStruct
+from manyfit.config.typed.config_struct import ConfigStruct
 from manyfit.data.randomness import own_randomness
 
 log = logging.getLogger("manyfit")

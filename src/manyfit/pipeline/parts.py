@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from annotated_types import Gt
 
-from manyfit.config.kinds import Kind, Verbatim
-from manyfit.config.roles import AUGMENTOR, DATA_LOADER, EVALUATOR, MODEL_BUILDER, PREPROCESSOR
+from manyfit.config.typed.kinds import Kind, Verbatim
+from manyfit.config.typed.roles import AUGMENTOR, DATA_LOADER, EVALUATOR, MODEL_BUILDER, PREPROCESSOR
 from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.core.trace import user_frame
 from manyfit.data.source import Split

@@ -1,5 +1,5 @@
 """`ConfigStruct` under the name by which older code imports it."""
 
-from manyfit.config.struct import ConfigStruct
+from manyfit.config.typed.config_struct import ConfigStruct
 
 __all__ = ["ConfigStruct"]

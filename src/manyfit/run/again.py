@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from manyfit.config import Config, load_config
-from manyfit.config.override import Overrides
+from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import UsageError
 from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.data import Source, once

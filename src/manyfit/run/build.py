@@ -15,9 +15,9 @@ from typing import Any, Final
 import torch
 
 from manyfit.config import Component, Config
-from manyfit.config.component import blamed
-from manyfit.config.consistency import RESERVED
-from manyfit.config.variants import is_variant
+from manyfit.config.dialects.variants import is_variant
+from manyfit.config.schema.consistency import RESERVED
+from manyfit.config.typed.component import blamed
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from manyfit.config import Config, load_config
-from manyfit.config.artifact import HINT
-from manyfit.config.override import Overrides
+from manyfit.config.tree.overrides import Overrides
+from manyfit.config.typed.artifacts import HINT
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.trace import notes, user_frame
 from manyfit.data import Batch, once

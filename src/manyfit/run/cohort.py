@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manyfit.config import Config
-from manyfit.config.artifact import sealed_model
 from manyfit.config.identity import normal
+from manyfit.config.typed.artifacts import sealed_model
 from manyfit.core.state import State
 from manyfit.data import Batch, Source
 from manyfit.learn.learner import Learner

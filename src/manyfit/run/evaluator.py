@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from manyfit.config.roles import METRIC
+from manyfit.config.typed.roles import METRIC
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.muted import muted
 from manyfit.core.names import listing, nearest

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config import Config
-from manyfit.config.artifact import Artifact, is_own_model
 from manyfit.config.load import make_component
-from manyfit.config.project import project_root
-from manyfit.config.roles import MODEL
+from manyfit.config.tree.project import project_root
+from manyfit.config.typed.artifacts import Artifact, is_own_model
+from manyfit.config.typed.roles import MODEL
 from manyfit.core.errors import FolderError, ManyfitError, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.muted import muted

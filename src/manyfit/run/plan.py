@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from manyfit.config.cadence import Cadence, several
-from manyfit.config.schema import Every, Train
+from manyfit.config.schema.run import Every, Train
+from manyfit.config.typed.cadence import Cadence, several
 
 AUTO, VALIDATION = "auto", "validation"
 EPOCH = Cadence.parse("1ep")

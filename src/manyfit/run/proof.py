@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from manyfit.config.override import Overrides
+from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import ManyfitError, RunFailed
 from manyfit.data import Batch, Order, Source
 from manyfit.data.native import NativeBatches

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config.load import load_component
-from manyfit.config.roles import MODEL
+from manyfit.config.typed.roles import MODEL
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
 

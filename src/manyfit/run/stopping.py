@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyfit.config.cadence import Cadence
-from manyfit.config.schema import Stop, Train
+from manyfit.config.schema.run import Stop, Train
+from manyfit.config.typed.cadence import Cadence
 from manyfit.core.errors import Diverged, NotANumber, RunFailed
 from manyfit.core.names import counted
 from manyfit.store.events import Event

@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from manyfit.config import Config, patch
-from manyfit.config.artifact import sealed
-from manyfit.config.consistency import chosen, overridden
-from manyfit.config.five_components import RESERVED
+from manyfit.config.dialects.five_components import RESERVED
+from manyfit.config.schema.consistency import chosen, overridden
+from manyfit.config.typed.artifacts import sealed
 from manyfit.core.errors import UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing, nearest

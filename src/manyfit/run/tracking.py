@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from manyfit.config import Config
-from manyfit.config.artifact import HINT, is_own_run
-from manyfit.config.project import project_root
+from manyfit.config.tree.project import project_root
+from manyfit.config.typed.artifacts import HINT, is_own_run
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.secrets import Secret, redact, remember, value_of
 from manyfit.run.cohort import Cohort

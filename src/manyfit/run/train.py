@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import Config, load_config
-from manyfit.config.layers import shown
+from manyfit.config.dialects.variants import is_variant, root_of
 from manyfit.config.load import config_file, patch
-from manyfit.config.override import Overrides, pair
-from manyfit.config.project import is_folder, project_root
-from manyfit.config.variants import is_variant, root_of
+from manyfit.config.tree.layers import shown
+from manyfit.config.tree.overrides import Overrides, pair
+from manyfit.config.tree.project import is_folder, project_root
 from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing

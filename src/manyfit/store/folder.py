@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.config.config import snapshot
 from manyfit.config.identity import Snapshot, epochs_in
-from manyfit.config.project import logical
-from manyfit.config.read import read_file
-from manyfit.config.tree import Map, plain
+from manyfit.config.tree.nodes import Map, plain
+from manyfit.config.tree.project import logical
+from manyfit.config.tree.reader import read_file
 from manyfit.core.errors import FolderError, ManyfitError
 from manyfit.core.numbers import from_json
 from manyfit.store import durable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from manyfit.config.study import StudyConfig
+from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ConfigError, UsageError
 from manyfit.study.board import View
 from manyfit.study.ledger import Ledger

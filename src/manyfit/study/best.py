@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from manyfit.config.artifact import is_own_run, moved
+from manyfit.config.typed.artifacts import is_own_run, moved
 from manyfit.core.errors import FolderError
 from manyfit.store import durable
 from manyfit.store.files import read_json

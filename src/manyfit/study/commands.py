@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyfit.config.override import COMMAND_LINE, Overrides, collect
-from manyfit.config.space import located
-from manyfit.config.study import load_study
-from manyfit.config.tree import dotted, plain
+from manyfit.config.study.space import located
+from manyfit.config.study.study import load_study
+from manyfit.config.tree.nodes import dotted, plain
+from manyfit.config.tree.overrides import COMMAND_LINE, Overrides, collect
 from manyfit.core.errors import ConfigError, Problem, UsageError
 from manyfit.study.folder import StudyFolder
 from manyfit.study.inbox import Command, number_of, send

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from manyfit.config.space import located
-from manyfit.config.study import StudyConfig, seconds
+from manyfit.config.study.space import located
+from manyfit.config.study.study import StudyConfig, seconds
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, UsageError
 from manyfit.core.names import counted
 from manyfit.core.position import Position

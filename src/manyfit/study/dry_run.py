@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config import Config
-from manyfit.config.override import Overrides
-from manyfit.config.study import StudyConfig, load_study
+from manyfit.config.study.study import StudyConfig, load_study
+from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import ComponentFailed
 from manyfit.core.signals import Watch
 from manyfit.study.executors.inline import Inline

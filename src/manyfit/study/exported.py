@@ -6,7 +6,7 @@ import csv
 import re
 from pathlib import Path
 
-from manyfit.config.study import load_study
+from manyfit.config.study.study import load_study
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
 from manyfit.study.board import View

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from manyfit.config.kinds import Kind
-from manyfit.config.project import project_root
-from manyfit.config.read import read_file
-from manyfit.config.tree import plain
+from manyfit.config.tree.nodes import plain
+from manyfit.config.tree.project import project_root
+from manyfit.config.tree.reader import read_file
+from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import ConfigError, FolderError
 from manyfit.core.seal import sealer
 from manyfit.store.folder import RunFolder

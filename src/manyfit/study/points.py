@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from manyfit.config import Config, patch
 from manyfit.config.identity import NOT_SET, digest, flat, identity
-from manyfit.config.space import Patch, located, overrides
-from manyfit.config.study import StudyConfig
-from manyfit.config.tree import plain
+from manyfit.config.study.space import Patch, located, overrides
+from manyfit.config.study.study import StudyConfig
+from manyfit.config.tree.nodes import plain
 from manyfit.core.errors import Origin
 
 LENGTH: Final = 12

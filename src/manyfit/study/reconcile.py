@@ -6,10 +6,10 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from manyfit.config.cadence import Cadence
 from manyfit.config.identity import Snapshot, diff, digest
-from manyfit.config.kinds import Kind
-from manyfit.config.study import StudyConfig
+from manyfit.config.study.study import StudyConfig
+from manyfit.config.typed.cadence import Cadence
+from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import FolderError, RunConflict, UsageError
 from manyfit.core.names import counted
 from manyfit.run.code import imported

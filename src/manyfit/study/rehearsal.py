@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from manyfit.config.study import StudyConfig
+from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ComponentFailed, Interrupted
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor

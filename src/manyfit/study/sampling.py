@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from manyfit.config.signature import signature_of
-from manyfit.config.space import Axis, Choice, Patch, located
-from manyfit.config.study import StudyConfig
-from manyfit.config.tree import plain
+from manyfit.config.study.space import Axis, Choice, Patch, located
+from manyfit.config.study.study import StudyConfig
+from manyfit.config.tree.nodes import plain
+from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
 from manyfit.core.seeds import derive

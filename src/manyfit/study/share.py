@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyfit.config.study import StudyConfig, load_study
+from manyfit.config.study.study import StudyConfig, load_study
 from manyfit.core.errors import UsageError
 from manyfit.core.signals import watched
 from manyfit.data.randomness import own_randomness

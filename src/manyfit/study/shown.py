@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from manyfit.config.study import StudyConfig
+from manyfit.config.study.study import StudyConfig
 from manyfit.core.secrets import redact
 from manyfit.core.text import printable, printable_line
 from manyfit.run.progress import console

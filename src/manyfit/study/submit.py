@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config import load_config
-from manyfit.config.project import project_root
-from manyfit.config.schema import Submit
-from manyfit.config.study import load_study
+from manyfit.config.schema.run import Submit
+from manyfit.config.study.study import load_study
+from manyfit.config.tree.project import project_root
 from manyfit.core.errors import UsageError
 from manyfit.core.secrets import without_values
 from manyfit.core.text import printable_line

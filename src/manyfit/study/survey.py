@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from manyfit.config import Config
-from manyfit.config.consistency import overridden
 from manyfit.config.identity import digest
-from manyfit.config.space import MOST_POINTS, Axis, Patch, located
-from manyfit.config.study import StudyConfig
-from manyfit.config.tree import plain
+from manyfit.config.schema.consistency import overridden
+from manyfit.config.study.space import MOST_POINTS, Axis, Patch, located
+from manyfit.config.study.study import StudyConfig
+from manyfit.config.tree.nodes import plain
 from manyfit.core.errors import ConfigError, Problem, UsageError
 from manyfit.study.points import Candidate, configured, name
 from manyfit.study.records import PointRecord

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyfit.config.override import Overrides
-from manyfit.config.read import dump, read_file
-from manyfit.config.study import StudyConfig, load_study
-from manyfit.config.tree import Leaf, find, plain
+from manyfit.config.study.study import StudyConfig, load_study
+from manyfit.config.tree.nodes import Leaf, find, plain
+from manyfit.config.tree.overrides import Overrides
+from manyfit.config.tree.reader import dump, read_file
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.core.files import make_folder, read_text
 from manyfit.core.secrets import redact

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from manyfit.config import Config, load_config
-from manyfit.config.read import dump_parts
-from manyfit.config.tree import plain
+from manyfit.config.tree.nodes import plain
+from manyfit.config.tree.reader import dump_parts
 from manyfit.core.errors import FolderError
 from manyfit.core.secrets import redact
 from manyfit.core.signals import Watch

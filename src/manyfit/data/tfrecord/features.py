@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import numpy as np
 from annotated_types import Ge, Gt
 
-from manyfit.config.arguments import check_arguments
+from manyfit.config.typed.arguments import check_arguments
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
 from manyfit.data.tfrecord import images, lists

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from manyfit.config.schema import Train
+from manyfit.config.schema.run import Train
 from manyfit.core.lazy import optional
 from manyfit.core.state import State
 from manyfit.data import ArraySource, Batch

@@ -13,10 +13,10 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 
-from manyfit.config.allowed import KERAS_CLASSES, KERAS_DATA, KERAS_PARTS
-from manyfit.config.project import project_root
-from manyfit.config.resolve import resolve
-from manyfit.config.roles import ANY
+from manyfit.config.tree.project import project_root
+from manyfit.config.typed.allowed_classes import KERAS_CLASSES, KERAS_DATA, KERAS_PARTS
+from manyfit.config.typed.class_paths import resolve
+from manyfit.config.typed.roles import ANY
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.core.lazy import optional
 from manyfit.data import Batch

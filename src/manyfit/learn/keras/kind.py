@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from manyfit.config import Config
-from manyfit.config.roles import KERAS, has_base
+from manyfit.config.typed.roles import KERAS, has_base
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.core.names import listing
 from manyfit.core.state import State

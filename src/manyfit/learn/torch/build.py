@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from manyfit.config import Component, Config
-from manyfit.config.schema import Freeze, Train
-from manyfit.config.torch_facts import missing_horizon, missing_rate
+from manyfit.config.schema.run import Freeze, Train
+from manyfit.config.typed.torch_facts import missing_horizon, missing_rate
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Source, once

@@ -11,7 +11,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.config import Config
-from manyfit.config.roles import MODULE, has_base
+from manyfit.config.typed.roles import MODULE, has_base
 from manyfit.core.errors import UsageError
 from manyfit.core.gpus import PINNED
 from manyfit.core.state import State

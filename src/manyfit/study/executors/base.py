@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
 
-from manyfit.config.study import StudyConfig
+from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import UsageError
 from manyfit.core.signals import Watch
 from manyfit.study.failures import failure_of

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from manyfit.config.kinds import Kind
-from manyfit.config.tree import Map, Path
+from manyfit.config.tree.nodes import Map, Path
+from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import Problem
 from manyfit.core.names import nearest
 

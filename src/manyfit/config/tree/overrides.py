@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from manyfit.config.layers import lay
-from manyfit.config.read import NOT_YAML, read_text
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, child, dotted, from_plain
+from manyfit.config.tree.layers import lay
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, child, dotted, from_plain
+from manyfit.config.tree.reader import NOT_YAML, read_text
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 

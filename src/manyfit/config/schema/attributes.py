@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Final
 
-from manyfit.config.check import Checker
-from manyfit.config.schema import Run
-from manyfit.config.signature import REQUIRED, Parameter, Signature
-from manyfit.config.tree import Map, Node, from_plain
-from manyfit.config.values import INVALID
+from manyfit.config.schema.run import Run
+from manyfit.config.tree.nodes import Map, Node, from_plain
+from manyfit.config.typed.checker import Checker
+from manyfit.config.typed.signatures import REQUIRED, Parameter, Signature
+from manyfit.config.typed.values import INVALID
 from manyfit.core.errors import ConfigError
 
 READER: Final = "_load_params"

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from manyfit.config import torch_facts
-from manyfit.config.allowed import LOCAL, NO_MAPPINGS, REFUSED
-from manyfit.config.artifact import HINT, Artifact
-from manyfit.config.component import Component, is_plain, with_fields
-from manyfit.config.kinds import Derived, Kind
-from manyfit.config.resolve import ResolveError, canonical, resolve
-from manyfit.config.roles import (
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, Unresolved, class_word, dotted
+from manyfit.config.typed import torch_facts
+from manyfit.config.typed.allowed_classes import LOCAL, NO_MAPPINGS, REFUSED
+from manyfit.config.typed.artifacts import HINT, Artifact
+from manyfit.config.typed.class_paths import ResolveError, canonical, resolve
+from manyfit.config.typed.component import Component, is_plain, with_fields
+from manyfit.config.typed.kinds import Derived, Kind
+from manyfit.config.typed.roles import (
     ANY,
     CALLABLE,
     Role,
@@ -28,10 +29,9 @@ from manyfit.config.roles import (
     refusal,
     supplied_to,
 )
-from manyfit.config.signature import INHERITED, REQUIRED, Parameter, Signature, optional, signature_of
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, class_word, dotted
-from manyfit.config.values import INVALID, WRONG_TYPE, Values
-from manyfit.config.wording import expectation, short_names
+from manyfit.config.typed.signatures import INHERITED, REQUIRED, Parameter, Signature, optional, signature_of
+from manyfit.config.typed.values import INVALID, WRONG_TYPE, Values
+from manyfit.config.typed.wording import expectation, short_names
 from manyfit.core.names import indefinite, listing, nearest
 from manyfit.core.secrets import Secret
 

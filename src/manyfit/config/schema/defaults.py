@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
-from manyfit.config.artifact import Artifact
-from manyfit.config.check import Checker, derived_mark
-from manyfit.config.component import Component
-from manyfit.config.project import is_folder
-from manyfit.config.resolve import ResolveError, canonical, resolve
-from manyfit.config.roles import ANY, Role, is_record
-from manyfit.config.schema import Run
-from manyfit.config.signature import INHERITED, REQUIRED, signature_of
-from manyfit.config.tree import Leaf, Map, Node, Path, class_word, find, from_plain
+from manyfit.config.schema.run import Run
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, class_word, find, from_plain
+from manyfit.config.tree.project import is_folder
+from manyfit.config.typed.artifacts import Artifact
+from manyfit.config.typed.checker import Checker, derived_mark
+from manyfit.config.typed.class_paths import ResolveError, canonical, resolve
+from manyfit.config.typed.component import Component
+from manyfit.config.typed.roles import ANY, Role, is_record
+from manyfit.config.typed.signatures import INHERITED, REQUIRED, signature_of
 from manyfit.core.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from manyfit.config.roles import MODULE, qualified
+from manyfit.config.typed.roles import MODULE, qualified
 
 REQUIRED: Final = inspect.Parameter.empty
 INHERITED: Final = object()

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from manyfit.config.expression import Expression
-from manyfit.config.override import Override, split
-from manyfit.config.tree import PYTHON, Leaf, Map, Node, child, class_word, from_plain, plain
+from manyfit.config.tree.expressions import Expression
+from manyfit.config.tree.nodes import PYTHON, Leaf, Map, Node, child, class_word, from_plain, plain
+from manyfit.config.tree.overrides import Override, split
 from manyfit.core.errors import ConfigError, Origin, Problem
 
 RANGES: Final = ("linear", "log", "int")

@@ -11,16 +11,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from manyfit.config.attributes import attributes_of, component_classes
-from manyfit.config.component import Component
 from manyfit.config.config import Config
-from manyfit.config.five_components import CLASSES, REQUIRED, SHARED
-from manyfit.config.kinds import Derived, Kind
-from manyfit.config.resolve import ResolveError, resolve
-from manyfit.config.roles import DATA, FEEDER, Role, is_record, supplied_to
-from manyfit.config.schema import Run
-from manyfit.config.signature import Parameter, signature_of
-from manyfit.config.variants import CHECKPOINT, FEEDERS, SUMMARY, VALIDATE, is_variant
+from manyfit.config.dialects.five_components import CLASSES, REQUIRED, SHARED
+from manyfit.config.dialects.variants import CHECKPOINT, FEEDERS, SUMMARY, VALIDATE, is_variant
+from manyfit.config.schema.attributes import attributes_of, component_classes
+from manyfit.config.schema.run import Run
+from manyfit.config.typed.class_paths import ResolveError, resolve
+from manyfit.config.typed.component import Component
+from manyfit.config.typed.kinds import Derived, Kind
+from manyfit.config.typed.roles import DATA, FEEDER, Role, is_record, supplied_to
+from manyfit.config.typed.signatures import Parameter, signature_of
 
 REFERENCE = {"type": "string", "pattern": r"\$\{"}
 _SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}

@@ -6,9 +6,9 @@ import contextlib
 import os
 from urllib.parse import urlsplit
 
-from manyfit.config.artifact import RESOLVED
-from manyfit.config.refer import MIN_SECRET
-from manyfit.config.tree import Leaf, Map, Node, Seq, leaves
+from manyfit.config.tree.nodes import Leaf, Map, Node, Seq, leaves
+from manyfit.config.tree.references import MIN_SECRET
+from manyfit.config.typed.artifacts import RESOLVED
 from manyfit.core.errors import ConfigError, Problem
 from manyfit.core.secrets import PATTERN, has_secrets, templated, value_of
 

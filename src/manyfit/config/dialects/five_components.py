@@ -10,9 +10,9 @@ import re
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from manyfit.config.dialects import Dialect, Translation
-from manyfit.config.kinds import Kind
-from manyfit.config.tree import Leaf, Map, Node, Path
+from manyfit.config.dialects.dialect import Dialect, Translation
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path
+from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import Problem
 from manyfit.core.names import nearest
 

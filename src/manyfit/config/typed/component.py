@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from manyfit.config.roles import ANY, Role
-from manyfit.config.signature import signature_of
-from manyfit.config.tree import PYTHON
+from manyfit.config.tree.nodes import PYTHON
+from manyfit.config.typed.roles import ANY, Role
+from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import Secret, redact
 from manyfit.core.trace import user_frame

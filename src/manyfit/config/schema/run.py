@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import StringConstraints
 
-from manyfit.config.cadence import PATTERN, SEVERAL
-from manyfit.config.component import Component
-from manyfit.config.kinds import Derived, Kind
-from manyfit.config.roles import (
+from manyfit.config.typed.cadence import PATTERN, SEVERAL
+from manyfit.config.typed.component import Component
+from manyfit.config.typed.kinds import Derived, Kind
+from manyfit.config.typed.roles import (
     DATA,
     EVALUATOR,
     KERAS,
@@ -27,7 +27,7 @@ from manyfit.config.roles import (
     has_base,
     product_of,
 )
-from manyfit.config.torch_facts import missing_horizon
+from manyfit.config.typed.torch_facts import missing_horizon
 
 
 def needs_horizon(scheduler: Component | Mapping[str, Component] | None) -> bool:

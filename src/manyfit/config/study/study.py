@@ -13,24 +13,35 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import StringConstraints
 
-from manyfit.config.check import Checker
-from manyfit.config.component import Component
 from manyfit.config.config import Config
-from manyfit.config.credentials import hidden, know_secrets
-from manyfit.config.defaults import source_folder
-from manyfit.config.kinds import Kind
-from manyfit.config.layers import Reader
+from manyfit.config.dialects.variants import find_variant, is_shipped, root_of
 from manyfit.config.load import check_name, load_config, patch
-from manyfit.config.override import Override, Overrides, apply, collect, split
-from manyfit.config.project import project_root
-from manyfit.config.refer import Resolver
-from manyfit.config.roles import EXECUTOR, SAMPLER, STOPPER
-from manyfit.config.schema import Run
-from manyfit.config.signature import signature_of
-from manyfit.config.space import SPECIAL, Space
-from manyfit.config.space_reader import SpaceReader
-from manyfit.config.tree import PYTHON, Leaf, Map, Node, class_word, dotted, find, from_plain, leaves, plain
-from manyfit.config.variants import find_variant, is_shipped, root_of
+from manyfit.config.schema.credentials import hidden, know_secrets
+from manyfit.config.schema.defaults import source_folder
+from manyfit.config.schema.run import Run
+from manyfit.config.study.space import SPECIAL, Space
+from manyfit.config.study.space_reader import SpaceReader
+from manyfit.config.tree.layers import Reader
+from manyfit.config.tree.nodes import (
+    PYTHON,
+    Leaf,
+    Map,
+    Node,
+    class_word,
+    dotted,
+    find,
+    from_plain,
+    leaves,
+    plain,
+)
+from manyfit.config.tree.overrides import Override, Overrides, apply, collect, split
+from manyfit.config.tree.project import project_root
+from manyfit.config.tree.references import Resolver
+from manyfit.config.typed.checker import Checker
+from manyfit.config.typed.component import Component
+from manyfit.config.typed.kinds import Kind
+from manyfit.config.typed.roles import EXECUTOR, SAMPLER, STOPPER
+from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import ConfigError, ExtraMissing, Origin, Problem, UsageError
 from manyfit.core.names import nearest
 

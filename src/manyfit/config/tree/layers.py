@@ -11,8 +11,8 @@ import os
 from pathlib import Path as FilePath
 from typing import Final
 
-from manyfit.config.read import MAX_DEPTH, MAX_NODES, read_file
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, dotted, find, size
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, dotted, find, size
+from manyfit.config.tree.reader import MAX_DEPTH, MAX_NODES, read_file
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 

@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from manyfit.config.cadence import PATTERN, SEVERAL
-from manyfit.config.roles import Role
+from manyfit.config.typed.cadence import PATTERN, SEVERAL
+from manyfit.config.typed.roles import Role
 from manyfit.core.names import listing
 
 SEQUENCES: Final = {

@@ -22,13 +22,7 @@ from typing import Any, Final, Literal
 
 from annotated_types import BaseMetadata, GroupedMetadata
 
-from manyfit.config import torch_facts
-from manyfit.config.component import is_plain
-from manyfit.config.kinds import FromProject, Kind, Verbatim
-from manyfit.config.project import below
-from manyfit.config.roles import ANY, BY_BASE, CALLABLE, Role, describe, is_record, qualified
-from manyfit.config.struct import ConfigStruct
-from manyfit.config.tree import (
+from manyfit.config.tree.nodes import (
     Leaf,
     Map,
     Node,
@@ -41,7 +35,13 @@ from manyfit.config.tree import (
     leaves,
     plain,
 )
-from manyfit.config.wording import MAPPINGS, PATTERNS, SEQUENCES, SETS, expectation, expectation_of_any
+from manyfit.config.tree.project import below
+from manyfit.config.typed import torch_facts
+from manyfit.config.typed.component import is_plain
+from manyfit.config.typed.config_struct import ConfigStruct
+from manyfit.config.typed.kinds import FromProject, Kind, Verbatim
+from manyfit.config.typed.roles import ANY, BY_BASE, CALLABLE, Role, describe, is_record, qualified
+from manyfit.config.typed.wording import MAPPINGS, PATTERNS, SEQUENCES, SETS, expectation, expectation_of_any
 from manyfit.core.errors import Origin, Problem
 from manyfit.core.names import listing, nearest, show
 from manyfit.core.secrets import Secret

@@ -13,18 +13,18 @@ from decimal import Decimal
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from manyfit.config.dialects import Dialect, Translation
-from manyfit.config.kinds import Kind
-from manyfit.config.project import below, project_root
-from manyfit.config.schema import Train
-from manyfit.config.signature import signature_of
-from manyfit.config.tree import Leaf, Map, Node, Path, Seq, Unresolved, class_word
+from manyfit.config.dialects.dialect import Dialect, Translation
+from manyfit.config.schema.run import Train
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, Unresolved, class_word
+from manyfit.config.tree.project import below, project_root
+from manyfit.config.typed.kinds import Kind
+from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import Problem
 from manyfit.core.names import listing, nearest, show
 
 log = logging.getLogger("manyfit")
 
-PACKAGE: Final = FilePath(__file__).parent.parent / "feeders"
+PACKAGE: Final = FilePath(__file__).parents[2] / "feeders"
 SHIPPED: Final = PACKAGE / "resources"
 """Variants, feeders and records that come with manyfit."""
 REGISTRY: Final = FilePath("models") / "registry"

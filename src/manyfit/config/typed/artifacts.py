@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from manyfit.config.allowed import ALLOWED
-from manyfit.config.project import project_root
-from manyfit.config.read import read_file
-from manyfit.config.tree import Map, plain
+from manyfit.config.tree.nodes import Map, plain
+from manyfit.config.tree.project import project_root
+from manyfit.config.tree.reader import read_file
+from manyfit.config.typed.allowed_classes import ALLOWED
 from manyfit.core.errors import ConfigError, FolderError
 from manyfit.core.files import read_bytes
 from manyfit.core.seal import sealer

@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from manyfit.config.expression import Expression
-from manyfit.config.override import split
-from manyfit.config.space import MOST_POINTS, RANGES, SPECIAL, WORDS, Axis, Patch, Range, Space
-from manyfit.config.tree import Leaf, Map, Node, Seq, dotted, leaves, plain
+from manyfit.config.study.space import MOST_POINTS, RANGES, SPECIAL, WORDS, Axis, Patch, Range, Space
+from manyfit.config.tree.expressions import Expression
+from manyfit.config.tree.nodes import Leaf, Map, Node, Seq, dotted, leaves, plain
+from manyfit.config.tree.overrides import split
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 

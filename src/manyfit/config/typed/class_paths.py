@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from manyfit.config.moved import current_path
-from manyfit.config.roles import Role
+from manyfit.config.typed.moved_classes import current_path
+from manyfit.config.typed.roles import Role
 from manyfit.core.names import listing, nearest
 
 MAX_PARTS = 32

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from manyfit.config.tree import Leaf, Map, Node, Seq, merge
+from manyfit.config.tree.nodes import Leaf, Map, Node, Seq, merge
 from manyfit.core.errors import ConfigError, FolderError, Origin, Problem
 from manyfit.core.files import read_bytes
 

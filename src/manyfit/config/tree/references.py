@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from manyfit.config.read import MAX_BYTES, MAX_NODES, read_text
-from manyfit.config.tree import Leaf, Map, Node, Path, Scalar, Seq, Unresolved, child, dotted, size
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Scalar, Seq, Unresolved, child, dotted, size
+from manyfit.config.tree.reader import MAX_BYTES, MAX_NODES, read_text
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 from manyfit.core.secrets import Secret, value_of

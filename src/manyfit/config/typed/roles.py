@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from manyfit.config.allowed import BUILDING_BLOCKS
-from manyfit.config.extensions import MODELS
-from manyfit.config.kinds import Kind
+from manyfit.config.typed.allowed_classes import BUILDING_BLOCKS
+from manyfit.config.typed.extensions import MODELS
+from manyfit.config.typed.kinds import Kind
 from manyfit.core.names import indefinite
 
 

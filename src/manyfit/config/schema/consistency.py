@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from manyfit.config.cadence import Cadence, several
-from manyfit.config.schema import Freeze, Run, Train, every_scheduler
-from manyfit.config.signature import signature_of
-from manyfit.config.torch_facts import RATES
+from manyfit.config.schema.run import Freeze, Run, Train, every_scheduler
+from manyfit.config.typed.cadence import Cadence, several
+from manyfit.config.typed.signatures import signature_of
+from manyfit.config.typed.torch_facts import RATES
 from manyfit.core.names import listing, nearest
 
 RESERVED: Final = (

@@ -1,0 +1,8 @@
+"""Layouts of other systems, each a pure function from tree to tree.
+
+| room | what it holds |
+|---|---|
+| `dialect` | what a dialect is |
+| `five_components` | loader, augmentor, preprocessor, model builder, evaluator |
+| `variants` | `model.type` and feeders, found by name |
+"""
