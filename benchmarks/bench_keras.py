@@ -32,7 +32,7 @@ CONFIG = {
 
 def built(style, evaluator="Evaluator"):
     from manyfit import load_config
-    from manyfit.run.build import build
+    from manyfit.run.build.builder import build
 
     tree = {
         **CONFIG,
@@ -51,9 +51,9 @@ class Steps:
         self.style = style
 
     def ours(self):
-        from manyfit.run.cohort import Cohort, Member
-        from manyfit.run.progress import PlainProgress
-        from manyfit.run.trainer import fit
+        from manyfit.run.callbacks.progress import PlainProgress
+        from manyfit.run.loop.cohort import Cohort, Member
+        from manyfit.run.loop.trainer import fit
         from manyfit.store.events import EventLog
         from manyfit.store.folder import RunFolder
 
@@ -120,7 +120,7 @@ class Rows:
 
 def report(evaluator):
     """The whole report of manyfit, and the batched prediction of the same rows by Keras."""
-    from manyfit.run.evaluate import evaluate
+    from manyfit.run.evaluation.row_report import evaluate
 
     _, made = built("TF", evaluator)
     inputs = Rows(evaluator).inputs

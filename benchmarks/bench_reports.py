@@ -23,7 +23,7 @@ class Case:
 
     def __init__(self, style: str) -> None:
         from manyfit import load_config
-        from manyfit.run.build import build
+        from manyfit.run.build.builder import build
 
         tree = {
             **CONFIG,
@@ -34,7 +34,7 @@ class Case:
         self.built = build(load_config(tree, project=SOURCE))
 
     def ours(self) -> None:
-        from manyfit.run.evaluate import evaluate
+        from manyfit.run.evaluation.row_report import evaluate
 
         source = self.built.split("test")
         assert source is not None

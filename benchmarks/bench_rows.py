@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from timing import compare, where
 
 from manyfit import load_config
-from manyfit.run.build import build
-from manyfit.run.evaluate import evaluate
-from manyfit.run.evaluator import Evaluator
+from manyfit.run.build.builder import build
+from manyfit.run.build.evaluator import Evaluator
+from manyfit.run.evaluation.row_report import evaluate
 
 torch.set_num_threads(1)
 SOURCE = Path(__file__).resolve().parent

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from timing import where
 
-from manyfit.run.shared_data import SharedData
+from manyfit.run.build.shared_data import SharedData
 from manyfit.study.sweep import sweep
 
 torch.set_num_threads(1)

@@ -24,10 +24,10 @@ from timing import compare, where
 
 from manyfit import load_config
 from manyfit.data.randomness import own_randomness
-from manyfit.run.build import build
-from manyfit.run.cohort import Cohort, Member
-from manyfit.run.progress import PlainProgress
-from manyfit.run.trainer import fit
+from manyfit.run.build.builder import build
+from manyfit.run.callbacks.progress import PlainProgress
+from manyfit.run.loop.cohort import Cohort, Member
+from manyfit.run.loop.trainer import fit
 from manyfit.store.events import EventLog
 from manyfit.store.folder import RunFolder
 

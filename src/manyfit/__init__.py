@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from manyfit.config import Component, Config, Derived, Kind, load_config
     from manyfit.core.errors import ConfigError, ManyfitError
     from manyfit.report.compare import compare
-    from manyfit.run.again import evaluate, export, predict
     from manyfit.run.result import RunResult, load_model
+    from manyfit.run.reuse import evaluate, export, predict
     from manyfit.run.train import train
     from manyfit.study.result import Study
     from manyfit.study.sweep import sweep
@@ -27,11 +27,11 @@ _PUBLIC = {
     "RunResult": "manyfit.run.result",
     "Study": "manyfit.study.result",
     "compare": "manyfit.report.compare",
-    "evaluate": "manyfit.run.again",
-    "export": "manyfit.run.again",
+    "evaluate": "manyfit.run.reuse",
+    "export": "manyfit.run.reuse",
     "load_config": "manyfit.config",
     "load_model": "manyfit.run.result",
-    "predict": "manyfit.run.again",
+    "predict": "manyfit.run.reuse",
     "sweep": "manyfit.study.sweep",
     "train": "manyfit.run.train",
 }

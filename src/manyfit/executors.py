@@ -11,8 +11,9 @@
 """
 
 from manyfit.core.position import Position
-from manyfit.study.executors.base import Executor, Job, UnitWatch, attempt
+from manyfit.study.executors.base import Executor, Job, attempt
 from manyfit.study.executors.choose import auto, inline, processes
+from manyfit.study.unit_watch import UnitWatch
 from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
 __all__ = [

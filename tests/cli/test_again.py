@@ -12,7 +12,7 @@ import torch
 
 import manyfit
 from manyfit.report.compare import compare
-from manyfit.run.again import evaluate, export
+from manyfit.run.reuse import evaluate, export
 from manyfit.store.folder import RunFolder
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import manyfit
 from manyfit.core.errors import UsageError
-from manyfit.run.build import build
+from manyfit.run.build.builder import build
 
 
 def test_a_study_is_not_a_run(project, cli):

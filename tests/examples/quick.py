@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-PRELOADED = ["manyfit.cli", "manyfit.run.train", "manyfit.run.check", "manyfit.run.finish", "manyfit.run.again",
-             "manyfit.study.sweep", "manyfit.run.mirror", "tensorboard.summary.writer.event_file_writer",
+PRELOADED = ["manyfit.cli", "manyfit.run.train", "manyfit.run.check", "manyfit.run.session.finish", "manyfit.run.reuse",
+             "manyfit.study.sweep", "manyfit.run.callbacks.mirrors", "tensorboard.summary.writer.event_file_writer",
              "torch._dynamo"]  # fmt: skip
 CHILD = "quick_child"
 VARIABLE = re.compile(r"[A-Z_]+=")

@@ -7,7 +7,7 @@ import torch
 
 import manyfit
 from manyfit.data.tfrecord.writer import write
-from manyfit.run.proof import Kill, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, difference, killed_and_resumed
 from manyfit.store.folder import RunFolder
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -21,7 +21,7 @@ from manyfit.core import gpus
 from manyfit.core.errors import RunConflict, UsageError
 from manyfit.data.tfrecord import files, metadata
 from manyfit.data.tfrecord.writer import write
-from manyfit.run.proof import Kill, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, difference, killed_and_resumed
 from manyfit.store.checkpoint import checkpoints
 from manyfit.store.folder import RunFolder
 
@@ -313,8 +313,8 @@ def test_checkpoints_are_written_when_either_is_due_and_at_every_validation(proj
 
 def test_whichever_is_due_first_by_steps_or_by_the_clock():
     from manyfit.config.typed.cadence import Cadence
-    from manyfit.run.pace import Pace
-    from manyfit.run.plan import Plan
+    from manyfit.run.loop.clock import Pace
+    from manyfit.run.loop.plan import Plan
 
     def checkpoints_at(seconds_a_step, **how):
         now = [0.0]

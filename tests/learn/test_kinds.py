@@ -12,7 +12,7 @@ import pytest
 import manyfit
 from manyfit.core.errors import UsageError
 from manyfit.learn import kind as registry
-from manyfit.run.proof import POINTS, Kill, difference, killed_and_resumed
+from manyfit.run.resume_proof import POINTS, Kill, difference, killed_and_resumed
 from manyfit.store.folder import RunFolder
 
 PERCEPTRON = '''

@@ -25,7 +25,7 @@ def test_keras_on_torch_uses_the_gpu(tiny):
     folder = tiny.write(model_builder_class="models.KerasBuilder", model_builder={}, epochs=2)
     code = f"""
 from manyfit import train, load_config
-from manyfit.run.build import build
+from manyfit.run.build.builder import build
 whole = train({str(folder)!r}, callbacks=[])
 again = train({str(folder)!r}, ["epochs=1"], folder={str(tiny.root / "runs" / "parts")!r}, callbacks=[])
 again = train({str(folder)!r}, folder={str(tiny.root / "runs" / "parts")!r}, callbacks=[])

@@ -10,7 +10,7 @@ from tests.run.cut import resumes
 
 from manyfit.core.errors import UsageError
 from manyfit.data import ArraySource, once
-from manyfit.run.proof import Kill, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, difference, killed_and_resumed
 from manyfit.store.folder import RunFolder
 from manyfit.testing import LearnerContract
 from manyfit.testing.learner import copied, equal
@@ -208,7 +208,7 @@ def test_a_pipeline_of_tensorflow_is_positioned_like_any_other():
 def test_evaluation_functions_of_every_kind_are_vectorised_where_they_can_be():
     import torch
 
-    from manyfit.run.evaluator import Evaluator, batched
+    from manyfit.run.build.evaluator import Evaluator, batched
 
     output = np.random.RandomState(0).dirichlet(np.ones(4), 50).astype(np.float32)
     target = np.arange(50) % 4
@@ -244,7 +244,7 @@ def test_evaluation_functions_of_every_kind_are_vectorised_where_they_can_be():
 
 
 def test_a_function_that_only_seems_to_take_many_rows_is_found_out(caplog):
-    from manyfit.run.evaluator import Evaluator
+    from manyfit.run.build.evaluator import Evaluator
 
     def right(y_true, y_pred):
         return np.argmax(y_pred) == y_true  # of a batch, this is a number of another kind

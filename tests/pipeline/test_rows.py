@@ -16,8 +16,8 @@ from manyfit.data import Limited, Order, once
 from manyfit.pipeline import DataLoaderBase, PreprocessorBase
 from manyfit.pipeline.stream import ComponentSource
 from manyfit.report.compare import compare
-from manyfit.run.build import build
-from manyfit.run.evaluate import keys_of
+from manyfit.run.build.builder import build
+from manyfit.run.evaluation.row_report import keys_of
 
 COUNT = 22
 

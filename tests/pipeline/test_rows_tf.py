@@ -11,7 +11,7 @@ from manyfit.core.errors import UsageError
 from manyfit.data import Limited, once
 from manyfit.pipeline import DataLoaderBase, PreprocessorBase
 from manyfit.pipeline.stream import ComponentSource
-from manyfit.run.evaluate import keys_of
+from manyfit.run.evaluation.row_report import keys_of
 
 tf = pytest.importorskip("tensorflow")
 

@@ -14,7 +14,7 @@ import manyfit
 from manyfit import evaluate, export, load_model, predict, sweep, train
 from manyfit.core.errors import ConfigError, RunConflict, UsageError
 from manyfit.pipeline import Orchestrator
-from manyfit.run.proof import Kill, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, difference, killed_and_resumed
 from manyfit.store.folder import RunFolder
 
 QUIET = []
@@ -230,13 +230,13 @@ except Exception as error:
 def test_mlflow_is_on_by_itself_and_catches_up(tiny, monkeypatch, caplog):
     mlflow = pytest.importorskip("mlflow")
     folder = tiny.write(without=("track",), project_name="guide", epochs=1)
-    monkeypatch.setattr("manyfit.run.tracking.PATIENCE", 3.0)
+    monkeypatch.setattr("manyfit.run.callbacks.tracking.PATIENCE", 3.0)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nothing listens there
     train(folder, callbacks=QUIET)
     assert "MLflow is behind" in caplog.text
     store = f"sqlite:///{tiny.root / 'later.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    from manyfit.run.tracking import sync
+    from manyfit.run.callbacks.tracking import sync
 
     assert sync(folder)["mlflow"] == 1
     client = mlflow.MlflowClient(store)

@@ -214,7 +214,7 @@ def test_a_counter_that_is_also_an_argument_is_restored(odd, with_keras):
     from tests.run.cut import Ask
 
     from manyfit.core.errors import Interrupted
-    from manyfit.run.proof import difference
+    from manyfit.run.resume_proof import difference
     from manyfit.store.folder import RunFolder
 
     given = {"model_builder_class": "builders.Counting", "model_builder": {}, "epochs": 3}

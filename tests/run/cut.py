@@ -9,7 +9,7 @@ import pytest
 
 import manyfit
 from manyfit.core.errors import Interrupted
-from manyfit.run.proof import difference
+from manyfit.run.resume_proof import difference
 from manyfit.store.folder import RunFolder
 
 

@@ -17,7 +17,7 @@ from tests.conftest import Project
 
 import manyfit
 from manyfit.core.errors import FolderError
-from manyfit.run.proof import Kill, attempt, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, attempt, difference, killed_and_resumed
 from manyfit.store.checkpoint import Keep, checkpoints, newest
 from manyfit.store.folder import RunFolder
 

@@ -223,7 +223,7 @@ def test_nothing_is_left_behind_by_a_process_that_was_killed(project, point):
 
 
 def test_the_environment_is_given_back(monkeypatch):
-    from manyfit.run.process import own_process
+    from manyfit.run.loop.process_state import own_process
 
     monkeypatch.setenv("MANYFIT_CHANGED", "before")
     monkeypatch.setenv("MANYFIT_REMOVED", "before")

@@ -13,7 +13,7 @@ from tests.run.cut import resumes
 import manyfit
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.data import ArraySource, DatasetSource, IterableSource, Limited, Order, Splits, once
-from manyfit.run.proof import difference
+from manyfit.run.resume_proof import difference
 from manyfit.store.folder import RunFolder
 from manyfit.testing import SourceContract
 

@@ -15,10 +15,10 @@ from manyfit.config.schema.run import Guard, Stop, Train
 from manyfit.config.typed.cadence import Cadence
 from manyfit.core.state import State
 from manyfit.report.compare import bootstrap
-from manyfit.run import statistics
-from manyfit.run.evaluator import Evaluator
-from manyfit.run.plan import Plan
-from manyfit.run.stopping import ending
+from manyfit.run.build.evaluator import Evaluator
+from manyfit.run.evaluation import summary_statistics
+from manyfit.run.loop.plan import Plan
+from manyfit.run.loop.stopping import ending
 from manyfit.store.buffers import Buffers
 from manyfit.store.checkpoint import Keep, Note
 from manyfit.store.events import Event
@@ -141,7 +141,7 @@ def test_guards(series, kind):
 def test_the_usual_metrics_are_those_of_scikit_learn(pairs):
     sk = pytest.importorskip("sklearn.metrics")
     true, said = (np.array(column) for column in zip(*pairs, strict=True))
-    found = statistics.usual(true, said, 6)
+    found = summary_statistics.usual(true, said, 6)
     options = {"average": "macro", "zero_division": 0}
     assert found["accuracy"] == pytest.approx(sk.accuracy_score(true, said))
     assert found["macro_recall"] == pytest.approx(sk.recall_score(true, said, **options))
@@ -153,7 +153,7 @@ def test_the_usual_metrics_are_those_of_scikit_learn(pairs):
 def test_segmentation():
     true = np.array([[[0, 1], [1, 1]]])
     said = np.array([[[0, 1], [0, 1]]])
-    found = statistics.usual(true, said, 2)
+    found = summary_statistics.usual(true, said, 2)
     assert found["pixel_accuracy"] == 0.75
     assert found["mean_iou"] == pytest.approx((0.5 + 2 / 3) / 2)
     assert found["mean_dice"] == pytest.approx((2 / 3 + 0.8) / 2)
@@ -161,7 +161,7 @@ def test_segmentation():
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_a_distribution(numbers):
-    found = statistics.distribution(np.array(numbers))
+    found = summary_statistics.distribution(np.array(numbers))
     assert found["count"] == len(numbers)
     assert found["min"] <= found["q25"] <= found["median"] <= found["q75"] <= found["max"]
     assert found["min"] - 1e-6 <= found["mean"] <= found["max"] + 1e-6

@@ -18,9 +18,9 @@ import manyfit
 from manyfit.core.errors import ConfigError, FolderError, RunConflict, RunFailed, UsageError
 from manyfit.core.state import State
 from manyfit.data import ArraySource, DatasetSource, Limited, Order, once
-from manyfit.run import statistics
-from manyfit.run.evaluate import interpret
-from manyfit.run.proof import difference
+from manyfit.run.evaluation import summary_statistics
+from manyfit.run.evaluation.row_report import interpret
+from manyfit.run.resume_proof import difference
 from manyfit.store.buffers import Buffers
 from manyfit.store.checkpoint import FORMAT, Keep, Note, checkpoints, newest, prune, save
 from manyfit.store.folder import RunFolder
@@ -312,15 +312,15 @@ def test_limits_within_limits():
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
 def test_many_classes_in_few_bits(dtype):
     target = np.arange(20, dtype=dtype)
-    assert statistics.usual(target, target, 20)["accuracy"] == 1.0
+    assert summary_statistics.usual(target, target, 20)["accuracy"] == 1.0
 
 
 def test_what_is_no_class_is_left_out():
     target = np.array([0, 1, 255, -100])
-    found = statistics.usual(target, np.array([0, 1, 0, 1]), 2)
+    found = summary_statistics.usual(target, np.array([0, 1, 0, 1]), 2)
     assert found["accuracy"] == 1.0
     assert np.array(found["confusion"]).tolist() == [[1, 0], [0, 1]]
-    assert statistics.usual(np.array([70_000]), np.array([70_000]), 100_000) == {"accuracy": 1.0}
+    assert summary_statistics.usual(np.array([70_000]), np.array([70_000]), 100_000) == {"accuracy": 1.0}
 
 
 def test_one_score_is_not_a_class():
@@ -443,8 +443,8 @@ def test_a_log_that_was_deleted_or_replaced(project):
 
 def test_slow_steps_are_paused_after_each_of_them():
     """A signal is seen after one step, or half a second, also at the beginning."""
-    from manyfit.run.pace import Pace
-    from manyfit.run.plan import Plan
+    from manyfit.run.loop.clock import Pace
+    from manyfit.run.loop.plan import Plan
 
     now = [0.0]
     plan = Plan(steps_per_epoch=1000, epochs=1)

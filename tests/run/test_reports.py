@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import manyfit
 from manyfit.config import load_config
-from manyfit.run import statistics
-from manyfit.run.evaluator import Evaluator
+from manyfit.run.build.evaluator import Evaluator
+from manyfit.run.evaluation import summary_statistics
 
 REPORTED = '''
 from typing import NamedTuple
@@ -331,8 +331,8 @@ def test_metrics_of_parts_are_those_of_the_whole(classes, sizes, places, seed):
     state = np.random.RandomState(seed)
     shape = (3,) if places else ()
     parts = [(state.randint(-1, classes, (n, *shape)), state.randint(0, classes, (n, *shape))) for n in sizes]
-    whole = statistics.usual(*(np.concatenate(each) for each in zip(*parts, strict=True)), classes)
-    found = statistics.Confusion()
+    whole = summary_statistics.usual(*(np.concatenate(each) for each in zip(*parts, strict=True)), classes)
+    found = summary_statistics.Confusion()
     for target, prediction in parts:
         found.add(target, prediction, classes)
     assert found.metrics() == whole

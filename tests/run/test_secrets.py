@@ -282,7 +282,7 @@ def test_the_password_in_an_address_is_hidden(planted, cli, monkeypatch):
     """Nobody has declared it a secret."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2hunter2@127.0.0.1:9/x")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "swordfish-swordfish")
-    monkeypatch.setattr("manyfit.run.tracking.PATIENCE", 3.0)
+    monkeypatch.setattr("manyfit.run.callbacks.tracking.PATIENCE", 3.0)
     answer = cli("train", "runs/a", "train.epochs=1", "track.mlflow=auto")
     assert answer.code == 0, answer.err
     text = answer.err + "".join(
@@ -339,7 +339,7 @@ def test_a_secret_in_the_name_of_a_metric_is_refused(planted, cli):
 
 
 def test_a_metric_that_code_names_by_a_secret_ends_the_run(planted, cli):
-    from manyfit.run import trainer
+    from manyfit.run.loop import trainer
 
     secrets.remember("PLANTED_TOKEN", values()["token"])
     real = trainer.taken
@@ -594,7 +594,7 @@ def test_an_export_that_holds_a_secret_is_not_kept(tmp_path, monkeypatch):
     import zipfile
 
     from manyfit.core.errors import UsageError
-    from manyfit.run.export import check_secrets
+    from manyfit.run.evaluation.export import check_secrets
 
     monkeypatch.setattr(secrets, "_revealed", {"ghp_9sZq81LmVwX0tRb7": "X"})
     for text in ("nothing", "a ghp_9sZq81LmVwX0tRb7 b"):
@@ -621,7 +621,7 @@ def test_a_long_line_on_a_terminal_is_cleaned_before_it_is_cut(monkeypatch):
 
     from rich.text import Text
 
-    from manyfit.run.progress import console
+    from manyfit.run.callbacks.progress import console
 
     value = "".join(f"{i:03d}xyz" for i in range(60))
     monkeypatch.setattr(secrets, "_revealed", {value: "X"})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 import manyfit
 from manyfit import load_config
-from manyfit.run.build import build
-from manyfit.run.shared_data import MOST, SharedData
+from manyfit.run.build.builder import build
+from manyfit.run.build.shared_data import MOST, SharedData
 
 COUNTED = """
 import numpy as np
@@ -46,7 +48,8 @@ class Changing(Plain):
 
 
 @pytest.fixture
-def data(project):
+def data(project, monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)  # whose random state cannot be asked for
     project.write("src/counted.py", COUNTED)
 
     def config(cls="Plain", **changes):

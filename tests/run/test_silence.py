@@ -19,9 +19,9 @@ from manyfit.data import ArraySource, Limited, once
 from manyfit.data.feeders import MemorySamplesFeeder
 from manyfit.data.overlap import inner
 from manyfit.learn.metrics import accuracy
-from manyfit.run.build import build
-from manyfit.run.export import compare
-from manyfit.run.report import closing
+from manyfit.run.build.builder import build
+from manyfit.run.closing_summary import closing
+from manyfit.run.evaluation.export import compare
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
 

@@ -15,7 +15,7 @@ import manyfit
 from manyfit.core.errors import UsageError
 from manyfit.data import IterableSource
 from manyfit.data import dataset as datasets
-from manyfit.run.proof import difference
+from manyfit.run.resume_proof import difference
 from manyfit.store.folder import RunFolder
 
 STREAMS = """

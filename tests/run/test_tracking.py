@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 import manyfit
-from manyfit.run import code, tracking
-from manyfit.run.tracking import sync
+from manyfit.run.build import user_code as code
+from manyfit.run.callbacks import tracking
+from manyfit.run.callbacks.tracking import sync
 from manyfit.store.folder import RunFolder
 
 

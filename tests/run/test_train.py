@@ -512,7 +512,7 @@ def test_a_second_process_that_finishes_first_is_noticed(project, monkeypatch):
     """What lies in the folder is read after the lock was taken, not before."""
     from contextlib import contextmanager
 
-    from manyfit.run import journal as module
+    from manyfit.run.loop import journal as module
 
     real = module.owned
 

@@ -12,9 +12,9 @@ from manyfit import load_config
 from manyfit.core.state import State
 from manyfit.data import ArraySource, Order
 from manyfit.learn.learner import BaseLearner, Outputs, Weights
-from manyfit.run.cohort import Cohort, Member
-from manyfit.run.plan import Plan
-from manyfit.run.trainer import fit
+from manyfit.run.loop.cohort import Cohort, Member
+from manyfit.run.loop.plan import Plan
+from manyfit.run.loop.trainer import fit
 from manyfit.store.events import EventLog
 from manyfit.store.folder import RunFolder
 from manyfit.testing import LearnerContract

@@ -429,7 +429,7 @@ def test_an_interrupt_during_the_validation_at_a_rung_changes_nothing(lab):
     lab.sweep()
     expected = lab.table()
     lab.clear()
-    import manyfit.run.trainer as trainer
+    import manyfit.run.loop.trainer as trainer
     from manyfit.core.signals import Asked
 
     real, count = trainer.validate, [0]

@@ -33,7 +33,7 @@ def command(
 
     With another checkpoint, or with overrides (such as data.root=/new), the report gets a name of its own.
     """
-    from manyfit.run.again import evaluate
+    from manyfit.run.reuse import evaluate
 
     report = evaluate(run, split, which, overrides(), allow_change, trust)
     if json_:

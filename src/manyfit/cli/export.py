@@ -30,7 +30,7 @@ def command(
     run: Path, formats: tuple[str, ...], which: str, allow_change: tuple[str, ...], trust: bool, json_: bool
 ) -> None:
     """Write the model of RUN into its folder exported/. Each form is checked against the original first."""
-    from manyfit.run.again import export
+    from manyfit.run.reuse import export
 
     written = export(run, formats, which, allow_change, trust)
     if json_:

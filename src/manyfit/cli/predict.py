@@ -38,8 +38,8 @@ def command(
     manyfit predict runs/digits-mlp --data new.npz -o new.csv
     manyfit predict runs/digits-mlp --split validation
     """
-    from manyfit.run.again import predict
-    from manyfit.run.evaluate import as_csv
+    from manyfit.run.evaluation.row_report import as_csv
+    from manyfit.run.reuse import predict
     from manyfit.store import durable
 
     if output is not None and not output.parent.is_dir():

@@ -21,7 +21,7 @@ def command() -> None:
 @json_option
 def sync(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bool) -> None:
     """Send what TensorBoard and MLflow have missed of each RUN or study. Nothing is sent twice."""
-    from manyfit.run.tracking import sync as bring_up_to_date
+    from manyfit.run.callbacks.tracking import sync as bring_up_to_date
 
     found = {
         str(run): _study(run, uri, trust) if is_study(run) else bring_up_to_date(run, uri, trust)

@@ -65,7 +65,7 @@ def command(
     manyfit train runs/digits-mlp train.optimizer.lr=3e-4
     manyfit train toy -p model.model_dir /tmp/toy
     """
-    from manyfit.run.report import closing
+    from manyfit.run.closing_summary import closing
     from manyfit.run.train import train
 
     given = [

@@ -22,7 +22,7 @@ from manyfit.pipeline.components import (
 )
 from manyfit.pipeline.orchestrator import Orchestrator, TFKerasTrainer
 from manyfit.pipeline.parts import ComponentData, evaluator, model_builder
-from manyfit.run.evaluator import batched
+from manyfit.run.build.evaluator import batched
 
 __all__ = [
     "AugmentorBase",

@@ -8,8 +8,8 @@ from typing import Any
 
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
-from manyfit.run import again
-from manyfit.run.evaluate import Report
+from manyfit.run import reuse
+from manyfit.run.evaluation.row_report import Report
 from manyfit.run.result import RunResult, load_model
 from manyfit.run.train import train
 
@@ -31,14 +31,14 @@ class Orchestrator:
     def run(self) -> RunResult:
         """Train, from where the run stands to its end; export the best weights, and evaluate them.
 
-        A run that is finished is not trained again.
+        A run that is finished is not trained reuse.
         """
         return train(self.run_dir, self.overrides)
 
     def evaluate(self, split: str = "test") -> Report:
         """Evaluate the exported weights again, data point by data point."""
         places = [override for override in self.overrides if override.startswith("data_dir=")]
-        return again.evaluate(self.run_dir, split, overrides=places)
+        return reuse.evaluate(self.run_dir, split, overrides=places)
 
 
 class TFKerasTrainer:

@@ -20,10 +20,10 @@ from manyfit.core.trace import notes, user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import fetch
-from manyfit.run.build import SPLITS, Built, build, threads, without_callbacks
-from manyfit.run.proof import POINTS, SMALL, SPARSE, difference, killed_and_resumed
-from manyfit.run.shared_data import SharedData
-from manyfit.run.stretch import Proven, rehearse
+from manyfit.run.build.builder import SPLITS, Built, build, threads, without_callbacks
+from manyfit.run.build.shared_data import SharedData
+from manyfit.run.resume_proof import POINTS, SMALL, SPARSE, difference, killed_and_resumed
+from manyfit.run.session.session import Proven, rehearse
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30

@@ -59,7 +59,7 @@ def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = Fal
     """
     from manyfit.learn.kind import kinds
     from manyfit.learn.models import make_model
-    from manyfit.run.export import Contents, load, restore
+    from manyfit.run.evaluation.export import Contents, load, restore
 
     path = Path(place)
     for kind in kinds() if path.suffix else ():

@@ -20,9 +20,9 @@ from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageErro
 from manyfit.core.files import read_text
 from manyfit.core.names import listing
 from manyfit.core.signals import Asked, watched
-from manyfit.run.journal import failures, kept, recorded
+from manyfit.run.loop.journal import failures, kept, recorded
+from manyfit.run.loop.trainer import Callback
 from manyfit.run.result import RunResult
-from manyfit.run.trainer import Callback
 from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder
 
@@ -47,10 +47,10 @@ def train(
     >>> manyfit.train("runs/digits-mlp", ["train.epochs=30"])    # doctest: +SKIP
     """
     from manyfit.data.randomness import own_randomness
-    from manyfit.run.finish import finish
-    from manyfit.run.mirror import finished, mirrors
-    from manyfit.run.progress import progress_for
-    from manyfit.run.stretch import advance, begin, opened, rehearse, write_resolved
+    from manyfit.run.callbacks.mirrors import finished, mirrors
+    from manyfit.run.callbacks.progress import progress_for
+    from manyfit.run.session.finish import finish
+    from manyfit.run.session.session import advance, begin, opened, rehearse, write_resolved
 
     check_callbacks(callbacks or ())
     config, run = located(source, overrides, folder)

@@ -9,11 +9,11 @@ from manyfit.config import Config
 from manyfit.core.errors import Interrupted
 from manyfit.core.position import Position
 from manyfit.core.signals import Asked, Watch
-from manyfit.run.finish import finish, write_summary
-from manyfit.run.journal import failures, kept, recorded
-from manyfit.run.shared_data import SharedData
-from manyfit.run.stretch import advance, begin, opened
-from manyfit.run.trainer import Callback
+from manyfit.run.build.shared_data import SharedData
+from manyfit.run.loop.journal import failures, kept, recorded
+from manyfit.run.loop.trainer import Callback
+from manyfit.run.session.finish import finish, write_summary
+from manyfit.run.session.session import advance, begin, opened
 from manyfit.store import provenance
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder

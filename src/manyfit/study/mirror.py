@@ -11,7 +11,7 @@ from typing import Any
 from manyfit.core.errors import FolderError
 from manyfit.core.lazy import optional
 from manyfit.core.secrets import redact
-from manyfit.run.tracking import address_of, committed_events, mlflow_mirror
+from manyfit.run.callbacks.tracking import address_of, committed_events, mlflow_mirror
 from manyfit.store import durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder

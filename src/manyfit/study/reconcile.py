@@ -12,8 +12,8 @@ from manyfit.config.typed.cadence import Cadence
 from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import FolderError, RunConflict, UsageError
 from manyfit.core.names import counted
-from manyfit.run.code import imported
-from manyfit.run.guard import is_allowed
+from manyfit.run.build.user_code import imported
+from manyfit.run.session.resume_check import is_allowed
 from manyfit.study.board import Stopper, next_pause, pauses_of
 from manyfit.study.folder import StudyFolder
 from manyfit.study.ledger import Ledger

@@ -11,12 +11,12 @@ from manyfit.config.study.study import StudyConfig, load_study
 from manyfit.core.errors import UsageError
 from manyfit.core.signals import watched
 from manyfit.data.randomness import own_randomness
-from manyfit.study.executors.base import UnitWatch
 from manyfit.study.folder import StudyFolder
 from manyfit.study.points import trial_name
 from manyfit.study.survey import survey
 from manyfit.study.sweep import write_base
 from manyfit.study.training import Training
+from manyfit.study.unit_watch import UnitWatch
 from manyfit.study.units import Outcome, Trial, Unit
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.secrets import redact
 from manyfit.core.text import printable, printable_line
-from manyfit.run.progress import console
+from manyfit.run.callbacks.progress import console
 from manyfit.study.records import PointRecord, TrialRecord
 from manyfit.study.training import describe
 from manyfit.study.units import Outcome, Progress

@@ -24,8 +24,8 @@ from manyfit.core.files import make_folder, read_text
 from manyfit.core.secrets import redact
 from manyfit.core.signals import Watch, watched
 from manyfit.data.randomness import own_randomness
-from manyfit.run.code import main_classes
-from manyfit.run.journal import logged
+from manyfit.run.build.user_code import main_classes
+from manyfit.run.loop.journal import logged
 from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder
 from manyfit.store.lock import owned

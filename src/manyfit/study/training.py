@@ -19,16 +19,16 @@ from manyfit.core.signals import Watch
 from manyfit.store.checkpoint import committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
-from manyfit.study.executors.base import Tell, UnitWatch
 from manyfit.study.failures import failure_of
 from manyfit.study.points import trial_config
 from manyfit.study.records import Curve
+from manyfit.study.unit_watch import Tell, UnitWatch
 from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
 if TYPE_CHECKING:
-    from manyfit.run.cohort import Cohort
-    from manyfit.run.plan import Boundary
-    from manyfit.run.shared_data import SharedData
+    from manyfit.run.build.shared_data import SharedData
+    from manyfit.run.loop.cohort import Cohort
+    from manyfit.run.loop.plan import Boundary
 
 WRITTEN: Final = "# Written by manyfit: one trial of a study. Change the study, not this file."
 OURS: Final = ("train.accumulate", "train.warm_start")
@@ -103,7 +103,7 @@ class Training:
         )  # fmt: skip
 
     def _shared(self) -> SharedData:
-        from manyfit.run.shared_data import SharedData
+        from manyfit.run.build.shared_data import SharedData
 
         if not self.shared:
             self.shared.append(SharedData())

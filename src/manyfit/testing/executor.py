@@ -14,7 +14,8 @@ import pytest
 from manyfit.core.errors import UsageError
 from manyfit.core.position import Position
 from manyfit.core.signals import Watch
-from manyfit.study.executors.base import Executor, UnitWatch
+from manyfit.study.executors.base import Executor
+from manyfit.study.unit_watch import UnitWatch
 from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
 
 

@@ -8,49 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import UsageError
 from manyfit.core.signals import Watch
 from manyfit.study.failures import failure_of
-from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
+from manyfit.study.unit_watch import Tell, UnitWatch
+from manyfit.study.units import Failure, Outcome, Trial, Unit
 
-TERMINATED: Final = 15
-"""The signal that stands for a request to end."""
-
-
-class UnitWatch(Watch):
-    """Whether a unit, or one trial of it, was asked to end: by a signal to the process, or by the driver."""
-
-    def __init__(self, watch: Watch | None = None) -> None:
-        self._watch = watch or Watch()
-        self.asked: set[str] = set()
-        """Trials that were asked to end."""
-        self.is_asked = False
-        """Whether the whole unit was."""
-
-    @property
-    def number(self) -> int:  # type: ignore[override]
-        """The signal, or the one that stands for a request."""
-        return self._watch.number or (TERMINATED if self.is_asked else 0)
-
-    def of(self, trial: str) -> Watch:
-        """Return the watch of one trial."""
-        return _TrialWatch(self, trial)
-
-
-class _TrialWatch(Watch):
-    def __init__(self, unit: UnitWatch, trial: str) -> None:
-        self._unit = unit
-        self._trial = trial
-
-    @property
-    def number(self) -> int:  # type: ignore[override]
-        return self._unit.number or (TERMINATED if self._trial in self._unit.asked else 0)
-
-
-Tell: TypeAlias = Callable[[Progress], None]
 Work: TypeAlias = Callable[[Unit, UnitWatch, Tell], Iterable[Outcome]]
 """What is done with a unit: an outcome for each trial, as it ends. Picklable, for other processes."""
 Around: TypeAlias = Callable[[Trial], AbstractContextManager[object]]
@@ -76,7 +42,7 @@ def attempt(
     An exception is how the trial has ended that was at work; those that were not begun are told so. What the
     code of a trial changes in its process ends with the trial. `around` is entered for each of them.
     """
-    from manyfit.run.process import own_process
+    from manyfit.run.loop.process_state import own_process
 
     this, left = os.getpid(), {trial.id: trial for trial in unit.trials}
     outcomes: Iterator[Outcome] | None = None

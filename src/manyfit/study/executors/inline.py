@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from manyfit.core.signals import Watch
-from manyfit.study.executors.base import Executor, UnitWatch, Work, attempt
+from manyfit.study.executors.base import Executor, Work, attempt
+from manyfit.study.unit_watch import UnitWatch
 from manyfit.study.units import Outcome, Progress, Unit
 
 

@@ -23,7 +23,8 @@ from manyfit.core.processes import die_with_server
 from manyfit.core.secrets import clean_bytes
 from manyfit.core.signals import watched
 from manyfit.study.executors import server
-from manyfit.study.executors.base import UnitWatch, Work, attempt
+from manyfit.study.executors.base import Work, attempt
+from manyfit.study.unit_watch import UnitWatch
 from manyfit.study.units import Outcome, Trial, Unit
 
 MOST_CLEANED: Final = 1 << 26

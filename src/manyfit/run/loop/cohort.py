@@ -12,8 +12,8 @@ from manyfit.config.typed.artifacts import sealed_model
 from manyfit.core.state import State
 from manyfit.data import Batch, Source
 from manyfit.learn.learner import Learner
-from manyfit.run.plan import Boundary, Plan
-from manyfit.run.stopping import Ending, Judge
+from manyfit.run.loop.plan import Boundary, Plan
+from manyfit.run.loop.stopping import Ending, Judge
 from manyfit.store.checkpoint import Keep, Note
 from manyfit.store.events import Event, EventLog
 from manyfit.store.folder import RunFolder

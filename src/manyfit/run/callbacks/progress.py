@@ -11,8 +11,8 @@ from manyfit.core.names import counted as times
 from manyfit.core.secrets import redact
 from manyfit.core.text import printable, printable_line
 from manyfit.data import Batch
-from manyfit.run.cohort import Cohort
-from manyfit.run.plan import Boundary
+from manyfit.run.loop.cohort import Cohort
+from manyfit.run.loop.plan import Boundary
 
 if TYPE_CHECKING:
     from rich.console import Console

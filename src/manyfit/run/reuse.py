@@ -18,16 +18,16 @@ from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.data import Source, once
 from manyfit.data.nested import mapped, paired
 from manyfit.data.randomness import own_randomness
-from manyfit.run.build import SPLITS, Built, build, threads
-from manyfit.run.code import evaluation_only, imported
-from manyfit.run.evaluate import Report, column, interpret, keys_of
-from manyfit.run.export import check_formats, export_format, export_weights
-from manyfit.run.finish import other_code, report_of, write_report
-from manyfit.run.guard import check_backend, check_code, check_data
-from manyfit.run.journal import failures
-from manyfit.run.new_data import read_rows
-from manyfit.run.progress import counted
-from manyfit.run.tracking import evaluated_again
+from manyfit.run.build.builder import SPLITS, Built, build, threads
+from manyfit.run.build.user_code import evaluation_only, imported
+from manyfit.run.callbacks.progress import counted
+from manyfit.run.callbacks.tracking import evaluated_again
+from manyfit.run.evaluation.export import check_formats, export_format, export_weights
+from manyfit.run.evaluation.new_data import read_rows
+from manyfit.run.evaluation.row_report import Report, column, interpret, keys_of
+from manyfit.run.loop.journal import failures
+from manyfit.run.session.finish import other_code, report_of, write_report
+from manyfit.run.session.resume_check import check_backend, check_code, check_data
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from manyfit.core.names import counted
-from manyfit.run.progress import values
+from manyfit.run.callbacks.progress import values
 from manyfit.run.result import RunResult
 from manyfit.store.folder import RunFolder
 

@@ -39,9 +39,9 @@ from manyfit.learn.kind import LearnerKind, Setup, kind_of
 from manyfit.learn.learner import Learner
 from manyfit.learn.models import Made, make_model
 from manyfit.learn.split_metrics import is_split_metric
-from manyfit.run.evaluator import Evaluator
-from manyfit.run.plan import Plan
-from manyfit.run.shared_data import SharedData, Splits, random_position
+from manyfit.run.build.evaluator import Evaluator
+from manyfit.run.loop.plan import Plan
+from manyfit.run.build.shared_data import SharedData, Splits, random_position
 
 log = logging.getLogger("manyfit")
 

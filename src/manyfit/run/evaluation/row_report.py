@@ -22,10 +22,10 @@ from manyfit.data.nested import Nested, count, joined, leaves, paired, shapes
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Learner, Outputs
 from manyfit.learn.split_metrics import SplitMetrics
-from manyfit.run import statistics
-from manyfit.run.evaluator import Evaluator
-from manyfit.run.measure import watching
-from manyfit.run.progress import counted
+from manyfit.run.build.evaluator import Evaluator
+from manyfit.run.callbacks.progress import counted
+from manyfit.run.evaluation import summary_statistics
+from manyfit.run.loop.validation import watching
 from manyfit.store import durable
 
 log = logging.getLogger("manyfit")
@@ -91,7 +91,7 @@ class Report:
             durable.write(folder / "validation_report.csv", as_csv(table))
         elif split == "test":
             durable.write(folder / "eval_report.csv", as_csv(table))
-            found = {name: statistics.distribution(np.asarray(self.columns[name])) for name in names}
+            found = {name: summary_statistics.distribution(np.asarray(self.columns[name])) for name in names}
             keys = ("count", "mean", "std", "min", "q25", "median", "q75", "max")
             shown = ("count", "mean", "std", "min", "25%", "50%", "75%", "max")
             rows = {"": list(shown), **{n: [f.get(key, "") for key in keys] for n, f in found.items()}}
@@ -115,8 +115,8 @@ class Report:
         """Distributions, worst rows and the usual metrics."""
         found: dict[str, Any] = {
             "count": len(self),
-            "columns": statistics.numeric(self.columns, list(self.means)),
-            "worst": statistics.worst(self.columns, worst),
+            "columns": summary_statistics.numeric(self.columns, list(self.means)),
+            "worst": summary_statistics.worst(self.columns, worst),
         }
         if self.whole:
             found["whole"] = dict(self.whole)
@@ -163,7 +163,7 @@ def evaluate(
         log.warning(
             "%r is undefined in %d of %d rows: its mean is that of the others", name, count, len(rows)
         )
-    means = {name: statistics.mean(values) for name, values in numbers.items()}
+    means = {name: summary_statistics.mean(values) for name, values in numbers.items()}
     arrays = {name: np.concatenate(found) for name, found in table.arrays.items() if alike(found)}
     return Report(columns, means, table.classes, measured, table.usual(), undefined, failed, remade, arrays)
 
@@ -210,7 +210,7 @@ class Table:
         self.failed: dict[int, str] = {}
         """Rows of the table on which a function has failed."""
         self._mode, self._is_said, self._done = mode, False, 0
-        self._confusion = statistics.Confusion()
+        self._confusion = summary_statistics.Confusion()
         self.classes = 0
         self.others: set[str] = set()
         """Columns of further outputs, which are shown, but no numbers that anything is measured by."""

@@ -28,13 +28,13 @@ from manyfit.data.overlap import Compared
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Outputs
 from manyfit.learn.split_metrics import SplitMetrics
-from manyfit.run import guard
-from manyfit.run.build import Built, build, key_of, threads
-from manyfit.run.code import evaluation_only, imported, main_classes, misspelt, used_classes
-from manyfit.run.cohort import Cohort, Member
-from manyfit.run.shared_data import SharedData
-from manyfit.run.stopping import Ending, ending
-from manyfit.run.trainer import Callback, fit
+from manyfit.run.build.builder import Built, build, key_of, threads
+from manyfit.run.build.shared_data import SharedData
+from manyfit.run.build.user_code import evaluation_only, imported, main_classes, misspelt, used_classes
+from manyfit.run.loop.cohort import Cohort, Member
+from manyfit.run.loop.stopping import Ending, ending
+from manyfit.run.loop.trainer import Callback, fit
+from manyfit.run.session import resume_check
 from manyfit.store import durable, provenance
 from manyfit.store.checkpoint import Checkpoint, check_state, newest, set_aside
 from manyfit.store.events import EventLog, read_events
@@ -93,15 +93,15 @@ def opened(
     last, changed = resumable(run), set[str]()
     if last is not None:
         config = patch(config, frozen=run.frozen())
-        changed = guard.check_config(config, run, allowed)
+        changed = resume_check.check_config(config, run, allowed)
     with threads(config.run.train.threads) as thread_count:
         built = build(config, warm=last is None, shared=shared)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
         code = imported(source)
         if last is not None:
-            guard.check_data(data, run, allowed)
-            guard.check_code(code, run, source, allowed, evaluation_only(config, source))
-            guard.check_backend(built.learner.backend, run, allowed)
+            resume_check.check_data(data, run, allowed)
+            resume_check.check_code(code, run, source, allowed, evaluation_only(config, source))
+            resume_check.check_backend(built.learner.backend, run, allowed)
             options = built.learner.options()
             built.learner.load([last[1]])
             if any(key.startswith(("train.optimizer", "train.groups", "model_builder")) for key in changed):

@@ -9,11 +9,11 @@ from manyfit.config import Config
 from manyfit.core.errors import FolderError
 from manyfit.core.numbers import as_json, as_json_tree
 from manyfit.core.signals import Watch
-from manyfit.run.build import Built
-from manyfit.run.code import evaluation_only, imported
-from manyfit.run.evaluate import Mode, Report, as_csv, evaluate
-from manyfit.run.export import export_best, export_others
-from manyfit.run.guard import changed_code
+from manyfit.run.build.builder import Built
+from manyfit.run.build.user_code import evaluation_only, imported
+from manyfit.run.evaluation.export import export_best, export_others
+from manyfit.run.evaluation.row_report import Mode, Report, as_csv, evaluate
+from manyfit.run.session.resume_check import changed_code
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, Keep, Note
 from manyfit.store.events import read_events

@@ -17,8 +17,8 @@ from manyfit.config.tree.project import project_root
 from manyfit.config.typed.artifacts import HINT, is_own_run
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.secrets import Secret, redact, remember, value_of
-from manyfit.run.cohort import Cohort
-from manyfit.run.plan import Boundary
+from manyfit.run.loop.cohort import Cohort
+from manyfit.run.loop.plan import Boundary
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned

@@ -19,8 +19,8 @@ from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import ManyfitError, RunFailed
 from manyfit.data import Batch, Order, Source
 from manyfit.data.native import NativeBatches
-from manyfit.run.cohort import Cohort
-from manyfit.run.plan import Boundary
+from manyfit.run.loop.cohort import Cohort
+from manyfit.run.loop.plan import Boundary
 from manyfit.store import durable
 from manyfit.store.folder import RunFolder
 
@@ -59,8 +59,8 @@ POINTS: Final[Sequence[Sequence[Kill]]] = (
 
 PRELOADED: Final = (
     "manyfit.run.train",
-    "manyfit.run.build",
-    "manyfit.run.finish",
+    "manyfit.run.build.builder",
+    "manyfit.run.session.finish",
     "tensorboard.summary.writer.event_file_writer",
     "torch._dynamo",
 )

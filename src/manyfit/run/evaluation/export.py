@@ -31,8 +31,8 @@ from manyfit.learn.exporting import compare, describe_inputs
 from manyfit.learn.kind import all_formats, kind_of
 from manyfit.learn.models import Made, make_model
 from manyfit.learn.packing import unpack
-from manyfit.run.build import Built
-from manyfit.run.cohort import describe_model
+from manyfit.run.build.builder import Built
+from manyfit.run.loop.cohort import describe_model
 from manyfit.store import checkpoint, durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from manyfit.config import Config
 from manyfit.core.errors import ExtraMissing
-from manyfit.run.cohort import Cohort
-from manyfit.run.plan import Boundary
-from manyfit.run.tracking import AUTO, MlflowCallback, is_missing
+from manyfit.run.callbacks.tracking import AUTO, MlflowCallback, is_missing
+from manyfit.run.loop.cohort import Cohort
+from manyfit.run.loop.plan import Boundary
 from manyfit.store.folder import RunFolder
 from manyfit.store.tensorboard import TensorBoardMirror
 

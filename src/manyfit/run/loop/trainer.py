@@ -12,11 +12,11 @@ from manyfit.core.errors import Interrupted, RunFailed
 from manyfit.core.secrets import has_secrets, without_values
 from manyfit.core.signals import Asked, Watch
 from manyfit.learn.learner import Learner, fetch
-from manyfit.run.cohort import Cohort
-from manyfit.run.measure import Row, validate
-from manyfit.run.pace import Pace
-from manyfit.run.plan import Boundary
-from manyfit.run.stopping import Ending
+from manyfit.run.loop.clock import Pace
+from manyfit.run.loop.cohort import Cohort
+from manyfit.run.loop.plan import Boundary
+from manyfit.run.loop.stopping import Ending
+from manyfit.run.loop.validation import Row, validate
 
 
 class Callback(Protocol):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from manyfit.run.plan import Boundary, Plan
+from manyfit.run.loop.plan import Boundary, Plan
 
 PAUSE = 0.5
 """Seconds between pauses: for progress, for signals, and for what is due by the clock."""

@@ -1,0 +1,44 @@
+"""Whether a unit, or one trial of it, was asked to end; and how its work shows signs of life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from manyfit.core.signals import Watch
+from manyfit.study.units import Progress
+
+Tell: TypeAlias = Callable[[Progress], None]
+"""Is called with signs of life."""
+TERMINATED: Final = 15
+"""The signal that stands for a request to end."""
+
+
+class UnitWatch(Watch):
+    """Whether a unit, or one trial of it, was asked to end: by a signal to the process, or by the driver."""
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._watch = watch or Watch()
+        self.asked: set[str] = set()
+        """Trials that were asked to end."""
+        self.is_asked = False
+        """Whether the whole unit was."""
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """The signal, or the one that stands for a request."""
+        return self._watch.number or (TERMINATED if self.is_asked else 0)
+
+    def of(self, trial: str) -> Watch:
+        """Return the watch of one trial."""
+        return _TrialWatch(self, trial)
+
+
+class _TrialWatch(Watch):
+    def __init__(self, unit: UnitWatch, trial: str) -> None:
+        self._unit = unit
+        self._trial = trial
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        return self._unit.number or (TERMINATED if self._trial in self._unit.asked else 0)
