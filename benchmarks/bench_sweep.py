@@ -29,10 +29,10 @@ from torch import nn
 
 from manyfit.config.study.study import load_study
 from manyfit.study.executors.processes import Processes, places, usable_cores
-from manyfit.study.folder import StudyFolder
 from manyfit.study.sweep import Wish, execute, write_base
-from manyfit.study.training import Training
-from manyfit.study.units import Trial, Unit
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.training import Training
+from manyfit.study.work.units import Trial, Unit
 
 torch.set_num_threads(1)
 EPOCHS, BATCH = int(os.environ.get("EPOCHS", "50")), 32

@@ -28,7 +28,7 @@ from manyfit.study.executors.choose import choose
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import prepare
 from manyfit.study.sweep import Wish, execute
-from manyfit.study.units import Outcome
+from manyfit.study.work.units import Outcome
 
 torch.set_num_threads(1)
 COUNT = int(os.environ.get("COUNT", "300"))

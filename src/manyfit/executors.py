@@ -13,8 +13,8 @@
 from manyfit.core.position import Position
 from manyfit.study.executors.base import Executor, Job, attempt
 from manyfit.study.executors.choose import auto, inline, processes
-from manyfit.study.unit_watch import UnitWatch
-from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
+from manyfit.study.work.unit_watch import UnitWatch
+from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
 __all__ = [
     "Executor",

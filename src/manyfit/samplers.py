@@ -1,5 +1,5 @@
 """Search methods of manyfit's own. Any sampler of Optuna can be named beside them."""
 
-from manyfit.study.sampling import Grid
+from manyfit.study.search.sampling import Grid
 
 __all__ = ["Grid"]

@@ -8,7 +8,7 @@
 | `Go`, `Stop`, `Add` | what a rule may decide |
 """
 
-from manyfit.study.board import Add, Board, Go, Stop, Stopper, View
-from manyfit.study.stoppers import Asha, Halving, Median, Patience
+from manyfit.study.search.decisions import Add, Board, Go, Stop, Stopper, View
+from manyfit.study.search.stoppers import Asha, Halving, Median, Patience
 
 __all__ = ["Add", "Asha", "Board", "Go", "Halving", "Median", "Patience", "Stop", "Stopper", "View"]

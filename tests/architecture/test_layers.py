@@ -118,6 +118,7 @@ def test_imports_point_downwards(module):
 ROOMS = {
     "config": ["tree", "typed", "schema", "dialects", "", "study"],
     "run": ["loop", "callbacks", "build", "evaluation", "session", ""],
+    "study": ["work", "executors", "ledger", "search", "drive", ""],
 }
 """The rooms of a layer from the ground up; the empty name stands for the files beside them."""
 

@@ -54,10 +54,10 @@ def writers(mark: Path) -> list[dict]:
     """Classes of manyfit that write when they are made."""
     return [
         {"class": "manyfit.store.events.EventLog", "path": str(mark)},
-        {"class": "manyfit.study.ledger.Ledger", "path": str(mark)},
+        {"class": "manyfit.study.ledger.ledger.Ledger", "path": str(mark)},
         {"class": "manyfit.feeders.RecordWriter", "path": str(mark)},
         {"class": "manyfit.store.tensorboard.TensorBoardMirror", "folder": str(mark), "events": []},
-        {"class": "manyfit.study.inbox.Inbox", "folder": str(mark)},
+        {"class": "manyfit.study.drive.inbox.Inbox", "folder": str(mark)},
     ]
 
 

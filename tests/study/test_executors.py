@@ -17,7 +17,7 @@ from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes, places
 from manyfit.study.executors.simulated import Simulated
 from manyfit.study.executors.worker import Place
-from manyfit.study.units import Trial, Unit
+from manyfit.study.work.units import Trial, Unit
 from manyfit.testing import ExecutorContract
 from manyfit.testing.executor import work
 
@@ -45,7 +45,7 @@ def unit(folder, name, **values):
 
 WORKS = '''
 import os, time
-from manyfit.study.units import Failure, Outcome
+from manyfit.study.work.units import Failure, Outcome
 
 def facts(unit, watch, tell):
     """Where a worker is, and what it may use."""
@@ -193,7 +193,7 @@ def test_nothing_is_left_when_the_driver_is_killed(tmp_path):
             sys.path.insert(0, {str(tmp_path)!r})
             from manyfit.study.executors.processes import Processes
             from manyfit.study.executors.worker import Place
-            from manyfit.study.units import Trial, Unit
+            from manyfit.study.work.units import Trial, Unit
             from busy import work
 
             executor = Processes(work, [Place(), Place()])

@@ -17,19 +17,19 @@ from pathlib import Path
 import pytest
 
 from manyfit.config.study.study import load_study
-from manyfit.study.board import Board
-from manyfit.study.driver import Driver, StudyMoved
+from manyfit.study.drive.driver import Driver, StudyMoved
+from manyfit.study.drive.inbox import Command, Inbox, send
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes
 from manyfit.study.executors.simulated import Simulated
 from manyfit.study.executors.worker import Place
-from manyfit.study.failures import failure_of
-from manyfit.study.inbox import Command, Inbox, send
-from manyfit.study.ledger import Ledger, read_only
-from manyfit.study.points import Candidate
-from manyfit.study.records import PointRecord, TrialRecord
-from manyfit.study.stoppers import Asha, Halving, Median, Patience
+from manyfit.study.ledger.ledger import Ledger, read_only
+from manyfit.study.search.decisions import Board
+from manyfit.study.search.stoppers import Asha, Halving, Median, Patience
 from manyfit.study.sweep import Wish, execute
+from manyfit.study.work.failures import failure_of
+from manyfit.study.work.points import Candidate
+from manyfit.study.work.records import PointRecord, TrialRecord
 
 STOPS = {
     "none": None,
@@ -41,7 +41,7 @@ STOPS = {
 
 
 WORK = '''
-from manyfit.study.units import Outcome
+from manyfit.study.work.units import Outcome
 
 
 def work(unit, watch, tell):
@@ -135,7 +135,7 @@ def test_asha_on_processes_ends_with_real_trials(lab):
 
 
 INSISTS = '''
-from manyfit.study.board import Go
+from manyfit.study.search.decisions import Go
 
 
 class Insists:
@@ -509,7 +509,7 @@ def test_a_ledger_without_some_of_it_gives_no_traceback(lab, cli, statement):
 def test_a_kill_between_a_row_and_its_seal_loses_neither(lab):
     trained(lab)
     code = (
-        "import os, sys; from manyfit.study.integrity import Seals; from manyfit.study.ledger import Ledger; "
+        "import os, sys; from manyfit.study.ledger.integrity import Seals; from manyfit.study.ledger.ledger import Ledger; "
         "from pathlib import Path; ledger = Ledger(Path(sys.argv[1])); "
         "Seals.put = lambda *a: os.kill(os.getpid(), 9); ledger.set('seconds', 77.0)"
     )
@@ -689,7 +689,7 @@ def test_the_median_without_one_is_the_median_of_the_others():
     import random
     import statistics
 
-    from manyfit.study.stoppers import median_without
+    from manyfit.study.search.stoppers import median_without
 
     rng = random.Random(0)
     for count in range(2, 40):

@@ -10,14 +10,14 @@ from manyfit.config.study.study import load_study
 from manyfit.core.errors import Interrupted
 from manyfit.report.leaderboard import leaderboard
 from manyfit.report.replicates import mean_of, paired, t_probability, t_quantile
-from manyfit.study.commands import leave
-from manyfit.study.driver import StudyStopped
+from manyfit.study.drive.commands import leave
+from manyfit.study.drive.driver import StudyStopped
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.simulated import Simulated
-from manyfit.study.ledger import Ledger
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.search.survey import survey
 from manyfit.study.status import status
-from manyfit.study.survey import survey
-from manyfit.study.units import Failure, Outcome
+from manyfit.study.work.units import Failure, Outcome
 
 
 class Several(Simulated):
@@ -200,7 +200,7 @@ def test_a_point_that_was_removed_can_be_added(lab):
 def test_somebody_who_reads_does_not_disturb_the_end(lab):
     lab.write(search__seeds=1)
     lab.sweep(only=["0"])
-    from manyfit.study.ledger import Ledger
+    from manyfit.study.ledger.ledger import Ledger
 
     with Ledger(lab.folder / "ledger.db") as ledger:
         ledger.set("x", 1)
@@ -215,8 +215,8 @@ def test_the_best_is_the_same_for_everybody(lab):
     points(lab, 5, search__seeds=1)
     found = lab.execute(lambda *_: Simulated(1, epochs=2, curve=lambda values, seed, epoch: 1.0))
     assert found.best.number == leaderboard(lab.folder).rows[0].point
-    from manyfit.study.best import ranked
-    from manyfit.study.ledger import read_only
+    from manyfit.study.ledger.best import ranked
+    from manyfit.study.ledger.ledger import read_only
 
     assert ranked(read_only(lab.folder / "ledger.db")[0], 1, 2)[0].number == found.best.number
 
@@ -383,7 +383,7 @@ def test_a_slow_validation_is_a_sign_of_life(lab):
 
 
 def test_a_full_disk_is_said(lab, cli, monkeypatch):
-    from manyfit.study.ledger import Ledger
+    from manyfit.study.ledger.ledger import Ledger
 
     points(lab, 1, search__seeds=1)
     real = Ledger.save_trial

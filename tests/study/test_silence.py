@@ -8,8 +8,8 @@ from manyfit.config.study.study import load_study
 from manyfit.core.errors import ComponentFailed, ConfigError
 from manyfit.report.leaderboard import cells, leaderboard
 from manyfit.study.dry_run import dry_run
-from manyfit.study.points import Candidate
-from manyfit.study.survey import covering, survey
+from manyfit.study.search.survey import covering, survey
+from manyfit.study.work.points import Candidate
 
 ONE_CYCLE = {"class": "one_cycle", "max_lr": 0.1}
 

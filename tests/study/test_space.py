@@ -13,9 +13,9 @@ from manyfit.config.tree.expressions import Expression
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import read_text
 from manyfit.core.errors import ConfigError
-from manyfit.study.points import candidate
-from manyfit.study.sampling import Sampler, chosen
-from manyfit.study.survey import survey
+from manyfit.study.search.sampling import Sampler, chosen
+from manyfit.study.search.survey import survey
+from manyfit.study.work.points import candidate
 
 BASE = {"model.class": "models.MLP", "model.hidden": 8, "model.dropout": 0.0, "train.optimizer.lr": 0.01}
 
@@ -182,7 +182,7 @@ def test_samplers_are_pure_functions_and_respect_the_space(lab, method):
         assert values == {key: plain(node) for key, node in again.items()}
         assert ("train.optimizer.momentum" in values) == (values["train.optimizer"]["class"] == "sgd")
         assert chosen(study, values) is not None
-        from manyfit.study.sampling import Observation
+        from manyfit.study.search.sampling import Observation
 
         history.append(Observation(values, "finished", float(values["model.hidden"])))
 
@@ -212,7 +212,7 @@ def test_the_name_of_a_point(lab):
 
     def name(values, base=None):
         from manyfit.config.study.space import located
-        from manyfit.study.points import STUDY
+        from manyfit.study.work.points import STUDY
 
         if base is not None:
             lab.project.config(base)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from manyfit.config.study.study import load_study
-from manyfit.study.board import next_pause
 from manyfit.study.executors.simulated import Simulated
-from manyfit.study.stoppers import Halving, rungs
+from manyfit.study.search.decisions import next_pause
+from manyfit.study.search.stoppers import Halving, rungs
 from manyfit.study.sweep import Wish, execute
-from manyfit.study.units import Failure
+from manyfit.study.work.units import Failure
 
 
 def simulated(lab, slots, stop, points=27, epochs=9, failing=(), pace=None, **options):
@@ -96,7 +96,7 @@ def test_median_and_patience(lab):
 
 
 OWN = '''
-from manyfit.study.board import Add, Go, Stop
+from manyfit.study.search.decisions import Add, Go, Stop
 
 
 class Picky:

@@ -13,8 +13,8 @@ import torch
 
 import manyfit
 from manyfit.core.errors import ConfigError, FolderError, ManyfitError, RunConflict, UsageError
-from manyfit.study.driver import StudyStopped
-from manyfit.study.ledger import read_only
+from manyfit.study.drive.driver import StudyStopped
+from manyfit.study.ledger.ledger import read_only
 from manyfit.study.result import read_study
 from manyfit.study.status import status
 
@@ -58,7 +58,7 @@ import random
 import numpy as np
 import optuna
 import torch
-from manyfit.study.board import Go, Stop
+from manyfit.study.search.decisions import Go, Stop
 
 
 def thrown():
@@ -486,7 +486,7 @@ def test_a_rollback_journal_gives_the_same(lab, monkeypatch):
     lab.sweep()
     expected = lab.table()
     lab.clear()
-    monkeypatch.setattr("manyfit.study.ledger.is_remote", lambda path: True)
+    monkeypatch.setattr("manyfit.study.ledger.ledger.is_remote", lambda path: True)
     lab.sweep()
     assert lab.table() == expected
 

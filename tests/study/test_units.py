@@ -12,8 +12,8 @@ import torch
 from manyfit.core.position import Position
 from manyfit.store.folder import RunFolder
 from manyfit.study import sweep as sweeping
-from manyfit.study.driver import Driver
-from manyfit.study.ledger import FORMAT, Ledger, read_only
+from manyfit.study.drive.driver import Driver
+from manyfit.study.ledger.ledger import FORMAT, Ledger, read_only
 
 OLD = Path(__file__).parents[1] / "compatibility" / "v0_1.zip"
 

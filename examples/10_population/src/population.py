@@ -1,7 +1,7 @@
 """Population-based training as a stopper: bad points make room for copies of good ones, weights and all."""
 
 from manyfit.core.seeds import derive
-from manyfit.study.board import Add, Board, Decision, Go, Stop, View
+from manyfit.study.search.decisions import Add, Board, Decision, Go, Stop, View
 
 
 class Population:

@@ -23,10 +23,10 @@ from manyfit.cli.output import say
 def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -> None:
     """Show how STUDY stands: also while it runs, and after it has crashed."""
     from manyfit.report.leaderboard import FORMATS, cells, leaderboard
-    from manyfit.study.folder import StudyFolder
-    from manyfit.study.ledger import read_only
+    from manyfit.study.ledger.ledger import read_only
     from manyfit.study.result import read_study, rows
     from manyfit.study.status import status
+    from manyfit.study.work.folder import StudyFolder
 
     place, read = study, read_only(StudyFolder(study).ledger)
     facts = status(place, read)

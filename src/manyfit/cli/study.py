@@ -39,7 +39,7 @@ def resume(study: Path, points: tuple[str, ...]) -> None:
 @click.option("--weights", is_flag=True, help="Begin with the weights that the point has now.")
 def clone(study: Path, point: str, weights: bool) -> None:
     """Try POINT again with changed values: manyfit study clone studies/lr 3 train.optimizer.lr=1e-4"""
-    from manyfit.study.commands import leave, points_of
+    from manyfit.study.drive.commands import leave, points_of
 
     number = points_of(study, [point])[0]
     leave(study, "clone", number, values(), weights)
@@ -50,7 +50,7 @@ def clone(study: Path, point: str, weights: bool) -> None:
 @study_argument
 def add(study: Path) -> None:
     """Try a further point: manyfit study add studies/lr train.optimizer.lr=3e-4 model.hidden=96"""
-    from manyfit.study.commands import leave
+    from manyfit.study.drive.commands import leave
 
     found = values()
     if not found:
@@ -65,7 +65,7 @@ def add(study: Path) -> None:
 @click.option("--csv", "csv_", type=click.Path(path_type=Path), help="One row for each trial.")
 def export(study: Path, storage: str | None, csv_: Path | None) -> None:
     """Write a study in a form that others read."""
-    from manyfit.study.exported import to_csv, to_optuna
+    from manyfit.study.storage_export import to_csv, to_optuna
 
     if storage is None and csv_ is None:
         raise click.UsageError("say where to: --optuna sqlite:///study.db, or --csv trials.csv")
@@ -85,7 +85,7 @@ def share(study: Path, task: int, of: int) -> None:
 
     `manyfit sweep` puts the results together.
     """
-    from manyfit.study.share import train_share
+    from manyfit.study.job_array import train_share
 
     found = train_share(study, task, of)
     for outcome in found:
@@ -97,14 +97,14 @@ def share(study: Path, task: int, of: int) -> None:
 
 def values() -> dict[str, Any]:
     """The overrides of the command as values of a point."""
-    from manyfit.study.commands import parsed
+    from manyfit.study.drive.commands import parsed
 
     return parsed(overrides())
 
 
 def send_each(study: Path, action: str, points: Sequence[str]) -> None:
     """Leave a command for each point."""
-    from manyfit.study.commands import leave, points_of
+    from manyfit.study.drive.commands import leave, points_of
 
     for number in points_of(study, points):
         leave(study, action, number)

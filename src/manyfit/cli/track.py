@@ -45,8 +45,8 @@ def _study(place: Path, uri: str | None, trust: bool) -> dict[str, int]:
     from manyfit.config.study.study import load_mirrors
     from manyfit.config.typed.artifacts import HINT
     from manyfit.core.errors import UsageError
-    from manyfit.study.ledger import is_own
-    from manyfit.study.mirror import mirror
+    from manyfit.study.ledger.ledger import is_own
+    from manyfit.study.mirrors import mirror
 
     track = load_mirrors(place)
     address = uri or track.mlflow

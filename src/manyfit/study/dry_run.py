@@ -13,16 +13,16 @@ from manyfit.config.study.study import StudyConfig, load_study
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import ComponentFailed
 from manyfit.core.signals import Watch
+from manyfit.study.drive.display import duration
+from manyfit.study.drive.rehearsal import rehearsals
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import places, usable_cores
-from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import read_only
-from manyfit.study.records import PointRecord
-from manyfit.study.rehearsal import rehearsals
+from manyfit.study.ledger.ledger import read_only
 from manyfit.study.result import seeded
-from manyfit.study.shown import duration
-from manyfit.study.survey import Survey, survey
-from manyfit.study.training import Training
+from manyfit.study.search.survey import Survey, survey
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.records import PointRecord
+from manyfit.study.work.training import Training
 
 EACH: Final = 0.05
 START: Final = 4.0

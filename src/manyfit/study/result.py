@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from manyfit.core.errors import FolderError
 from manyfit.core.lazy import optional
 from manyfit.store.lock import is_owned
-from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import Read, read_only
-from manyfit.study.records import PointRecord, fair_epoch
+from manyfit.study.ledger.ledger import Read, read_only
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.records import PointRecord, fair_epoch
 
 if TYPE_CHECKING:
     import pandas

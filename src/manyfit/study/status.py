@@ -8,10 +8,10 @@ from typing import Any
 
 from manyfit.core.errors import ManyfitError
 from manyfit.store.lock import is_owned
-from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import Read, read_only
-from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.ledger.ledger import Read, read_only
 from manyfit.study.result import seeded
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.records import PointRecord, TrialRecord
 
 
 def status(place: Path, read: Read | None = None) -> dict[str, Any]:

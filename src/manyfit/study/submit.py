@@ -22,7 +22,7 @@ from manyfit.core.secrets import without_values
 from manyfit.core.text import printable_line
 from manyfit.run.train import place as run_place
 from manyfit.store import durable
-from manyfit.study.share import is_shareable, trials_of
+from manyfit.study.job_array import is_shareable, trials_of
 
 USR1: Final = 128 + signal.SIGUSR1.value
 OPTIONS: Final = {

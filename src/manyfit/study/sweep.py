@@ -29,24 +29,24 @@ from manyfit.run.loop.journal import logged
 from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder
 from manyfit.store.lock import owned
-from manyfit.study import best
-from manyfit.study.driver import Driver, Options
+from manyfit.study.drive.display import Shown, Silent, shown_for
+from manyfit.study.drive.driver import Driver, Options
+from manyfit.study.drive.inbox import Inbox, number_of
+from manyfit.study.drive.reconcile import check_base, check_code, check_pauses, keep_base, reconcile, retry
+from manyfit.study.drive.rehearsal import Asking, rehearse
 from manyfit.study.executors.base import Executor, Work
 from manyfit.study.executors.choose import choose
 from manyfit.study.executors.processes import prepare, usable_cores
-from manyfit.study.folder import StudyFolder
-from manyfit.study.inbox import Inbox, number_of
-from manyfit.study.ledger import Ledger
-from manyfit.study.mirror import mirror
-from manyfit.study.points import trial_name
-from manyfit.study.reconcile import check_base, check_code, check_pauses, keep_base, reconcile, retry
-from manyfit.study.rehearsal import Asking, rehearse
+from manyfit.study.ledger import best
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.mirrors import mirror
 from manyfit.study.result import Study, read_study
-from manyfit.study.sampling import is_blind, is_point
-from manyfit.study.shown import Shown, Silent, shown_for
-from manyfit.study.survey import Survey, survey
-from manyfit.study.training import Training
-from manyfit.study.units import SHORT
+from manyfit.study.search.sampling import is_blind, is_point
+from manyfit.study.search.survey import Survey, survey
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.points import trial_name
+from manyfit.study.work.training import Training
+from manyfit.study.work.units import SHORT
 
 log = logging.getLogger("manyfit")
 

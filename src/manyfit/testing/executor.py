@@ -15,8 +15,8 @@ from manyfit.core.errors import UsageError
 from manyfit.core.position import Position
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor
-from manyfit.study.unit_watch import UnitWatch
-from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
+from manyfit.study.work.unit_watch import UnitWatch
+from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
 
 def work(unit: Unit, watch: UnitWatch, tell: Callable[[Progress], None]) -> Iterator[Outcome]:

@@ -156,7 +156,7 @@ METRIC = Role(
 )
 SAMPLER = Role(
     "search method",
-    bases=("optuna.samplers._base.BaseSampler", "manyfit.study.sampling.Grid"),
+    bases=("optuna.samplers._base.BaseSampler", "manyfit.study.search.sampling.Grid"),
     supplied=("seed",),
     short={
         "grid": "manyfit.samplers.Grid",

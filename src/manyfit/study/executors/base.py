@@ -13,9 +13,9 @@ from typing import ClassVar, TypeAlias
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import UsageError
 from manyfit.core.signals import Watch
-from manyfit.study.failures import failure_of
-from manyfit.study.unit_watch import Tell, UnitWatch
-from manyfit.study.units import Failure, Outcome, Trial, Unit
+from manyfit.study.work.failures import failure_of
+from manyfit.study.work.unit_watch import Tell, UnitWatch
+from manyfit.study.work.units import Failure, Outcome, Trial, Unit
 
 Work: TypeAlias = Callable[[Unit, UnitWatch, Tell], Iterable[Outcome]]
 """What is done with a unit: an outcome for each trial, as it ends. Picklable, for other processes."""

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor, Work, attempt
-from manyfit.study.unit_watch import UnitWatch
-from manyfit.study.units import Outcome, Progress, Unit
+from manyfit.study.work.unit_watch import UnitWatch
+from manyfit.study.work.units import Outcome, Progress, Unit
 
 
 class Inline(Executor):

@@ -22,11 +22,11 @@ from manyfit.core.errors import RunFailed, UsageError
 from manyfit.study.executors.base import Executor, Work, unanswered
 from manyfit.study.executors.server import DRIVER
 from manyfit.study.executors.worker import Place, serve
-from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
+from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
 PRELOADED: Final = (
     "manyfit.study.executors.server",
-    "manyfit.study.training",
+    "manyfit.study.work.training",
     "manyfit.run.trial",
     "manyfit.run.check",
     "manyfit.study.executors.worker",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from manyfit.core.seeds import derive
 from manyfit.study.executors.base import Executor
-from manyfit.study.units import Failure, Outcome, Trial, Unit
+from manyfit.study.work.units import Failure, Outcome, Trial, Unit
 
 Curve: TypeAlias = Callable[[Mapping[str, Any], int, int], float]
 """Values of the space, seed, epoch → the objective."""

@@ -24,8 +24,8 @@ from manyfit.core.secrets import clean_bytes
 from manyfit.core.signals import watched
 from manyfit.study.executors import server
 from manyfit.study.executors.base import Work, attempt
-from manyfit.study.unit_watch import UnitWatch
-from manyfit.study.units import Outcome, Trial, Unit
+from manyfit.study.work.unit_watch import UnitWatch
+from manyfit.study.work.units import Outcome, Trial, Unit
 
 MOST_CLEANED: Final = 1 << 26
 """The most bytes of output that are looked through."""

@@ -16,10 +16,10 @@ from manyfit.store import durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder
 from manyfit.store.tensorboard import TensorBoardMirror
-from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import read_only
-from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.ledger.ledger import read_only
 from manyfit.study.result import seeded
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.records import PointRecord, TrialRecord
 
 log = logging.getLogger("manyfit")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from manyfit.core.signals import Watch
-from manyfit.study.units import Progress
+from manyfit.study.work.units import Progress
 
 Tell: TypeAlias = Callable[[Progress], None]
 """Is called with signs of life."""

@@ -9,10 +9,10 @@ from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ComponentFailed, Interrupted
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor
-from manyfit.study.ledger import Ledger
-from manyfit.study.points import Candidate
-from manyfit.study.survey import Survey
-from manyfit.study.units import Outcome, Trial, Unit
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.search.survey import Survey
+from manyfit.study.work.points import Candidate
+from manyfit.study.work.units import Outcome, Trial, Unit
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import counted
-from manyfit.study.board import Board, Decision, Go, Stop, View
+from manyfit.study.search.decisions import Board, Decision, Go, Stop, View
 
 
 def rungs(first: int, factor: int, epochs: int) -> list[int]:

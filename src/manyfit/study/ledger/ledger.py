@@ -16,10 +16,17 @@ from typing import Any, Final, TypeAlias
 from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.files import check_file, read_bytes
 from manyfit.core.secrets import clean, clean_file
-from manyfit.study.integrity import MENDED, Seals, check_facts, check_point, check_progress, check_trial
-from manyfit.study.points import Candidate, trial_name
-from manyfit.study.records import PointRecord, TrialRecord
-from manyfit.study.units import KINDS, Failure
+from manyfit.study.ledger.integrity import (
+    MENDED,
+    Seals,
+    check_facts,
+    check_point,
+    check_progress,
+    check_trial,
+)
+from manyfit.study.work.points import Candidate, trial_name
+from manyfit.study.work.records import PointRecord, TrialRecord
+from manyfit.study.work.units import KINDS, Failure
 
 FORMAT: Final = 2
 """1 kept a row for each trial of each unit, in a table `assignments`."""

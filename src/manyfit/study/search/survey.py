@@ -15,9 +15,9 @@ from manyfit.config.study.space import MOST_POINTS, Axis, Patch, located
 from manyfit.config.study.study import StudyConfig
 from manyfit.config.tree.nodes import plain
 from manyfit.core.errors import ConfigError, Problem, UsageError
-from manyfit.study.points import Candidate, configured, name
-from manyfit.study.records import PointRecord
-from manyfit.study.sampling import EXHAUSTED, Sampler, grid, is_blind, is_point
+from manyfit.study.search.sampling import EXHAUSTED, Sampler, grid, is_blind, is_point
+from manyfit.study.work.points import Candidate, configured, name
+from manyfit.study.work.records import PointRecord
 
 log = logging.getLogger("manyfit")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from manyfit.config.identity import epochs_in
-from manyfit.study.units import Failure, Outcome
+from manyfit.study.work.units import Failure, Outcome
 
 TrialState: TypeAlias = Literal["waiting", "running", "paused", "finished", "failed", "infeasible"]
 PointState: TypeAlias = Literal["open", "finished", "stopped", "failed"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from manyfit.core.errors import UsageError
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint
-from manyfit.study.folder import StudyFolder
-from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.records import PointRecord, TrialRecord
 
 
 def keep(folder: StudyFolder, point: PointRecord) -> str:
@@ -49,7 +49,7 @@ def copied(found: Checkpoint, final: Path) -> bool:
 
 def start(folder: StudyFolder, project: Path, point: PointRecord, trial: TrialRecord) -> dict[str, str]:
     """What `train.warm_start` is for a trial of a clone; a seed that its parent lacks takes another one's."""
-    from manyfit.study.points import trial_name
+    from manyfit.study.work.points import trial_name
 
     parent, _, steps = point.parent.partition("@")
     known = {int(seed): int(step) for seed, step in (item.split(":") for item in steps.split(","))}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from manyfit.study.records import TrialRecord
-from manyfit.study.units import Failure
+from manyfit.study.work.records import TrialRecord
+from manyfit.study.work.units import Failure
 
 PREEMPTIONS: Final = 20
 """How often a trial may be preempted without getting further: schedulers do that, and so does broken code."""

@@ -14,13 +14,13 @@ from manyfit.core.errors import FolderError, RunConflict, UsageError
 from manyfit.core.names import counted
 from manyfit.run.build.user_code import imported
 from manyfit.run.session.resume_check import is_allowed
-from manyfit.study.board import Stopper, next_pause, pauses_of
-from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import Ledger
-from manyfit.study.records import PointRecord, TrialRecord, epochs_of
-from manyfit.study.schedule import close
-from manyfit.study.training import committed_progress
-from manyfit.study.units import SHORT, Failure, Outcome
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.search.decisions import Stopper, next_pause, pauses_of
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.records import PointRecord, TrialRecord, epochs_of
+from manyfit.study.work.schedule import close
+from manyfit.study.work.training import committed_progress
+from manyfit.study.work.units import SHORT, Failure, Outcome
 
 log = logging.getLogger("manyfit")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from manyfit.study.records import PointRecord, TrialRecord
+from manyfit.study.work.records import PointRecord, TrialRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from manyfit.config.study.study import load_study
 from manyfit.config.tree.nodes import dotted, plain
 from manyfit.config.tree.overrides import COMMAND_LINE, Overrides, collect
 from manyfit.core.errors import ConfigError, Problem, UsageError
-from manyfit.study.folder import StudyFolder
-from manyfit.study.inbox import Command, number_of, send
-from manyfit.study.ledger import read_only
-from manyfit.study.points import candidate
+from manyfit.study.drive.inbox import Command, number_of, send
+from manyfit.study.ledger.ledger import read_only
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.points import candidate
 
 
 def points_of(place: Path, texts: Sequence[str]) -> list[int]:

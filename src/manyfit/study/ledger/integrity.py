@@ -21,9 +21,9 @@ from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import ConfigError, FolderError
 from manyfit.core.seal import sealer
 from manyfit.store.folder import RunFolder
-from manyfit.study.folder import StudyFolder
-from manyfit.study.records import PointRecord, PointState, TrialState
-from manyfit.study.training import committed_step
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.records import PointRecord, PointState, TrialState
+from manyfit.study.work.training import committed_step
 
 SCHEMA: Final = "create table if not exists seals (row text primary key, seal text not null)"
 COUNT: Final = "count"

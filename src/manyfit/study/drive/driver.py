@@ -18,20 +18,21 @@ from manyfit.core.position import Position
 from manyfit.core.seeds import derive
 from manyfit.core.signals import Watch
 from manyfit.data.randomness import seed_for
-from manyfit.study import best, policy, weights
-from manyfit.study.asking import Asker
-from manyfit.study.board import Add, Board, Decision, Stop, Stopper, decisions_of, next_pause
+from manyfit.study.drive.display import Shown, Silent
+from manyfit.study.drive.inbox import Command, Inbox
 from manyfit.study.executors.base import Executor
 from manyfit.study.executors.worker import tidy_output
-from manyfit.study.folder import StudyFolder
-from manyfit.study.inbox import Command, Inbox
-from manyfit.study.ledger import Ledger
-from manyfit.study.points import STUDY, Candidate, candidate
-from manyfit.study.records import PointRecord, TrialRecord, epochs_of
-from manyfit.study.schedule import Ready, close, grant, ready, waiting
-from manyfit.study.shown import Shown, Silent
-from manyfit.study.training import committed_progress
-from manyfit.study.units import Failure, Outcome, Progress, Purpose, Trial, Unit
+from manyfit.study.ledger import best, start_weights
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.search.asker import Asker
+from manyfit.study.search.decisions import Add, Board, Decision, Stop, Stopper, decisions_of, next_pause
+from manyfit.study.work import policy
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.points import STUDY, Candidate, candidate
+from manyfit.study.work.records import PointRecord, TrialRecord, epochs_of
+from manyfit.study.work.schedule import Ready, close, grant, ready, waiting
+from manyfit.study.work.training import committed_progress
+from manyfit.study.work.units import Failure, Outcome, Progress, Purpose, Trial, Unit
 
 log = logging.getLogger("manyfit")
 
@@ -176,7 +177,9 @@ class Driver:
         """A trial as executors know it."""
         changes: dict[str, Any] = {}
         if point.parent:
-            changes["train.warm_start"] = weights.start(self.folder, self.study.base.project, point, trial)
+            changes["train.warm_start"] = start_weights.start(
+                self.folder, self.study.base.project, point, trial
+            )
         if trial.split > 1:
             given = point.values.get("train.accumulate", self.study.base.run.train.accumulate)
             changes["train.accumulate"] = given * trial.split
@@ -382,7 +385,7 @@ class Driver:
         if parent is not None:
             source = self.point(parent)
             values = {**source.values, **values}
-            begun = weights.keep(self.folder, source)
+            begun = start_weights.keep(self.folder, source)
         found = candidate(self.study, located(values, STUDY), origin, begun)
         known = self.ledger.point(found.id)
         if known is not None and known.current:

@@ -9,11 +9,11 @@ from pathlib import Path
 from manyfit.config.study.study import load_study
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import optional
-from manyfit.study.board import View
-from manyfit.study.folder import StudyFolder
-from manyfit.study.ledger import read_only
+from manyfit.study.ledger.ledger import read_only
 from manyfit.study.result import rows, seeded
-from manyfit.study.sampling import Observation, frozen_trial
+from manyfit.study.search.decisions import View
+from manyfit.study.search.sampling import Observation, frozen_trial
+from manyfit.study.work.folder import StudyFolder
 
 
 def to_optuna(place: Path, storage: str) -> tuple[str, int]:

@@ -19,11 +19,11 @@ from manyfit.core.signals import Watch
 from manyfit.store.checkpoint import committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
-from manyfit.study.failures import failure_of
-from manyfit.study.points import trial_config
-from manyfit.study.records import Curve
-from manyfit.study.unit_watch import Tell, UnitWatch
-from manyfit.study.units import Failure, Outcome, Progress, Trial, Unit
+from manyfit.study.work.failures import failure_of
+from manyfit.study.work.points import trial_config
+from manyfit.study.work.records import Curve
+from manyfit.study.work.unit_watch import Tell, UnitWatch
+from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
 if TYPE_CHECKING:
     from manyfit.run.build.shared_data import SharedData

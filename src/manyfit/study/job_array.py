@@ -11,13 +11,13 @@ from manyfit.config.study.study import StudyConfig, load_study
 from manyfit.core.errors import UsageError
 from manyfit.core.signals import watched
 from manyfit.data.randomness import own_randomness
-from manyfit.study.folder import StudyFolder
-from manyfit.study.points import trial_name
-from manyfit.study.survey import survey
+from manyfit.study.search.survey import survey
 from manyfit.study.sweep import write_base
-from manyfit.study.training import Training
-from manyfit.study.unit_watch import UnitWatch
-from manyfit.study.units import Outcome, Trial, Unit
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.points import trial_name
+from manyfit.study.work.training import Training
+from manyfit.study.work.unit_watch import UnitWatch
+from manyfit.study.work.units import Outcome, Trial, Unit
 
 
 def is_shareable(study: StudyConfig) -> str:

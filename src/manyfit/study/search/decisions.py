@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.core.trace import user_frame
-from manyfit.study.records import PointRecord
+from manyfit.study.work.records import PointRecord
 
 MOST_PAUSES: Final = 1_000_000
 Standing: TypeAlias = Literal["running", "waiting", "finished", "stopped", "failed"]

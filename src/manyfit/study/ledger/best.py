@@ -14,8 +14,8 @@ from manyfit.core.errors import FolderError
 from manyfit.store import durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder
-from manyfit.study.folder import StudyFolder
-from manyfit.study.records import PointRecord, TrialRecord, epochs_of, fair_epoch
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.records import PointRecord, TrialRecord, epochs_of, fair_epoch
 
 COPIED: Final = (
     "config.yaml",

@@ -10,9 +10,9 @@ from manyfit.config.study.study import StudyConfig
 from manyfit.core.secrets import redact
 from manyfit.core.text import printable, printable_line
 from manyfit.run.callbacks.progress import console
-from manyfit.study.records import PointRecord, TrialRecord
-from manyfit.study.training import describe
-from manyfit.study.units import Outcome, Progress
+from manyfit.study.work.records import PointRecord, TrialRecord
+from manyfit.study.work.training import describe
+from manyfit.study.work.units import Outcome, Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ConfigError, UsageError
-from manyfit.study.board import View
-from manyfit.study.ledger import Ledger
-from manyfit.study.points import Candidate, candidate
-from manyfit.study.records import epochs_of
-from manyfit.study.sampling import EXHAUSTED, Observation, Sampler, is_blind
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.search.decisions import View
+from manyfit.study.search.sampling import EXHAUSTED, Observation, Sampler, is_blind
+from manyfit.study.work.points import Candidate, candidate
+from manyfit.study.work.records import epochs_of
 
 
 class Asker:
