@@ -15,7 +15,7 @@ import click
 from manyfit.cli import LOG_LEVELS
 from manyfit.cli.output import say
 from manyfit.core.errors import RunFailed
-from manyfit.core.numbers import as_json_tree
+from manyfit.core.json_numbers import as_json_tree
 from manyfit.core.secrets import redacted
 from manyfit.core.text import printable_line
 

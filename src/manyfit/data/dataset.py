@@ -19,7 +19,7 @@ import numpy.typing as npt
 from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 from manyfit.data.batch import Batch
 from manyfit.data.order import Order, steps_of
 from manyfit.data.overlap import Comparable, Contents, spread

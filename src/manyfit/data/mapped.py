@@ -11,7 +11,7 @@ import numpy.typing as npt
 from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.data.tfrecord.ragged import Ragged
 

@@ -9,7 +9,7 @@ from typing import Any
 from manyfit.config import Component
 from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
 from manyfit.core.secrets import redact
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@
 """
 
 from manyfit.learn.models import Compiled
+from manyfit.pipeline.adapters import ComponentData, evaluator, model_builder
 from manyfit.pipeline.components import (
     AugmentorBase,
     BaseClass,
@@ -21,7 +22,6 @@ from manyfit.pipeline.components import (
     PreprocessorBase,
 )
 from manyfit.pipeline.orchestrator import Orchestrator, TFKerasTrainer
-from manyfit.pipeline.parts import ComponentData, evaluator, model_builder
 from manyfit.run.build.evaluator import batched
 
 __all__ = [

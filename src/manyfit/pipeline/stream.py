@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.core.seeds import derive
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 from manyfit.data import nested
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import SAMPLED, digest_of, update
@@ -29,7 +29,7 @@ from manyfit.data.order import Order
 from manyfit.data.overlap import Contents
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.pipeline.components import AugmentorBase, DataLoaderBase, PreprocessorBase
-from manyfit.pipeline.numbered import Lost, Track, text
+from manyfit.pipeline.row_numbers import Lost, Track, text
 
 log = logging.getLogger("manyfit")
 

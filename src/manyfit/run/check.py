@@ -16,7 +16,7 @@ from manyfit.config import Config, load_config
 from manyfit.config.tree.overrides import Overrides
 from manyfit.config.typed.artifacts import HINT
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
-from manyfit.core.trace import notes, user_frame
+from manyfit.core.tracebacks import notes, user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import fetch

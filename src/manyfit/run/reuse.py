@@ -14,7 +14,7 @@ import numpy as np
 from manyfit.config import Config, load_config
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import UsageError
-from manyfit.core.numbers import as_json, as_json_tree
+from manyfit.core.json_numbers import as_json, as_json_tree
 from manyfit.data import Source, once
 from manyfit.data.nested import mapped, paired
 from manyfit.data.randomness import own_randomness

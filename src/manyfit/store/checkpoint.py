@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.files import read_bytes
-from manyfit.core.numbers import as_json, from_json
+from manyfit.core.json_numbers import as_json, from_json
 from manyfit.core.secrets import has_secrets, holds_value, redacted, without_values
 from manyfit.core.state import State
 from manyfit.store import durable

@@ -13,7 +13,7 @@ from typing import Any
 
 from manyfit.core.errors import FolderError
 from manyfit.core.files import check_file, read_bytes
-from manyfit.core.numbers import as_json, from_json
+from manyfit.core.json_numbers import as_json, from_json
 from manyfit.store import durable
 
 

@@ -17,7 +17,7 @@ from manyfit.config.tree.nodes import Map, plain
 from manyfit.config.tree.project import logical
 from manyfit.config.tree.reader import read_file
 from manyfit.core.errors import FolderError, ManyfitError
-from manyfit.core.numbers import from_json
+from manyfit.core.json_numbers import from_json
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, Keep, checkpoints, damaged
 from manyfit.store.events import Event, read_events

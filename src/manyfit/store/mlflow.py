@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config.identity import digest
+from manyfit.core.json_numbers import as_json_tree
 from manyfit.core.lazy import optional
-from manyfit.core.numbers import as_json_tree
 from manyfit.core.secrets import redact
 from manyfit.store import durable
 from manyfit.store.events import Event

@@ -12,7 +12,7 @@ from manyfit.config.typed.roles import ANY, Role
 from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import Secret, redact
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 
 
 @dataclass(frozen=True)

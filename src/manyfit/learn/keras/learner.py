@@ -23,7 +23,7 @@ from manyfit.core.lazy import optional
 from manyfit.core.names import listing
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
-from manyfit.core.trace import reason
+from manyfit.core.tracebacks import reason
 from manyfit.data import Batch
 from manyfit.data.native import native_of
 from manyfit.data.nested import Nested, leaves, mapped, paired

@@ -21,7 +21,7 @@ from manyfit.config.typed.component import blamed
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 from manyfit.data import (
     ClassWeighted,
     Data,

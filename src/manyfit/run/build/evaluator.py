@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from manyfit.config.typed.roles import METRIC
 from manyfit.core.errors import RunFailed, UsageError
-from manyfit.core.muted import muted
+from manyfit.core.quiet import muted
 from manyfit.core.names import listing, nearest
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 from manyfit.data.nested import Nested, count, mapped, paired
 
 log = logging.getLogger("manyfit")

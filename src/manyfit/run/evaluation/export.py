@@ -20,8 +20,8 @@ from manyfit.config.typed.artifacts import Artifact, is_own_model
 from manyfit.config.typed.roles import MODEL
 from manyfit.core.errors import FolderError, ManyfitError, UsageError
 from manyfit.core.files import read_bytes
-from manyfit.core.muted import muted
 from manyfit.core.names import nearest
+from manyfit.core.quiet import muted
 from manyfit.core.secrets import has_secrets, holds_secret, holds_value
 from manyfit.core.state import State
 from manyfit.core.version import __version__

@@ -13,7 +13,7 @@ from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.files import check_file
 from manyfit.core.secrets import redact
 from manyfit.core.text import printable
-from manyfit.core.trace import notes, reason, user_frame
+from manyfit.core.tracebacks import notes, reason, user_frame
 from manyfit.store import durable
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import owned

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from manyfit.config import Config
 from manyfit.core.errors import FolderError
-from manyfit.core.numbers import as_json, as_json_tree
+from manyfit.core.json_numbers import as_json, as_json_tree
 from manyfit.core.signals import Watch
 from manyfit.run.build.builder import Built
 from manyfit.run.build.user_code import evaluation_only, imported

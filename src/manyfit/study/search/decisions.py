@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from manyfit.core.errors import ComponentFailed, UsageError
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 from manyfit.study.work.records import PointRecord
 
 MOST_PAUSES: Final = 1_000_000

@@ -8,7 +8,7 @@ from typing import Final
 
 from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, kind_of
 from manyfit.core.secrets import redact
-from manyfit.core.trace import notes, reason, user_frame
+from manyfit.core.tracebacks import notes, reason, user_frame
 from manyfit.study.work.units import Failure, FailureKind
 
 MOST_TEXT: Final = 4_000

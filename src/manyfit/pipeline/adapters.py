@@ -12,10 +12,10 @@ from annotated_types import Gt
 from manyfit.config.typed.kinds import Kind, Verbatim
 from manyfit.config.typed.roles import AUGMENTOR, DATA_LOADER, EVALUATOR, MODEL_BUILDER, PREPROCESSOR
 from manyfit.core.errors import ManyfitError, UsageError
-from manyfit.core.trace import user_frame
+from manyfit.core.tracebacks import user_frame
 from manyfit.data.source import Split
 from manyfit.pipeline.components import AugmentorBase, ConfigStruct, EvaluatorBase, ModelBuilderBase
-from manyfit.pipeline.kept import Kept
+from manyfit.pipeline.loader_copies import Kept
 from manyfit.pipeline.stream import ComponentSource
 
 
