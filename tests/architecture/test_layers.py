@@ -211,6 +211,15 @@ def test_run_does_not_know_kinds_of_learners():
         assert not re.search(r"\bis_(keras|estimator|torch)\b", text), module
 
 
+def test_only_the_table_knows_dialects():
+    """What belongs to one layout, its file knows; everybody else asks the table."""
+    for module, path in modules().items():
+        if module.startswith("manyfit.config.dialects."):
+            continue
+        for imported in imports(path, top_level_only=False):
+            assert not re.match(r"manyfit\.config\.dialects\.(five_components|variants)", imported), module
+
+
 def test_public_names():
     assert len(manyfit.__all__) <= 20
     for name in manyfit.__all__:

@@ -14,6 +14,7 @@ import click
 
 from manyfit.cli import LOG_LEVELS
 from manyfit.cli.output import say
+from manyfit.core.dialect_table import ENTRIES, Option
 from manyfit.core.errors import RunFailed
 from manyfit.core.json_numbers import as_json_tree
 from manyfit.core.secrets import redacted
@@ -72,28 +73,7 @@ class OverrideVerb(Verb):
                 help="Set one value to a text, as it is written.",
             )
         )
-        self.params.append(
-            click.Option(
-                ["--data-dir"],
-                type=click.Path(path_type=Path),
-                expose_value=False,
-                metavar="FOLDER",
-                callback=_data_dir,
-                help="Where the data of five components lies: the key data_dir, from here.",
-            )
-        )
-        self.params.append(
-            click.Option(
-                ["-d", "--variants-dir"],
-                type=click.Path(path_type=Path, file_okay=False),
-                multiple=True,
-                is_eager=True,
-                expose_value=False,
-                metavar="FOLDER",
-                callback=_variants_dir,
-                help="A folder in which variants are looked for by name, before those of the project.",
-            )
-        )
+        self.params += [_folder_option(option) for entry in ENTRIES for option in entry.options]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Mention overrides in the usage line."""
@@ -198,32 +178,46 @@ def overrides() -> list[Any]:
     return list(click.get_current_context().meta["overrides"])
 
 
-def _data_dir(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
-    if value is not None:
-        from manyfit.config.tree.overrides import pair
+def _folder_option(option: Option) -> click.Option:
+    """An option of a dialect: it sets a key of the config, or names a folder in which configs are found."""
 
-        ctx.meta["overrides"].append(pair("data_dir", str(value.resolve())))
+    def set_key(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+        if value is not None:
+            from manyfit.config.tree.overrides import pair
 
+            ctx.meta["overrides"].append(pair(option.key, str(value.resolve())))
 
-def _variants_dir(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> None:
-    for folder in value:
-        if not folder.is_dir():
-            raise click.UsageError(f"--variants-dir: there is no folder {folder}")
-    ctx.meta["variants"] = value
+    def add_folders(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> None:
+        for folder in value:
+            if not folder.is_dir():
+                raise click.UsageError(f"{option.flags[-1]}: there is no folder {folder}")
+        ctx.meta["folders"] = (*ctx.meta.get("folders", ()), *value)
+
+    is_search = not option.key
+    return click.Option(
+        list(option.flags),
+        type=click.Path(path_type=Path, file_okay=not is_search),
+        multiple=is_search,
+        is_eager=is_search,
+        expose_value=False,
+        metavar="FOLDER",
+        callback=add_folders if is_search else set_key,
+        help=option.help,
+    )
 
 
 def _variant(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     """A run folder or a file as it is; a name that is neither may be a variant in a folder that was named."""
     from manyfit.config.tree.project import is_folder
 
-    folders = ctx.meta.get("variants", ())
+    folders = ctx.meta.get("folders", ())
     if not folders or is_folder(value) or value.is_file():
         return value
-    from manyfit.config.dialects.variants import find_variant
+    from manyfit.config.dialects.table import find_config
     from manyfit.config.tree.overrides import pair
     from manyfit.config.tree.project import project_root
 
-    found = find_variant(str(value), folders)
+    found = find_config(str(value), folders)
     if found is None:
         return value
     if any(found.parent == folder for folder in folders):  # it is trained in the project that one stands in
@@ -283,9 +277,9 @@ def shown(value: object) -> str:
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete the names of run folders."""
-    from manyfit.config.dialects.variants import variant_names
+    from manyfit.config.dialects.table import config_names
 
-    found = [str(config.parent) for config in Path().glob("runs/*/config.yaml")] + variant_names()
+    found = [str(config.parent) for config in Path().glob("runs/*/config.yaml")] + config_names()
     return sorted(name for name in found if name.startswith(incomplete))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from manyfit.config.dialects.table import EPOCHS
 from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, class_word, dotted
 from manyfit.config.typed.kinds import Kind
 from manyfit.config.typed.moved_classes import first_path
@@ -58,7 +59,7 @@ class Snapshot:
 
 def epochs_in(values: Mapping[str, Any], default: Any) -> Any:
     """The number of epochs among the values of a config, in whichever layout it is."""
-    return values.get("train.epochs", values.get("epochs", default))
+    return next((values[key] for key in EPOCHS if key in values), default)
 
 
 def diff(before: Snapshot, after: Snapshot) -> list[Difference]:

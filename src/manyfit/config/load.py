@@ -7,18 +7,18 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any, Final
+from typing import Any
 
 from manyfit.config.config import Config, Given
-from manyfit.config.dialects.dialect import Dialect, Translation, choose_backend
-from manyfit.config.dialects.five_components import FIVE_COMPONENTS, MADE
-from manyfit.config.dialects.variants import (
-    VARIANTS,
-    find_variant,
-    is_shipped,
+from manyfit.config.dialects.dialect import Translation, choose_backend
+from manyfit.config.dialects.table import (
+    ADAPTERS,
+    PLAIN,
+    adopt,
+    config_names,
+    dialect_of,
+    find_config,
     root_of,
-    variant_names,
-    with_shipped,
 )
 from manyfit.config.schema.attributes import attributes_of, check_attributes
 from manyfit.config.schema.consistency import contradictions
@@ -34,6 +34,7 @@ from manyfit.config.tree.references import Resolver
 from manyfit.config.typed.artifacts import Artifact, artifact_at
 from manyfit.config.typed.checker import Checker
 from manyfit.config.typed.component import Component
+from manyfit.config.typed.moved_classes import current_path
 from manyfit.config.typed.roles import ANY, Role, is_record
 from manyfit.config.typed.signatures import signature_of
 from manyfit.config.typed.values import INVALID
@@ -78,8 +79,8 @@ def load_config(
     root = _root(tree, root)
     if artifact is not None:
         tree = _without_trackers(tree)
-    if file is not None and is_shipped(file):
-        tree = with_shipped(tree, root)
+    if file is not None:
+        tree = adopt(tree, file, root)
     return _checked(Given(tree, root, file, {**stored, **(frozen or {})}, artifact), problems)
 
 
@@ -130,7 +131,7 @@ def make_component(
     artifact: Artifact | None = None,
 ) -> Component:
     """A component from plain data: `{"class": path, **params}`."""
-    if given.get("class") in MADE.values():
+    if current_path(str(given.get("class"))) in ADAPTERS:
         choose_backend()
     part = Map({name: from_plain(dict(given))})
     checker = Checker(part, project, source if is_folder(source) else None, {}, artifact=artifact)
@@ -163,7 +164,7 @@ def config_file(place: FilePath) -> FilePath:
     """
     usual = place / "config.yaml"
     if not place.is_dir():
-        return place if place.exists() else find_variant(str(place)) or place
+        return place if place.exists() else find_config(str(place)) or place
     found = given_files(place)
     if usual in found or (usual.exists() and len(found) != 1):
         return usual
@@ -186,7 +187,7 @@ def _is_ours(file: FilePath) -> bool:
 def _check_only(file: FilePath | None, reader: Reader, tree: Map, problems: list[Problem]) -> None:
     """Some layouts have exactly one config in the folder of a run."""
     dialect = dialect_of(tree)
-    if file is None or dialect is None or not dialect.alone:
+    if file is None or not dialect.alone:
         return
     used = {read.resolve() for read in reader.files}
     others = [other.name for other in given_files(file.parent) if other.resolve() not in used]
@@ -219,7 +220,7 @@ def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map
     dialect = dialect_of(tree)
     for override in collect(overrides, problems):
         log.debug("%s %s", override.action, dotted(override.path))  # its value may be a secret
-        if override.path == ("train", "epochs") and dialect is not None:
+        if override.path == PLAIN.epochs:
             override = dataclasses.replace(override, path=dialect.epochs)  # as this layout calls it
         tree = apply(tree, override, problems)
     return hidden(tree)
@@ -293,20 +294,11 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     )
 
 
-DIALECTS: Final[tuple[Dialect, ...]] = (FIVE_COMPONENTS, VARIANTS)
-
-
-def dialect_of(tree: Map) -> Dialect | None:
-    """The layout of another system that a config has, if it has one."""
-    return next((dialect for dialect in DIALECTS if dialect.is_written(tree)), None)
-
-
 def _translated(tree: Map, project: FilePath) -> Translation:
     """What a config means, if it has the layout of another system; else itself."""
     dialect = dialect_of(tree)
-    if dialect is None:
-        return Translation(tree)
-    choose_backend()
+    if dialect is not PLAIN:
+        choose_backend()
     return dialect.translate(tree, project)
 
 
@@ -377,7 +369,7 @@ def _no_file(file: FilePath, reader: Reader) -> Problem:
         wanted, runs = file.parent.name, list(file.parent.parent.glob("*/config.yaml"))
     names = {entry.name: entry for entry in [*(run.parent for run in runs), *file.parent.glob("*.y*ml")]}
     best = nearest(wanted, names)
-    suggestion = reader.shown(names[best]) if best else nearest(str(file), variant_names())
+    suggestion = reader.shown(names[best]) if best else nearest(str(file), config_names())
     return Problem(
         "",
         Origin(reader.shown(file)),

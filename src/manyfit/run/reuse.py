@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from manyfit.config import Config, load_config
+from manyfit.config.dialects.table import dialect_of
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import UsageError
 from manyfit.core.json_numbers import as_json, as_json_tree
@@ -86,7 +87,7 @@ def evaluate(
             if overrides
             else set()
         )
-        is_same = changed <= {"data_dir"}  # the data may lie elsewhere now
+        is_same = changed <= set(dialect_of(config.tree).path_keys)  # the data may lie elsewhere now
         if is_same and which == "best":
             other = "validation" if split == "test" else "test"
             both = bool(built.evaluator.points) and split != "train"  # whose reports belong together

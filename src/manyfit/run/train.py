@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import Config, load_config
-from manyfit.config.dialects.variants import is_variant, root_of
+from manyfit.config.dialects.table import DIALECTS, dialect_of, root_of
 from manyfit.config.load import config_file, patch
 from manyfit.config.tree.layers import shown
 from manyfit.config.tree.overrides import Overrides, pair
@@ -111,16 +111,18 @@ def located(
     try:
         config = load_config(source, overrides, project=project, trust=True)
     except ConfigError as error:
-        if all(problem.path != "data_dir" for problem in error.problems):
+        # Where the data lies may have been said when the run was started, and not now.
+        missing = [key for each in DIALECTS for key in each.path_keys]
+        missing = [key for key in missing if any(problem.path == key for problem in error.problems)]
+        before = RunFolder(place(source, folder)).snapshot() if missing else None
+        known = [pair(key, before.values[key]) for key in missing if before and key in before.values]
+        if not known:
             raise
-        before = RunFolder(place(source, folder)).snapshot()
-        if before is None or not isinstance(before.values.get("data_dir"), str):
-            raise
-        known = pair("data_dir", before.values["data_dir"])  # as it was said when the run was started
-        config = load_config(source, [*overrides, known], project=project, trust=True)
+        config = load_config(source, [*overrides, *known], project=project, trust=True)
     run = RunFolder(place(source, folder, config))
-    if is_variant(config.given.tree) and not (folder or config.folder or run.config.exists()):
-        log.warning("model.model_dir is not set: the run lies in %s", shown(run.path))
+    key = dialect_of(config.given.tree).folder_key
+    if key and not (folder or config.folder or run.config.exists()):
+        log.warning("%s is not set: the run lies in %s", key, shown(run.path))
     if config.file is not None and root_of(run.config) != config.project:
         # What counts from the project's root is found later, too, by those who only have the run.
         config = patch(config, {"project_path": str(config.project)})

@@ -3,6 +3,7 @@
 | room | what it holds |
 |---|---|
 | `dialect` | what a dialect is |
+| `table` | all of them, and what everybody else asks |
 | `five_components` | loader, augmentor, preprocessor, model builder, evaluator |
 | `variants` | `model.type` and feeders, found by name |
 """

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 from manyfit.config.tree.nodes import Map, Path
+from manyfit.config.typed.component import Component
 from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import Problem
 from manyfit.core.names import nearest
@@ -71,6 +72,32 @@ class Dialect:
     """Where this layout has the number of epochs."""
     alone: bool = False
     """Whether its file is the only one in the folder of a run."""
+    reserved: frozenset[str] = frozenset()
+    """Keys at the top that mean something here; all others are the user's own."""
+    path_keys: tuple[str, ...] = ()
+    """Keys that only say where the data lies, which may be said anew at each start."""
+    optimizer_keys: tuple[str, ...] = ("train.optimizer", "train.groups")
+    """Keys below which the options of optimisers stand."""
+    folder_key: str = ""
+    """The key that says where the run lies, if there is one."""
+    adapters: frozenset[str] = frozenset()
+    """Class paths that stand for a whole section of a run."""
+    key_beside: Callable[[str], str] = lambda name: f"data.{name}"
+    """Where a key that belongs to the data set stands in the file."""
+    fed_by: Callable[[Component], str] = lambda data: f"data: {data.path}"
+    """What feeds the model, in the words of the file."""
+    schema: Callable[[Any], dict[str, Any]] | None = None
+    """The JSON schema of a config, with the classes that it names."""
+    find: Callable[[str, Sequence[FilePath], FilePath | None], FilePath | None] | None = None
+    """Find the file of a config by its name: in some folders, or from a place on."""
+    names: Callable[[Sequence[FilePath]], list[str]] | None = None
+    """The names of all configs that can be found by name."""
+    root_of: Callable[[FilePath], FilePath | None] | None = None
+    """The project of a config that lies in another place than runs do."""
+    is_shipped: Callable[[FilePath], bool] | None = None
+    """Whether a config comes with manyfit."""
+    adopt: Callable[[Map, FilePath], Map] = lambda tree, root: tree
+    """What a config that comes with manyfit means in the project of whoever uses it."""
 
 
 def choose_backend() -> None:

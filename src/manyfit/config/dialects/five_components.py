@@ -11,7 +11,11 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from manyfit.config.dialects.dialect import Dialect, Translation
+from manyfit.config.schema.attributes import attributes_of, component_classes
+from manyfit.config.schema.json_types import REFERENCE, parameter, record
+from manyfit.config.schema.run import Run
 from manyfit.config.tree.nodes import Leaf, Map, Node, Path
+from manyfit.config.typed.component import Component
 from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import Problem
 from manyfit.core.names import nearest
@@ -111,9 +115,6 @@ def _is_made(path: Path) -> bool:
     return not path or path[0] in ("data", "model") or path[:2] == ("evaluate", "evaluator")
 
 
-FIVE_COMPONENTS: Final = Dialect("five components", is_flat, translate, epochs=("epochs",), alone=True)
-
-
 def _missing(tree: Map, key: str, wanted: str) -> Problem:
     free = [name for name in tree.items if name not in PLACES and name not in SHARED]
     best = nearest(key, free)
@@ -143,3 +144,50 @@ def _cleaned(key: str, node: Node) -> Node:
     if not (isinstance(node, Leaf) and isinstance(node.value, str)):
         return node
     return Leaf(re.sub(rf"^\s*{key}\s*:\s*", "", node.value), node.origin)
+
+
+def schema(run: Any) -> dict[str, Any]:
+    """Describe a config of five components: reserved keys, and sections of classes with attributes."""
+    known = record(Run, {})["properties"]
+    properties = {key: known[key] for key in SHARED if key in known}
+    properties |= {key: {"type": "string"} for key in (*CLASSES, "data_dir", "extend")}
+    properties |= {
+        key: {"type": "boolean"}
+        for key in ("do_train_augmentation", "do_validation_augmentation", "allow_overlap")
+    }
+    properties |= {key: {"anyOf": [{"type": "integer"}, REFERENCE]} for key in ("epochs", "batch_size")}
+    # What a compiled model brings need not be said here.
+    properties["train"] = {k: v for k, v in properties["train"].items() if k != "required"}
+    for cls in component_classes(run):
+        fields = {name: parameter(p, {}, name) for name, p in attributes_of(cls).items()}
+        properties[cls.section] = {"type": "object", "properties": fields, "additionalProperties": False}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "manyfit config of five components",
+        "type": "object",
+        "properties": properties,
+        "required": list(REQUIRED),
+        "additionalProperties": True,
+    }
+
+
+def fed_by(data: Component) -> str:
+    """The preprocessor, by its name."""
+    made = data.params.get("preprocessor")
+    return f"{made.__module__}.{made.__qualname__}" if isinstance(made, type) else f"data: {data.path}"
+
+
+FIVE_COMPONENTS: Final = Dialect(
+    "five components",
+    is_flat,
+    translate,
+    epochs=("epochs",),
+    alone=True,
+    reserved=RESERVED,
+    path_keys=("data_dir",),
+    optimizer_keys=("train.optimizer", "train.groups", "model_builder"),
+    adapters=frozenset(MADE.values()),
+    key_beside=lambda name: name,
+    fed_by=fed_by,
+    schema=schema,
+)

@@ -14,10 +14,13 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from manyfit.config.dialects.dialect import Dialect, Translation
-from manyfit.config.schema.run import Train
+from manyfit.config.schema.json_types import REFERENCE, known_class, parameter, record, value
+from manyfit.config.schema.run import Run, Train
 from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, Unresolved, class_word
 from manyfit.config.tree.project import below, project_root
+from manyfit.config.typed.component import Component
 from manyfit.config.typed.kinds import Kind
+from manyfit.config.typed.roles import DATA, FEEDER
 from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import Problem
 from manyfit.core.names import listing, nearest, show
@@ -95,12 +98,12 @@ def is_shipped(file: FilePath) -> bool:
     return file.resolve().is_relative_to(SHIPPED.resolve())
 
 
-def root_of(file: FilePath) -> FilePath:
-    """The project that a config belongs to: one that is shipped belongs to whoever uses it."""
+def root_of(file: FilePath) -> FilePath | None:
+    """The project of a variant: one that is shipped belongs to whoever uses it; None for other configs."""
     if is_shipped(file):
         return project_root(FilePath.cwd())
     root = project_root(file)
-    return root.parent if root.name == "config" and file.parent == root / "variants" else root
+    return root.parent if root.name == "config" and file.parent == root / "variants" else None
 
 
 # -- what it means --------------------------------------------------------------------------------
@@ -391,4 +394,57 @@ def _folder(model: Map, problems: list[Problem]) -> str | None:
     return None
 
 
-VARIANTS: Final = Dialect("variants", is_variant, translate)
+# -- what else belongs to it ------------------------------------------------------------------------
+
+
+def schema(run: Any) -> dict[str, Any]:
+    """Describe a variant: a model with its parameters, and feeders and cadences under `train`."""
+    known = record(Run, {})["properties"]
+    train, number = known["train"], {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, REFERENCE]}
+    feeders: dict[str, Any] = {}
+    for key, split in FEEDERS.items():
+        feeder = run.data.params.get(split)
+        found: Any = known_class(feeder.path, FEEDER) if isinstance(feeder, Component) else None
+        feeders[key] = {**found, "required": []} if found is not None else {"type": "object"}
+        feeders[key].setdefault("properties", {})["type"] = {"type": "string"}
+    cadences = dict.fromkeys((*CHECKPOINT, *VALIDATE, *SUMMARY), number)
+    beside = {name: value(annotation, {}, name) for name, annotation in DATA.beside.items()}
+    model = {name: parameter(p, {}, name) for name, p in signature_of(run.model.target).parameters.items()}
+    text = {"type": "string"}
+    properties = {
+        **{key: value for key, value in known.items() if key != "data"},
+        "model": {
+            "type": "object",
+            "properties": {"type": text, "class": text, "model_dir": text, **model},
+            "additionalProperties": signature_of(run.model.target).open,
+        },
+        "train": {
+            **train,
+            "required": [],
+            "properties": {**train["properties"], **feeders, **cadences, **beside},
+        },
+        "extend": {"anyOf": [text, {"type": "array", "items": text}]},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "manyfit variant",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": True,
+    }
+
+
+VARIANTS: Final = Dialect(
+    "variants",
+    is_variant,
+    translate,
+    folder_key="model.model_dir",
+    key_beside=lambda name: f"train.{name}",
+    fed_by=lambda data: "train.train_feeder",
+    schema=schema,
+    find=find_variant,
+    names=variant_names,
+    root_of=root_of,
+    is_shipped=is_shipped,
+    adopt=with_shipped,
+)

@@ -6,5 +6,6 @@
 | `defaults` | values that nobody has given |
 | `attributes` | annotated attributes of components as their parameters |
 | `consistency` | values that contradict each other |
+| `json_types` | annotations as JSON Schema |
 | `credentials` | secrets, which never reach a file |
 """

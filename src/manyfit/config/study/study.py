@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import StringConstraints
 
 from manyfit.config.config import Config
-from manyfit.config.dialects.variants import find_variant, is_shipped, root_of
+from manyfit.config.dialects.table import find_config, is_shipped, root_of
 from manyfit.config.load import check_name, load_config, patch
 from manyfit.config.schema.credentials import hidden, know_secrets
 from manyfit.config.schema.defaults import source_folder
@@ -367,7 +367,7 @@ def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Conf
         if isinstance(node, Map):
             return _one_thread(load_config(plain(node), changes, project=project, trust=True))
         file = place / str(node.value)
-        file = file if file.exists() else find_variant(str(node.value), here=project) or file
+        file = file if file.exists() else find_config(str(node.value), here=project) or file
         is_own = file.exists() and not is_shipped(file)
         if is_own and root_of(file).resolve() != project:
             problems.append(

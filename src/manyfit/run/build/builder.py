@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from manyfit.config import Component, Config
-from manyfit.config.dialects.variants import is_variant
+from manyfit.config.dialects.table import dialect_of
 from manyfit.config.schema.consistency import RESERVED
 from manyfit.config.typed.component import blamed
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
@@ -170,20 +170,13 @@ def seeded_model(config: Config) -> Made:
 
 
 def fed_by(config: Config) -> str:
-    """Who feeds the model, in the words of the user's file."""
-    data = config.run.data
-    if is_variant(config.tree):
-        return f"{data.origin}: train.train_feeder"
-    made = data.params.get("preprocessor")
-    name = f"{made.__module__}.{made.__qualname__}" if isinstance(made, type) else f"data: {data.path}"
-    return f"{data.origin}: {name}"
+    """What feeds the model, in the words of the user's file."""
+    return f"{config.run.data.origin}: {dialect_of(config.tree).fed_by(config.run.data)}"
 
 
 def key_of(config: Config, name: str) -> str:
-    """Where a key that stands beside a data set stands in the user's file."""
-    if config.meaning is config.tree:
-        return f"data.{name}"
-    return f"train.{name}" if is_variant(config.tree) else name
+    """Where a key that belongs to a data set stands in the user's file."""
+    return dialect_of(config.tree).key_beside(name)
 
 
 def build_evaluator(config: Config) -> Evaluator:

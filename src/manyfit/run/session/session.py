@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from manyfit.config import Config, patch
-from manyfit.config.dialects.five_components import RESERVED
+from manyfit.config.dialects.table import dialect_of
 from manyfit.config.schema.consistency import chosen, overridden
 from manyfit.config.typed.artifacts import sealed
 from manyfit.core.errors import UsageError
@@ -104,7 +104,7 @@ def opened(
             resume_check.check_backend(built.learner.backend, run, allowed)
             options = built.learner.options()
             built.learner.load([last[1]])
-            if any(key.startswith(("train.optimizer", "train.groups", "model_builder")) for key in changed):
+            if any(key.startswith(dialect_of(config.tree).optimizer_keys) for key in changed):
                 built.learner.set_options(options)
         facts = {
             "fingerprint": config.fingerprint,
@@ -178,7 +178,7 @@ def rehearse(built: Built, config: Config) -> None:
                 source.prove()
         if not built.learner.is_ready:  # it can say nothing before it was trained
             check_names(built, config, ["loss"])
-            warn_unread(built)
+            warn_unread(built, config)
             return
         outputs = _one_batch(built, first)
         check_target(built, config, outputs)
@@ -191,7 +191,7 @@ def rehearse(built: Built, config: Config) -> None:
             built.evaluator(*outputs.every(0))
         check_outputs(built, outputs)
     check_names(built, config, outputs.rows)
-    warn_unread(built)
+    warn_unread(built, config)
 
 
 def check_overlap(built: Built, config: Config) -> None:
@@ -330,12 +330,13 @@ def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
             raise UsageError(f"{where}: {'.'.join(path)}: nothing named {metric!r} is measured; {hint}")
 
 
-def warn_unread(built: Built) -> None:
+def warn_unread(built: Built, config: Config) -> None:
     """Name the user's own keys that no component has looked at: one of them may be misspelt."""
     if built.settings is None:
         return
-    found = [key for key in built.settings.unread() if key.partition(".")[0] not in RESERVED]
-    shown = [f"{key} (did you mean {near}?)" if (near := nearest(key, RESERVED)) else key for key in found]
+    reserved = dialect_of(config.tree).reserved
+    found = [key for key in built.settings.unread() if key.partition(".")[0] not in reserved]
+    shown = [f"{key} (did you mean {near}?)" if (near := nearest(key, reserved)) else key for key in found]
     if found:
         log.warning("no component reads %s of the config", ", ".join(shown))
 

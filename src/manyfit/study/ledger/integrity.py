@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from manyfit.config.dialects.table import EPOCHS
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.project import project_root
 from manyfit.config.tree.reader import read_file
@@ -125,7 +126,7 @@ def check_point(row: Sequence[Any]) -> None:
     found = json.loads(values)
     _check(isinstance(found, dict), f"point {number} has no values")
     _check(_is_unicode(found), f"point {number} has values that are no text")
-    for key in ("train.epochs", "epochs"):
+    for key in EPOCHS:
         _check(key not in found or _is_amount(found[key]), f"point {number} has no number of epochs")
     _check(isinstance(json.loads(attrs), dict), f"point {number} has no attributes")
     _check(current in (0, 1), f"point {number} is neither there nor gone")
