@@ -130,6 +130,7 @@ def kind(project):
     yield project
     registry._registered.clear()
     registry.MODELS.clear()
+    registry.FORMATS.clear()
 
 
 def test_it_trains_evaluates_and_exports(kind, cli):
@@ -195,6 +196,35 @@ def test_whole_epochs_are_never_cut(kind):
         UsageError, match=r"train\.every\.log: the model trains 4 steps at once and 6ba falls"
     ):
         manyfit.train(kind.run, ["train.every.log=6ba"], folder=kind.root / "runs" / "b", callbacks=[])
+
+
+def test_its_formats_may_stand_in_a_config(kind):
+    kind.config({**kind.tree, "export": {"formats": ["npz"]}})
+    manyfit.train(kind.run, callbacks=[])
+    assert (kind.run / "exported" / "model.npz").is_file()
+    with pytest.raises(manyfit.ConfigError, match="there is no such format") as caught:
+        manyfit.load_config(kind.run, ["export.formats=[nzp]"])
+    assert caught.value.problems[0].suggestion == "npz"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('    name = "perceptron"\n', "", "the kind PerceptronKind needs a name"),
+        ('"") == "Perceptron"', '"") == missing', "the kind 'perceptron' cannot say whether .* NameError"),
+        (
+            "        return PerceptronLearner(setup",
+            "        return print(setup",
+            "must build a learner, but built None",
+        ),
+    ],
+    ids=["no name", "claims raises", "builds nothing"],
+)
+def test_mistakes_in_a_kind_are_named(kind, before, after, message):
+    assert before in PERCEPTRON
+    kind.write("src/perceptron.py", PERCEPTRON.replace(before, after))
+    with pytest.raises(manyfit.ManyfitError, match=message):
+        manyfit.train(kind.run, callbacks=[])
 
 
 def test_a_module_that_is_imported_again_replaces_its_kind(kind):

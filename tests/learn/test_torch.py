@@ -12,6 +12,7 @@ from manyfit.core.errors import RunFailed
 from manyfit.data import ArraySource, once
 from manyfit.learn.metrics import absolute_error, accuracy, binary_accuracy, squared_error, top_k_accuracy
 from manyfit.learn.packing import pack, unpack
+from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import Objective
 from manyfit.learn.torch.row_losses import rowwise
@@ -191,3 +192,35 @@ def test_tied_weights_can_be_packed(tmp_path):
 def test_what_cannot_be_kept_is_said():
     with pytest.raises(RunFailed, match="'model/f' holds a function"):
         pack({"model": {"f": lambda: None}})
+
+
+class Types:
+    """A metric of a whole split that only looks at what it is shown."""
+
+    def __init__(self):
+        self.seen = []
+
+    def clone(self):
+        return self
+
+    def reset(self):
+        self.seen.clear()
+
+    def to(self, device):
+        return self
+
+    def update(self, output, target):
+        self.seen.append(output.dtype)
+
+    def compute(self):
+        return len(self.seen)
+
+
+def test_metrics_of_a_split_see_what_a_report_shows():
+    """NumPy has no bfloat16, so that reports have float32; validation must not round otherwise."""
+    contract, metric = TestHalfPrecision(), Types()
+    learner = contract.make()
+    metrics = SplitMetrics({"types": metric})
+    learner.measure(once(contract.source(), 4), [metrics])
+    assert set(metric.seen) == {torch.float32}
+    assert metrics.values()["types"] > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -11,14 +12,18 @@ from manyfit import load_config
 from manyfit.run.build.builder import build
 from manyfit.run.build.shared_data import MOST, SharedData
 
-COUNTED = """
+COUNTED = '''
+import os
 import numpy as np
+import torch
 from manyfit.data import ArraySource
 
 BUILT = []
 
 
 class Hashed(ArraySource):
+    is_constant = True
+
     def fingerprint(self):
         BUILT.append("hash")
         return super().fingerprint()
@@ -39,12 +44,42 @@ class Drawing(Plain):
         return Hashed(np.random.normal(size=(self.rows, 64)).astype("float32"), np.arange(self.rows) % 10)
 
 
+class Forked(Plain):
+    """Follows from the seed, though the global generators stand where they stood."""
+
+    def source(self, split):
+        with torch.random.fork_rng():
+            inputs = torch.randn(self.rows, 64).numpy()
+        return Hashed(inputs, np.arange(self.rows) % 10)
+
+
+class Noise(Hashed):
+    """A subclass whose base promises what it does not keep."""
+
+
 class Changing(Plain):
     def source(self, split):
         found = super().source(split)
-        found.is_constant = False
-        return found
-"""
+        return Noise(found.inputs, found.target)
+
+
+class Marking(Plain):
+    """Leaves something behind in its class."""
+
+    mark = 40
+
+    def source(self, split):
+        Marking.mark = self.rows
+        return super().source(split)
+
+
+class Exporting(Plain):
+    """Leaves something behind in the process."""
+
+    def source(self, split):
+        os.environ["MANYFIT_TEST_ROWS"] = str(self.rows)
+        return super().source(split)
+'''
 
 
 @pytest.fixture
@@ -93,13 +128,30 @@ def test_other_data_is_other_data(data):
     assert data.built.count("build") == 2 + MOST + 2, "what was not asked for lately is forgotten"
 
 
-@pytest.mark.parametrize(("cls", "builds"), [("Plain", 1), ("Drawing", 2), ("Changing", 3)])
-def test_only_what_does_not_depend_on_the_seed_is_shared_by_seeds(data, cls, builds):
+@pytest.mark.parametrize(
+    ("cls", "builds", "copies"), [("Plain", 2, 1), ("Drawing", 2, 2), ("Forked", 2, 2), ("Changing", 3, 3)]
+)
+def test_data_is_that_of_its_seed_and_equal_data_is_kept_once(data, cls, builds, copies):
     shared = SharedData()
     found = [build(data(cls, seed=seed), shared=shared) for seed in (1, 2, 1)]
     assert data.built.count("build") == builds
+    assert len({id(one.train) for one in found}) == copies
     for one, seed in zip(found, (1, 2, 1), strict=True):
         assert one.fingerprints() == build(data(cls, seed=seed)).fingerprints()
+
+
+@pytest.mark.parametrize("cls", ["Marking", "Exporting"])
+def test_data_that_leaves_something_behind_is_not_shared(data, cls, monkeypatch):
+    """Also not what was built before that was seen: whoever asks for it again finds the state of another."""
+    import counted
+
+    monkeypatch.setenv("MANYFIT_TEST_ROWS", "40")
+    shared = SharedData()
+    for rows in (40, 24, 40, 24):
+        build(data(cls, data__rows=rows), shared=shared)
+        left = counted.Marking.mark if cls == "Marking" else int(os.environ["MANYFIT_TEST_ROWS"])
+        assert left == rows
+    monkeypatch.setattr(counted.Marking, "mark", 40)
 
 
 def test_a_study_builds_its_data_once(project, data):
@@ -115,8 +167,8 @@ def test_a_study_builds_its_data_once(project, data):
     )
     found = manyfit.sweep("studies/s", progress=False)
     assert {point.state for point in found.points} == {"finished"}
-    assert data.built.count("build") == 1
-    assert data.built.count("hash") == 3
+    assert data.built.count("build") == 2, "once for each seed"
+    assert data.built.count("hash") == 6
 
 
 def test_a_run_of_its_own_reads_its_data_again(project, data):

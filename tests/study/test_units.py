@@ -130,6 +130,80 @@ def test_an_executor_of_ones_own(lab, cli):
     assert "did you mean: greeting" in answer.err
 
 
+WRONG = """
+from manyfit.executors import Executor, Job, Outcome
+from mine import Mine
+
+
+class RaisesInSubmit(Mine):
+    def submit(self, unit):
+        raise ValueError("no room")
+
+
+class RaisesInWait(Mine):
+    def wait(self, timeout=None, wake=()):
+        raise ValueError("no answer")
+
+
+class AnswersTwice(Mine):
+    def wait(self, timeout=None, wake=()):
+        return super().wait(timeout, wake) * 2
+
+
+class AnswersForNobody(Mine):
+    def wait(self, timeout=None, wake=()):
+        return [Outcome("nobody")]
+
+
+class AnswersNothing(Mine):
+    def wait(self, timeout=None, wake=()):
+        return None
+
+
+class HasNoSlot(Mine):
+    slots = 0
+
+
+class TakesNoJob(Mine):
+    def __init__(self):
+        pass
+
+
+class Duck:
+    def __init__(self, job):
+        pass
+
+    submit = wait = interrupt = close = lambda self, *args: None
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("RaisesInSubmit", 1, "the executor RaisesInSubmit.submit failed: ValueError: no room"),
+        ("RaisesInWait", 1, "the executor RaisesInWait.wait failed: ValueError: no answer"),
+        ("AnswersTwice", 1, "the executor AnswersTwice answers for 'rehearsal-"),
+        (
+            "AnswersForNobody",
+            1,
+            "the executor AnswersForNobody answers for 'nobody', which was not handed out",
+        ),
+        ("AnswersNothing", 1, "the executor AnswersNothing.wait must return a list of outcomes, not None"),
+        ("HasNoSlot", 1, "the executor HasNoSlot must have one slot or more, not 0"),
+        ("TakesNoJob", 2, "does not take the parameter job"),
+        ("Duck", 2, "expected: an executor: a subclass of manyfit.executors.Executor"),
+    ],
+)
+def test_mistakes_of_an_executor_of_ones_own_are_named(lab, cli, name, code, message):
+    (lab.project.src / "mine.py").write_text(MINE)
+    (lab.project.src / "wrong.py").write_text(WRONG)
+    lab.write(search__seeds=1, space={"model.hidden": [4, 8]}, execute={"on": {"class": f"wrong.{name}"}})
+    answer = cli("sweep", lab.folder)
+    assert answer.code == code, answer.err
+    assert message in answer.err
+    assert "bug in manyfit" not in answer.err
+
+
 def test_a_ledger_of_format_1_is_read_and_migrated(tmp_path):
     with zipfile.ZipFile(OLD) as archive:
         archive.extractall(tmp_path)

@@ -23,9 +23,10 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from manyfit.config import Config
 from manyfit.config.schema.run import Train
-from manyfit.config.typed.extensions import MODELS
+from manyfit.config.typed.extensions import FORMATS, MODELS
 from manyfit.core.errors import UsageError
 from manyfit.core.state import State
+from manyfit.core.tracebacks import user_frame
 from manyfit.data import Batch, Order, Source
 from manyfit.learn.learner import Learner
 from manyfit.learn.models import Made
@@ -145,10 +146,23 @@ K = TypeVar("K", bound=type[LearnerKind])
 
 def register(kind: K) -> K:
     """Make a kind known. One that is defined again, by a module that is imported again, replaces itself."""
+    if not isinstance(getattr(kind, "name", None), str):
+        raise UsageError(f"the kind {kind.__name__} needs a name: {kind.__name__}.name is the word for it")
     _registered[:] = [each for each in _registered if each.name != kind.name]
-    _registered.insert(0, kind())
-    MODELS[kind.name] = _registered[0].claims
+    made = kind()
+    _registered.insert(0, made)
+    MODELS[kind.name] = functools.partial(is_claimed, made)
+    FORMATS[kind.name] = tuple(kind.formats)
     return kind
+
+
+def is_claimed(kind: LearnerKind, model: Any) -> bool:
+    """Ask a kind whether a model is its own; what goes wrong names the kind."""
+    try:
+        return bool(kind.claims(model))
+    except Exception as error:
+        text = f"the kind {kind.name!r} cannot say whether {model!r:.60} is its own"
+        raise UsageError(f"{text}: {type(error).__name__}: {error}\n  at {user_frame(error)}") from error
 
 
 @functools.cache
@@ -165,7 +179,7 @@ def kinds() -> list[LearnerKind]:
 
 def kind_of(model: Any) -> LearnerKind:
     """Return the kind that trains a model. PyTorch is asked last, and takes what looks like a module."""
-    return next((kind for kind in kinds() if kind.claims(model)), _built_in(BUILT_IN[-1]))
+    return next((kind for kind in kinds() if is_claimed(kind, model)), _built_in(BUILT_IN[-1]))
 
 
 def all_formats() -> list[str]:

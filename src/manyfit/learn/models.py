@@ -40,7 +40,7 @@ class Made:
 
 def make_model(component: Component) -> Made:
     """Build the model; a model builder is asked for it."""
-    from manyfit.learn.kind import kinds  # which are made of models
+    from manyfit.learn.kind import is_claimed, kinds  # which are made of models
 
     found = component.build()
     if not hasattr(found, "get_compiled_model"):
@@ -55,7 +55,7 @@ def make_model(component: Component) -> Made:
         compiled,
         type(found).__name__,
     )
-    if isinstance(model, type) or not any(kind.claims(model) for kind in kinds()):
+    if isinstance(model, type) or not any(is_claimed(kind, model) for kind in kinds()):
         raise UsageError(
             f"{component.origin}: {type(found).__name__}.get_compiled_model must return a compiled "
             f"keras.Model, a torch.nn.Module, manyfit.pipeline.Compiled or an estimator, not {model!r:.60}"

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from manyfit.config.schema.run import Freeze, Run, Train, every_scheduler
+from manyfit.config.schema.run import FORMATS, Freeze, Run, Train, every_scheduler
+from manyfit.config.typed import extensions
 from manyfit.config.typed.cadence import Cadence, several
 from manyfit.config.typed.signatures import signature_of
 from manyfit.config.typed.torch_facts import RATES
@@ -47,6 +48,16 @@ def contradictions(run: Run) -> Iterator[Contradiction]:
     yield from _directions(run)
     yield from _optimizers(run)
     yield from _patterns(run)
+    yield from _formats(run)
+
+
+def _formats(run: Run) -> Iterator[Contradiction]:
+    """A format must be one that some kind of model has; a kind of the user's own is registered by now."""
+    known = [*FORMATS, *(name for names in extensions.FORMATS.values() for name in names)]
+    for i, name in enumerate(run.export.formats if run.export.formats != "auto" else ()):
+        if name not in known:
+            path, expected = ("export", "formats", str(i)), f"auto, or some of {', '.join(known)}"
+            yield Contradiction(path, "there is no such format", expected, repr(name), nearest(name, known))
 
 
 def _names(run: Run) -> Iterator[Contradiction]:

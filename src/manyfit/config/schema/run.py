@@ -59,7 +59,8 @@ def by_name(given: Component | Mapping[str, Component] | None) -> dict[str, Comp
 
 DEVICES: Final = r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$"
 Metric: TypeAlias = Annotated[Component, METRIC]
-Format: TypeAlias = Literal["torch", "onnx", "keras", "saved_model", "skops"]
+FORMATS: Final = ("torch", "onnx", "keras", "saved_model", "skops")
+"""Forms in which models that every config knows can be exported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +232,7 @@ class Export:
     exporters: Annotated[Sequence[Literal["best", "final", "top"]], Kind.NEUTRAL] = ("best",)
     """Which models are written: the best one into `exported/`, always; the last one, and the `top` best ones,
     into folders beside it."""
-    formats: Annotated[Literal["auto"] | Sequence[Format], Kind.NEUTRAL] = ()
+    formats: Annotated[Literal["auto"] | Sequence[str], Kind.NEUTRAL] = ()
     """Further forms of the best model that are written at the end, for those who serve it; `auto` is what its
     own framework serves: `torch` for a module."""
 

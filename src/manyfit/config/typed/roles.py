@@ -61,6 +61,7 @@ PUBLIC: Final = {
     MODULE: "torch.nn.Module",
     KERAS: "keras.Model",
     "manyfit.data.tfrecord.features.Feature": "manyfit.feeders.Feature",
+    "manyfit.study.executors.base.Executor": "manyfit.executors.Executor",
     **{
         f"{COMPONENTS}.{name}Base": f"manyfit.pipeline.{name}Base"
         for name in ("DataLoader", "Augmentor", "Preprocessor", "ModelBuilder", "Evaluator")
@@ -175,7 +176,6 @@ STOPPER = Role(
 EXECUTOR = Role(
     "executor",
     bases=("manyfit.study.executors.base.Executor",),
-    methods=("submit", "wait", "interrupt", "close"),
     supplied=("job",),
     short=_table("manyfit.executors", "auto=auto inline=inline processes=processes"),
 )
@@ -273,6 +273,8 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
             callable(getattr(product, name, None)) for name in role.methods
         )
         return "" if fits else f"{what} is not {indefinite(role.name)}"
+    if role is EXECUTOR and "job" not in inspect.signature(target).parameters:
+        return f"{what} does not take the parameter job, by which it is given what to do"
     if role is MODEL and any(claims(product) for claims in MODELS.values()):
         return ""
     if has_base(product, role.bases) or (role.function_of and _is_tensor_function(target, trust)):

@@ -232,8 +232,8 @@ class TorchLearner(BaseLearner):
                 if name not in sums:
                     sums[name] = RowSums(self.device, skips_undefined=name != "loss")
                 sums[name].add(values.expand(len(batch)))
-            for metrics in further:
-                metrics.update(output, target)
+            for metrics in further:  # which see what a report shows: NumPy has no bfloat16
+                metrics.update(output.float() if output.dtype is torch.bfloat16 else output, target)
         return {name: each.mean() for name, each in sums.items()}
 
     @torch.no_grad()

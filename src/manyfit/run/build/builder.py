@@ -19,6 +19,7 @@ from manyfit.config.dialects.table import dialect_of
 from manyfit.config.schema.consistency import RESERVED
 from manyfit.config.typed.component import blamed
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
+from manyfit.core.names import listing
 from manyfit.core.secrets import redact
 from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
@@ -41,10 +42,14 @@ from manyfit.learn.models import Made, make_model
 from manyfit.learn.split_metrics import is_split_metric
 from manyfit.run.build.evaluator import Evaluator
 from manyfit.run.loop.plan import Plan
-from manyfit.run.build.shared_data import SharedData, Splits, random_position
+from manyfit.run.build.shared_data import SharedData, Splits, read_surroundings
 
 log = logging.getLogger("manyfit")
 
+LEARNER: Final = tuple(
+    name for name in (*vars(Learner), *Learner.__annotations__) if not name.startswith("_")
+)
+"""What every learner has."""
 SPLITS: Final[tuple[Split, ...]] = ("train", "validation", "test")
 
 
@@ -108,7 +113,8 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     epochs, steps = kind.budget(run.train, lambda: steps_of(train, order))
     whole = {name: metric for name, metric in metrics.items() if is_split_metric(metric)}
     by_row = {name: metric for name, metric in metrics.items() if name not in whole}
-    learner = kind.build(
+    learner = build_learner(
+        kind,
         Setup(
             config, made, device, order, train, validation, steps, epochs, by_row, warm, fed_by(config),
             key_of(config, "unused"),
@@ -120,6 +126,18 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     built = Built(learner, kind, plan, order, train, validation, test, whole, evaluator, splits, settings)
     log_details(config, made, built)
     return built
+
+
+def build_learner(kind: LearnerKind, setup: Setup) -> Learner:
+    """Have a kind build its learner, and see that it is one."""
+    found = kind.build(setup)
+    missing = [name for name in LEARNER if not hasattr(found, name)]
+    if missing:
+        raise UsageError(
+            f"the kind {kind.name!r} must build a learner, but built {found!r:.60}, which has no "
+            f"{listing(missing)}; derive it from manyfit.learn.learner.BaseLearner"
+        )
+    return found
 
 
 def check_grain(config: Config, plan: Plan) -> None:
@@ -204,7 +222,7 @@ def read_splits(config: Config, shared: SharedData | None = None) -> Splits:
     if shared is not None and (known := shared.get(config)) is not None:
         return known
     seed_everything(derive(run.seed, "data"))
-    before = random_position() if shared is not None else None
+    before = read_surroundings(run.data) if shared is not None else None
     data = run.data.build()
     if not isinstance(data, Data):
         raise UsageError(
@@ -216,9 +234,9 @@ def read_splits(config: Config, shared: SharedData | None = None) -> Splits:
             f"but is {data.batch_size!r}"
         )
     found = Splits(data.batch_size, {split: split_of(run.data, data, split) for split in SPLITS})
-    if shared is not None:
-        shared.put(config, found, drew=random_position() != before)
-    return found
+    if shared is None:
+        return found
+    return shared.put(config, found, was_left_alone=read_surroundings(run.data) == before)
 
 
 def limit_splits(config: Config, found: Splits) -> tuple[Order, dict[str, Source | None]]:

@@ -2,23 +2,24 @@
 
 Only a study does this, where nothing changes between its trials. Whoever calls `train` twice from Python may
 have changed a file in between, and gets it read again.
+
+Building a data set is the user's code, and may do more than return rows. It is shared only if its rows are plain
+arrays, and if building it has left the process, its module and its class as they were. A data set is that of
+its seed: it may follow from it in ways that nobody sees.
 """
 
 from __future__ import annotations
 
-import random
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
-from manyfit.config import Config
+from manyfit.config import Component, Config
 from manyfit.config.identity import digest, normal
 from manyfit.core.secrets import has_secrets
 from manyfit.data import Source
+from manyfit.run.loop.process_state import read_process_state
 
 MOST: Final = 2
 """Data sets that are kept. A search over their parameters makes more of them, which may be large."""
@@ -35,9 +36,12 @@ class Splits:
 
     @property
     def is_constant(self) -> bool:
-        """Whether reading it changes nothing: then it does not matter who else reads it."""
-        found = [source for source in self.sources.values() if source is not None]
-        return all(getattr(source, "is_constant", False) for source in found)
+        """Whether reading it changes nothing: then it does not matter who else reads it.
+
+        A source says so by its own class; a subclass may override what its base does.
+        """
+        found = [type(source) for source in self.sources.values() if source is not None]
+        return all(vars(cls).get("is_constant", False) for cls in found)
 
     def fingerprint(self, split: str, source: Source) -> str:
         """Return the fingerprint of a split; `source` is the whole of it, or a part."""
@@ -47,42 +51,58 @@ class Splits:
             self.prints[split] = source.fingerprint()
         return self.prints[split]
 
+    def is_same(self, other: Splits) -> bool:
+        """Whether another data set has the same rows."""
+        return self.batch_size == other.batch_size and self._every_print() == other._every_print()
+
+    def _every_print(self) -> dict[str, str]:
+        found = self.sources.items()
+        return {split: self.fingerprint(split, source) for split, source in found if source is not None}
+
 
 class SharedData:
     """The data sets that were built in this process, by what their configs say."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[str, Splits] = OrderedDict()
+        self._found: dict[str, Splits] = {}
+        self._refused: set[str] = set()
+        """Classes that were seen to change something while they were made."""
 
     def get(self, config: Config) -> Splits | None:
         """Return what was built for a config that describes the same data, if it was."""
-        for key in (data_key(config), data_key(config, config.run.seed)):
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]
-        return None
+        key = data_key(config)
+        found = self._found.pop(key, None)
+        if found is not None:
+            self._found[key] = found  # the last one that was asked for
+        return found
 
-    def put(self, config: Config, found: Splits, drew: bool) -> None:
-        """Keep a data set, if others may read it. One that drew random numbers is that of its seed alone."""
-        if not found.is_constant or has_secrets():
-            return
-        self._found[data_key(config, config.run.seed if drew else None)] = found
-        while len(self._found) > MOST:
-            self._found.popitem(last=False)
+    def put(self, config: Config, found: Splits, was_left_alone: bool) -> Splits:
+        """Keep a data set, if others may read it; return it, or one with the same rows that is kept already."""
+        path = config.run.data.path
+        if not was_left_alone:
+            self._refused.add(path)
+            self._found = {key: each for key, each in self._found.items() if not key.startswith(f"{path} ")}
+        if path in self._refused or not found.is_constant or has_secrets():
+            return found
+        known = {id(each): each for each in self._found.values()}
+        found = next((each for each in known.values() if each.is_same(found)), found)
+        self._found[data_key(config)] = found
+        while len({id(each) for each in self._found.values()}) > MOST:
+            del self._found[next(iter(self._found))]
+        return found
 
 
-def data_key(config: Config, seed: int | None = None) -> str:
-    """Return what a data set follows from: its class and arguments, the code, and perhaps the seed."""
+def data_key(config: Config) -> str:
+    """Return what a data set follows from: its class and arguments, the code, and the seed."""
     given = normal(config.meaning.items["data"], config.classes, ("data",))
-    return digest([given, str(config.project), [str(source) for source in config.sources], seed])
+    places = [str(config.project), *(str(source) for source in config.sources)]
+    return f"{config.run.data.path} {digest([given, places, config.run.seed])}"
 
 
-def random_position() -> Any:
-    """Return where the global random generators stand; TensorFlow's cannot be asked."""
-    import torch
-
-    if "tensorflow" in sys.modules:
-        return object()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state = np.asarray(keys).tobytes(), position, has_gauss, cached
-    return random.getstate(), state, torch.get_rng_state().numpy().tobytes()
+def read_surroundings(component: Component) -> Any:
+    """Return what building a component might change, beside the component: process, module and class."""
+    target = component.target
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    classes = target.__mro__[:-1] if isinstance(target, type) else ()
+    names = [{name: id(value) for name, value in vars(each).items()} for each in (module, *classes) if each]
+    return read_process_state(), names

@@ -25,6 +25,14 @@ MODES: Final[tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]] = (
 """How a mode of torch is read, and how it is set."""
 
 
+def read_process_state() -> Any:
+    """Return everything that `own_process` gives back."""
+    mask = os.umask(0)
+    os.umask(mask)
+    limits = [resource.getrlimit(number) for number in LIMITS]
+    return [get() for get, _ in MODES], os.getcwd(), _environment(), limits, mask  # noqa: PTH109
+
+
 @contextmanager
 def own_process() -> Iterator[None]:
     """Give a process back what it was: torch's modes, its folder, environment, umask and soft limits.

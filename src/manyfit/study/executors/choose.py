@@ -9,6 +9,7 @@ from manyfit.core.errors import UsageError
 from manyfit.core.gpus import gpus
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor, Job, Work
+from manyfit.study.executors.guarded import Guarded
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes, places, usable_cores
 from manyfit.study.executors.worker import Place
@@ -20,7 +21,7 @@ def choose(study: StudyConfig, work: Work, watch: Watch, trials: int) -> Executo
     if on is None:
         return auto(job)
     made: Executor = on.build(job=job)
-    return made
+    return made if on.path.startswith("manyfit.executors.") else Guarded(made)
 
 
 def auto(job: Job) -> Executor:

@@ -1,0 +1,92 @@
+"""An executor of the user's own, whose mistakes are told by name and not taken for those of manyfit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+from manyfit.core.errors import ManyfitError, RunFailed
+from manyfit.core.tracebacks import user_frame
+from manyfit.study.executors.base import Executor
+from manyfit.study.work.unit_watch import Tell
+from manyfit.study.work.units import Outcome, Unit
+
+T = TypeVar("T")
+
+
+class Guarded(Executor):
+    """Hands everything on, and checks what comes back."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self._name = type(inner).__name__
+        self._open: set[str] = set()
+        if type(inner.slots) is not int or inner.slots < 1:
+            raise RunFailed(f"the executor {self._name} must have one slot or more, not {inner.slots!r}")
+        self.slots = inner.slots
+        self.places = inner.places
+
+    @property
+    def isolates(self) -> bool:  # type: ignore[override]
+        """As the executor says."""
+        return self._inner.isolates
+
+    @property
+    def keeps_folders(self) -> bool:  # type: ignore[override]
+        """As the executor says."""
+        return self._inner.keeps_folders
+
+    @property
+    def tell(self) -> Tell:
+        """Whoever listens to signs of life."""
+        return self._inner.tell
+
+    @tell.setter
+    def tell(self, tell: Tell) -> None:
+        self._inner.tell = tell
+
+    def submit(self, unit: Unit) -> None:
+        """Hand a unit on."""
+        self._call("submit", lambda: self._inner.submit(unit))
+        self._open |= {trial.id for trial in unit.trials}
+
+    def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
+        """Return outcomes of trials that were handed out, each once."""
+        found: Any = self._call("wait", lambda: self._inner.wait(timeout, wake))
+        if not isinstance(found, list) or not all(isinstance(each, Outcome) for each in found):
+            raise RunFailed(
+                f"the executor {self._name}.wait must return a list of outcomes, not {found!r:.80}"
+            )
+        for outcome in found:
+            if outcome.trial not in self._open:
+                raise RunFailed(
+                    f"the executor {self._name} answers for {outcome.trial!r}, which was not handed out, or "
+                    "which it has answered for before"
+                )
+            self._open.remove(outcome.trial)
+        return found
+
+    def interrupt(self, trials: Collection[str] | None = None) -> None:
+        """Hand the request on."""
+        self._call("interrupt", lambda: self._inner.interrupt(trials))
+
+    def close(self) -> None:
+        """Close it."""
+        self._call("close", self._inner.close)
+
+    def now(self) -> float:
+        """Its clock."""
+        return self._inner.now()
+
+    def describe(self) -> dict[str, object]:
+        """What it says about itself."""
+        return self._inner.describe()
+
+    def _call(self, method: str, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except ManyfitError:
+            raise
+        except Exception as error:
+            text = f"the executor {self._name}.{method} failed: {type(error).__name__}: {error}"
+            raise RunFailed(f"{text}\n  at {user_frame(error)}") from error
