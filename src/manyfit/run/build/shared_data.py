@@ -104,5 +104,9 @@ def read_surroundings(component: Component) -> Any:
     target = component.target
     module = sys.modules.get(getattr(target, "__module__", ""))
     classes = target.__mro__[:-1] if isinstance(target, type) else ()
-    names = [{name: id(value) for name, value in vars(each).items()} for each in (module, *classes) if each]
+    names = [  # Python adds some of its own, such as __annotations__, when they are first asked for
+        {name: id(value) for name, value in vars(each).items() if not name.startswith("__")}
+        for each in (module, *classes)
+        if each is not None
+    ]
     return read_process_state(), names
