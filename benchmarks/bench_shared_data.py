@@ -83,7 +83,7 @@ def run(shares: bool) -> float:
         if shares:
             found = sweep("studies/s", progress=False)
         else:
-            with mock.patch.object(SharedData, "put", return_value=None):
+            with mock.patch.object(SharedData, "get", return_value=None):
                 found = sweep("studies/s", progress=False)
         seconds = time.perf_counter() - began
         assert len(found.points) == TRIALS

@@ -41,8 +41,8 @@ from manyfit.learn.learner import Learner
 from manyfit.learn.models import Made, make_model
 from manyfit.learn.split_metrics import is_split_metric
 from manyfit.run.build.evaluator import Evaluator
-from manyfit.run.loop.plan import Plan
 from manyfit.run.build.shared_data import SharedData, Splits, read_surroundings
+from manyfit.run.loop.plan import Plan
 
 log = logging.getLogger("manyfit")
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from manyfit.config.typed.roles import METRIC
 from manyfit.core.errors import RunFailed, UsageError
-from manyfit.core.quiet import muted
 from manyfit.core.names import listing, nearest
+from manyfit.core.quiet import muted
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.nested import Nested, count, mapped, paired
 

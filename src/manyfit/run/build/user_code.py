@@ -61,10 +61,30 @@ def _digest(file: Path, mtime: int, size: int) -> str:
         for node in ast.walk(parsed):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:]
-        tree = ast.dump(parsed)
+        tree = dump_tree(parsed)
     except (OSError, SyntaxError, ValueError) as error:
         tree = f"unreadable: {type(error).__name__}"
     return hashlib.sha256(tree.encode()).hexdigest()
+
+
+def dump_tree(node: Any) -> str:
+    """Write a syntax tree as `ast.dump` of Python 3.11 does, on every version of Python.
+
+    Later versions have further fields, or leave empty ones out; a run must not have other code for that.
+    """
+    if isinstance(node, list):
+        return f"[{', '.join(map(dump_tree, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if (value is None and getattr(type(node), name, ...) is None) or (
+            name == "type_params" and not value
+        ):
+            continue
+        fields.append(f"{name}={dump_tree(value)}")
+    return f"{type(node).__name__}({', '.join(fields)})"
 
 
 def evaluation_only(config: Config, source: Path) -> set[str]:

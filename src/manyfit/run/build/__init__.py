@@ -1,0 +1,9 @@
+"""Config → objects.
+
+| room | what it holds |
+|---|---|
+| `builder` | data, model, learner and plan of a config |
+| `shared_data` | data that the runs of one process share |
+| `evaluator` | functions of one row |
+| `user_code` | the user's modules that a run has imported |
+"""
