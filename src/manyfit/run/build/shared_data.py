@@ -3,9 +3,9 @@
 Only a study does this, where nothing changes between its trials. Whoever calls `train` twice from Python may
 have changed a file in between, and gets it read again.
 
-Building a data set is the user's code, and may do more than return rows. It is shared only if its rows are plain
-arrays, and if building it has left the process, its module and its class as they were. A data set is that of
-its seed: it may follow from it in ways that nobody sees.
+Building a data set is the user's code, and may do more than return rows. It is shared only if its rows are
+plain arrays, and if building it has left the process, its module and its class as they were. A data set is
+that of its seed: it may follow from it in ways that nobody sees.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SharedData:
         return found
 
     def put(self, config: Config, found: Splits, was_left_alone: bool) -> Splits:
-        """Keep a data set, if others may read it; return it, or one with the same rows that is kept already."""
+        """Keep a data set, if others may read it; return it, or one with the same rows that is kept."""
         path = config.run.data.path
         if not was_left_alone:
             self._refused.add(path)
