@@ -116,6 +116,14 @@ def test_the_same_data_is_built_and_hashed_once(data):
     ]  # once shared, once not
 
 
+def test_a_part_is_not_hashed_again(data):
+    shared, limit = SharedData(), {"train__limit": {"train": 1}}
+    tree = data(**limit)
+    first, second = (build(tree, shared=shared).fingerprints() for _ in range(2))
+    assert first == second == build(tree).fingerprints()
+    assert data.built.count("hash") == 6
+
+
 def test_other_data_is_other_data(data):
     shared = SharedData()
     ones = [build(data(data__rows=rows), shared=shared) for rows in (40, 24, 40)]

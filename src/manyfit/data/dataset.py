@@ -300,7 +300,11 @@ class Limited:
 
     def fingerprint(self) -> str:
         """The content of the whole source, and how much of it is used."""
-        return f"{self.source.fingerprint()}:{self.rows}" + (":sampled" if self.seed is not None else "")
+        return self.derive_fingerprint(self.source.fingerprint())
+
+    def derive_fingerprint(self, whole: str) -> str:
+        """Return the fingerprint that follows from that of the whole source."""
+        return f"{whole}:{self.rows}" + (":sampled" if self.seed is not None else "")
 
 
 def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:

@@ -45,6 +45,9 @@ class Splits:
 
     def fingerprint(self, split: str, source: Source) -> str:
         """Return the fingerprint of a split; `source` is the whole of it, or a part."""
+        derive = getattr(source, "derive_fingerprint", None)  # of a part, from that of the whole
+        if derive is not None:
+            return str(derive(self.fingerprint(split, source.source)))  # type: ignore[attr-defined]
         if source is not self.sources.get(split):
             return source.fingerprint()
         if split not in self.prints:
