@@ -35,5 +35,6 @@ def closing(result: RunResult) -> str:
         lines.append(f"  rows     {folder.reports / 'test.csv'}")
     if not folder.path.exists():
         return "\n".join([*(line for line in lines if not line.startswith("  rows ")), "  nothing was kept"])
-    lines.append(f"  curves   tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
+    if folder.tensorboard.is_dir():
+        lines.append(f"  curves   tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
     return "\n".join(lines)
