@@ -1,5 +1,6 @@
 """Compiled models of Keras, on TensorFlow and on torch."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from tests.run.cut import resumes
 
 from manyfit.core.errors import UsageError
 from manyfit.data import ArraySource, once
-from manyfit.run.resume_proof import Kill, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, Probe, difference, killed_and_resumed
 from manyfit.store.folder import RunFolder
 from manyfit.testing import LearnerContract
 from manyfit.testing.learner import copied, equal
@@ -203,6 +204,53 @@ def test_a_pipeline_of_tensorflow_is_positioned_like_any_other():
         assert [next(iterator)[0].numpy().tolist() for _ in range(count)] == whole[4:6]
     finally:
         stream.SEGMENT = before
+
+
+NATIVE = """
+import numpy as np
+import tensorflow as tf
+from dataset import COUNTS, Loader, arrays
+from preprocessing import Preprocessor
+
+
+class Rows(Loader):
+    def rows(self, split, third):
+        x, y = arrays(split)
+        thirds = [third(i) for i in range(len(x))]
+        found = tf.data.Dataset.from_tensor_slices((x.astype("float32"), y, thirds))
+        return found.shuffle(COUNTS[split]) if split == "train" else found
+
+
+class Batches(Preprocessor):
+    def add_image_preprocess(self, generator):
+        return generator
+
+    def batchify(self, generator, n_data_points):
+        return generator.batch(self.batch_size), -(-n_data_points // self.batch_size)
+"""
+
+
+def native(tiny):
+    (tiny.root / "src" / "native.py").write_text(NATIVE)
+    return tiny.write(**KERAS, data_loader_class="native.Rows", preprocessor_class="native.Batches", epochs=2)
+
+
+def test_the_probe_of_check_resume_leaves_tensorflow_its_own_pipeline(tiny):
+    """What is proved is the path that is trained: TensorFlow reads the batches, so that no rows are known."""
+    folder, trace = native(tiny), tiny.root / "trace"
+    result = train(folder, callbacks=[Probe(trace, None)])
+    seen = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [step for step, _ in seen] == list(range(result.step))
+    assert not any(rows for _, rows in seen), "the batches went through NumPy"
+
+
+@pytest.mark.soak
+def test_a_pipeline_of_tensorflow_resumes_exactly(tiny):
+    source, runs = native(tiny), tiny.root / "runs"
+    changes = ["train.every.checkpoint=2ba", "train.threads=1"]
+    killed_and_resumed(source, changes, runs / "whole", [])
+    assert killed_and_resumed(source, changes, runs / "killed", [Kill("step", 5)])
+    assert not difference(RunFolder(runs / "whole"), RunFolder(runs / "killed"))
 
 
 def test_evaluation_functions_of_every_kind_are_vectorised_where_they_can_be():

@@ -88,7 +88,9 @@ def data(project, monkeypatch):
     project.write("src/counted.py", COUNTED)
 
     def config(cls="Plain", **changes):
-        tree = project.changed(data={"class": f"counted.{cls}", "batch_size": 16}, **changes)
+        tree = project.changed(
+            data={"class": f"counted.{cls}", "batch_size": 16, "allow_overlap": True}, **changes
+        )
         return load_config(project.config(tree).parent)
 
     config()
@@ -177,6 +179,24 @@ def test_a_study_builds_its_data_once(project, data):
     assert {point.state for point in found.points} == {"finished"}
     assert data.built.count("build") == 2, "once for each seed"
     assert data.built.count("hash") == 6
+
+
+@pytest.mark.parametrize("cls", ["Plain", "Drawing", "Forked", "Changing"])
+def test_a_study_finds_the_same_with_and_without_sharing(project, data, monkeypatch, cls):
+    data(cls)
+    text = """
+        base: ../../runs/a/config.yaml
+        objective: {metric: val_loss, mode: min}
+        search: {method: grid, seeds: 3, stop: halving}
+        space: {model.hidden: [4, 8], data.batch_size: [16, 20]}
+        execute: {on: inline}
+        """
+    for name in ("one", "two"):
+        project.write(f"studies/{name}/study.yaml", text)
+    shared = manyfit.sweep("studies/one", progress=False)
+    monkeypatch.setattr(SharedData, "get", lambda self, config: None)
+    own = manyfit.sweep("studies/two", progress=False)
+    assert [(p.state, p.value) for p in shared.points] == [(p.state, p.value) for p in own.points]
 
 
 def test_a_run_of_its_own_reads_its_data_again(project, data):

@@ -73,6 +73,56 @@ def test_one_trial_of_a_unit_fails_alone(lab, grouped, on):
     assert outcomes == {0: "finished", 1: "not a number", 2: "finished"}
 
 
+DEADLY = """
+import os, signal
+from models import MLP
+
+
+class Deadly(MLP):
+    def forward(self, images):
+        if self.layers[1].out_features == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+"""
+
+
+def test_one_trial_that_kills_its_process_is_the_only_one_that_dies(lab, grouped):
+    """It is tried again and then fails; the others of its unit wait for the next one, and finish."""
+    lab.project.write("src/deadly.py", DEADLY)
+    lab.write(
+        set={"model.class": "deadly.Deadly"},
+        search__seeds=1,
+        space={"model.hidden": [4, 6, 8, 10]},
+        execute={"on": "processes", "workers": 1, "retries": 1},
+    )
+    lab.sweep()
+    assert dict(lab.rows("select point, state from trials")) == {
+        0: "finished", 1: "failed", 2: "finished", 3: "finished",
+    }  # fmt: skip
+    assert dict(lab.rows("select point, deaths from trials")) == {0: 0, 1: 2, 2: 0, 3: 0}
+    assert ("not begun",) in lab.rows("select outcome from unit_trials")
+    assert not lab.rows("select * from units where ended is null")
+
+
+@pytest.mark.parametrize(("points", "on"), [(1, "inline"), (2, "inline"), (5, "inline"), (2, "processes")])
+def test_halving_decides_the_same_about_grouped_trials(lab, monkeypatch, points, on):
+    """It is the stopper that does not depend on the order in which trials are trained."""
+    changes = {
+        "search__seeds": 2,
+        "search__stop": "halving",
+        "space": {"train.optimizer.lr": [0.001 * 4**i for i in range(points)]},
+        "execute": {"on": on, "workers": 2},
+        "set": {"train.epochs": 4},
+    }
+    lab.write(**changes)
+    lab.sweep()
+    alone = lab.table()
+    lab.clear()
+    monkeypatch.setattr(sweeping, "Driver", Grouped)
+    lab.sweep()
+    assert lab.table() == alone
+
+
 def test_each_trial_keeps_its_own_log_and_output(lab, grouped):
     lab.write(search__seeds=1, space={"model.hidden": [4, 8, 12]}, execute={"on": "processes", "workers": 2})
     lab.sweep()
