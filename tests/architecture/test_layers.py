@@ -1,6 +1,7 @@
 """The architecture, read from the imports: directions, no cycles, public names."""
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -34,6 +35,7 @@ LAZY_ONLY = {"store": ["torch", "mlflow", "tensorboard"], "data": ["torch"], "re
 """What a layer may use, but only once it is needed."""
 
 
+@functools.cache
 def modules():
     return {
         ".".join(("manyfit", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
@@ -44,9 +46,14 @@ def modules():
     }
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def imports(path, top_level_only):
     """The modules that a file imports; blocks for type checkers do not count as top level."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     nodes = list(tree.body) if top_level_only else list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -70,7 +77,7 @@ CLASS_PATH = re.compile(r"manyfit(\.[a-z_]+)+(\.[A-Z]\w*)?")
 
 
 def strings(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
