@@ -120,13 +120,15 @@ class Rows:
 
 def report(evaluator):
     """The whole report of manyfit, and the batched prediction of the same rows by Keras."""
-    from manyfit.run.evaluation.row_report import evaluate
+    from manyfit.run.evaluation.row_report import evaluate_rows
 
     _, made = built("TF", evaluator)
     inputs = Rows(evaluator).inputs
 
     def ours():
-        assert len(evaluate(made.learner, made.validation, BATCH, evaluator=made.evaluator)) == len(inputs)
+        assert len(evaluate_rows(made.learner, made.validation, BATCH, evaluator=made.evaluator)) == len(
+            inputs
+        )
 
     def bare():
         made.learner.model.predict(inputs, batch_size=BATCH, verbose=0)

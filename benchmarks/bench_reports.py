@@ -34,11 +34,11 @@ class Case:
         self.built = build(load_config(tree, project=SOURCE))
 
     def ours(self) -> None:
-        from manyfit.run.evaluation.row_report import evaluate
+        from manyfit.run.evaluation.row_report import evaluate_rows
 
         source = self.built.split("test")
         assert source is not None
-        report = evaluate(self.built.learner, source, BATCH, evaluator=self.built.evaluator)
+        report = evaluate_rows(self.built.learner, source, BATCH, evaluator=self.built.evaluator)
         assert len(report) == ROWS
         with tempfile.TemporaryDirectory() as folder:
             report.write(Path(folder) / "test.csv")

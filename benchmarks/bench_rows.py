@@ -13,7 +13,7 @@ from timing import compare, where
 from manyfit import load_config
 from manyfit.run.build.builder import build
 from manyfit.run.build.evaluator import Evaluator
-from manyfit.run.evaluation.row_report import evaluate
+from manyfit.run.evaluation.row_report import evaluate_rows
 
 torch.set_num_threads(1)
 SOURCE = Path(__file__).resolve().parent
@@ -40,12 +40,12 @@ class Case:
         self.name = f"{model}, {len(self.built.train)} rows, batch {batch}"
 
     def ours(self):
-        report = evaluate(self.built.learner, self.built.train, self.batch, evaluator=self.evaluator)
+        report = evaluate_rows(self.built.learner, self.built.train, self.batch, evaluator=self.evaluator)
         assert len(report) == len(self.built.train)
 
     def written(self):
         with tempfile.TemporaryDirectory() as folder:
-            report = evaluate(self.built.learner, self.built.train, self.batch, evaluator=self.evaluator)
+            report = evaluate_rows(self.built.learner, self.built.train, self.batch, evaluator=self.evaluator)
             report.write(Path(folder) / "report.csv")
 
     @torch.no_grad()

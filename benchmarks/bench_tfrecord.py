@@ -23,7 +23,7 @@ import torch
 
 from manyfit.data import Order, once
 from manyfit.data.tfrecord import files, metadata
-from manyfit.data.tfrecord.writer import write
+from manyfit.data.tfrecord.writer import write_records
 from manyfit.feeders import FixedLenFeature, ImageFeature, RawFeature, TFRecordExamplesFeeder, VarLenFeature
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -101,7 +101,7 @@ def settings(names, parse, count):
 
 
 def index(folder):
-    list(metadata.index(files.matched(str(folder / "*"))))
+    list(metadata.index_files(files.match_files(str(folder / "*"))))
 
 
 def records(folder):
@@ -116,7 +116,7 @@ def records(folder):
             }
             for _ in range(part)
         )
-        write(folder / f"train-{i:05d}-of-00004", rows)
+        write_records(folder / f"train-{i:05d}-of-00004", rows)
     index(folder)
 
 
@@ -158,7 +158,7 @@ def columns(folder):
     def later():
         assert drain(warm.batches(Order(BATCH, seed=2, epochs=1))) == COUNT
 
-    theirs = settings(files.matched(patterns), parse, COUNT)
+    theirs = settings(files.match_files(patterns), parse, COUNT)
     taken = measured({**theirs, "first": first, "shuffled": shuffled, "later": later, "three": three})
     best = fastest(taken)
     for name in (best, "first", "shuffled", "later"):
@@ -179,7 +179,7 @@ def lists(folder, kind, limit):
     }[kind]
     for i in range(4):
         rows = ({"values": made(int(draw.integers(1, 100))), "label": i} for _ in range(LISTS // 4))
-        write(folder / f"train-{i:05d}-of-00004", rows)
+        write_records(folder / f"train-{i:05d}-of-00004", rows)
     index(folder)
     label = tf.io.FixedLenFeature([], tf.int64)
     dtype = tf.as_dtype(kind)
@@ -192,7 +192,7 @@ def lists(folder, kind, limit):
         parsed = tf.io.parse_example(records, {"values": tf.io.RaggedFeature(dtype), "label": label})
         return parsed["values"].to_tensor(), parsed["label"]
 
-    names = files.matched(str(folder / "train-*"))
+    names = files.match_files(str(folder / "train-*"))
     theirs = {}
     for how in (dense, ragged):
         for name, function in settings(names, how, LISTS).items():
@@ -227,7 +227,7 @@ def pictures(folder):
         Image.fromarray(small).resize((400, 320), Image.Resampling.BICUBIC).save(out, "JPEG", quality=90)
         return out.getvalue()
 
-    write(folder / "train-0", ({"image": picture(), "label": i % 10} for i in range(PICTURES)))
+    write_records(folder / "train-0", ({"image": picture(), "label": i % 10} for i in range(PICTURES)))
     index(folder)
     spec = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 

@@ -24,5 +24,5 @@ for name, count in (
         for row in rows(count, seed=len(name) + count):
             file.write(encode(row))
 
-for each in metadata.index(files.matched("data/*"), force=True):
+for each in metadata.index_files(files.match_files("data/*"), force=True):
     print(each.file, each.entry.records)

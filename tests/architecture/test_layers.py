@@ -289,3 +289,46 @@ def test_docstrings_of_the_core_run():
         if module.endswith("__main__"):
             continue
         assert doctest.testmod(importlib.import_module(module)).failed == 0, module
+
+
+VERBS = {"embed", "feed", "need", "seed"}
+"""Verbs that look like participles."""
+SHARED_NAMES = {"command", "Stop"}
+"""One command for each file of `cli/`; `Stop` is a section of a config and a decision of a stopper."""
+
+
+def functions(path):
+    """Every function with its class, its name, and whether it is a value to its readers."""
+    for owner in ast.walk(parsed(path)):
+        for node in getattr(owner, "body", []) if isinstance(owner, ast.Module | ast.ClassDef) else []:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                is_value = any("property" in ast.unparse(mark) for mark in node.decorator_list)
+                yield getattr(owner, "name", ""), node, is_value
+
+
+PARTICIPLES = {("Ragged", "padded"), ("Board", "ranked"), ("", "batched")}
+"""Names that users' code calls."""
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_functions_are_verbs(module):
+    found = [
+        (owner, node.name)
+        for owner, node, is_value in functions(modules()[module])
+        if re.fullmatch(r"_?(\w+ed|found|kept|made|opened|shown|taken|told)", node.name)
+        and not is_value
+        and not any(node.name.removeprefix("_").removeprefix("re") == verb for verb in VERBS)
+        and (owner, node.name) not in PARTICIPLES
+        and node.name.count("_") <= node.name.startswith("_")
+    ]
+    assert not found
+
+
+def test_public_names_have_one_meaning():
+    homes = {}
+    for module, path in modules().items():
+        for node in parsed(path).body:
+            name = getattr(node, "name", "_")
+            if not name.startswith("_") and name not in SHARED_NAMES:
+                homes.setdefault(name, []).append(module)
+    assert not {name: found for name, found in homes.items() if len(found) > 1}

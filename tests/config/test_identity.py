@@ -109,7 +109,7 @@ def test_parameters_can_declare_themselves_neutral(project):
 
 def test_the_resolved_file_is_a_config_again(project):
     config = load(project, train__scheduler="cosine")
-    file = project.write("runs/b/config.resolved.yaml", config.resolved())
+    file = project.write("runs/b/config.resolved.yaml", config.to_resolved_yaml())
     again = load_config(file)
     assert again == config
     assert again.fingerprint == config.fingerprint

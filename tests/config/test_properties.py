@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from manyfit import ConfigError, load_config
 from manyfit.config import patch
-from manyfit.config.identity import digest
+from manyfit.config.identity import hash_data
 from manyfit.config.tree.layers import INHERIT, inherit, lay
 from manyfit.config.tree.nodes import Map, from_plain, leaves, plain
 from manyfit.config.tree.overrides import apply, collect
-from manyfit.config.tree.reader import dump, read_text
+from manyfit.config.tree.reader import dump, parse_yaml
 from manyfit.config.tree.references import Resolver, escape
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -102,14 +102,14 @@ def paths(found, path=()):
 
 @given(mapping)
 def test_dump_and_read_are_inverse(found):
-    assert plain(read_text(dump(found), "f")) == found
+    assert plain(parse_yaml(dump(found), "f")) == found
 
 
 @relaxed
 @given(configs)
 def test_dump_and_load_are_inverse(config):
     loaded = load(config)
-    again = plain(read_text(loaded.dump(), "f"))
+    again = plain(parse_yaml(loaded.dump(), "f"))
     assert again == escaped(config)
     assert load_config(again, project=loaded.project) == loaded
     assert load_config(again, project=loaded.project).fingerprint == loaded.fingerprint
@@ -139,7 +139,7 @@ def outcome(make, *arguments):
     except ConfigError as error:
         return [(p.path, p.message, p.expected, p.received) for p in error.problems]
     learned = (found.kinds, found.classes, found.defaults, found.derived)
-    return plain(found.tree), found.run, *map(dict, learned), found.resolved(), found.fingerprint
+    return plain(found.tree), found.run, *map(dict, learned), found.to_resolved_yaml(), found.fingerprint
 
 
 @given(tree, tree)
@@ -263,13 +263,13 @@ def with_value(config, field, value):
 @given(mapping)
 def test_digests_ignore_the_spelling_of_numbers(found):
     floats = {k: float(v) if type(v) is int and abs(v) < 2**53 else v for k, v in found.items()}
-    assert digest(found) == digest(floats)
+    assert hash_data(found) == hash_data(floats)
 
 
 @given(st.text() | st.text("{}[]:,&*!|>'\"%@`#-?\n\t a1${}", max_size=60))
 def test_no_text_makes_anything_but_a_clean_error(content):
     try:
-        node = read_text(content, "f")
+        node = parse_yaml(content, "f")
     except ConfigError as error:
         assert all(problem.origin.file == "f" and problem.origin.line >= 1 for problem in error.problems)
     else:

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from manyfit.config.tree.nodes import plain
-from manyfit.config.tree.reader import dump, read_text
+from manyfit.config.tree.reader import dump, parse_yaml
 from manyfit.core.errors import ConfigError
 
 
 def read(text):
-    return plain(read_text(text, "f.yaml"))
+    return plain(parse_yaml(text, "f.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_scalars(text, value):
 
 
 def test_lines_are_kept():
-    node = read_text("a: 1\nb:\n  c: [x,\n    y]\n", "f.yaml")
+    node = parse_yaml("a: 1\nb:\n  c: [x,\n    y]\n", "f.yaml")
     assert str(node.items["b"].items["c"].items[1].origin) == "f.yaml:4"
     assert str(node.key_origin("b")) == "f.yaml:2"
 

@@ -87,7 +87,7 @@ def test_derived_values_are_filled_once(load, project):
     config = load(augment={"class": "settings.Augment", "strength": 0.5, "side": 4})
     assert config.augment.pixels == config.section("augment").pixels == 16
     frozen = load_config(
-        project.write("x.yaml", config.resolved().replace("augment.pixels: 16", "augment.pixels: 99"))
+        project.write("x.yaml", config.to_resolved_yaml().replace("augment.pixels: 16", "augment.pixels: 99"))
     )
     assert frozen.augment.pixels == 99
 
@@ -148,7 +148,9 @@ def test_secrets(load, monkeypatch):
     monkeypatch.setenv("MANYFIT_TEST_TOKEN", "hunter2-hunter2")
     config = load(private={"class": "settings.Private", "token": "t=${secret:MANYFIT_TEST_TOKEN}"})
     assert config.section("private").token == "t=hunter2-hunter2"
-    assert "hunter2" not in config.resolved() + config.dump() + repr(config) + repr(list(config.rows()))
+    assert "hunter2" not in config.to_resolved_yaml() + config.dump() + repr(config) + repr(
+        list(config.rows())
+    )
     assert str(config.private.token) == "t=${secret:MANYFIT_TEST_TOKEN}"
 
 

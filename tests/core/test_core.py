@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyfit.core import secrets
+from manyfit.core import redaction
 from manyfit.core.errors import ConfigError, ExtraMissing, Interrupted, Origin, Problem
-from manyfit.core.lazy import optional
-from manyfit.core.names import indefinite, listing, nearest, show
+from manyfit.core.lazy import import_optional
+from manyfit.core.names import indefinite, listing, nearest, show_value
 from manyfit.core.seeds import derive
 
 
@@ -28,9 +28,9 @@ def test_nearest(name, names, best):
 
 def test_wording():
     assert listing("abcd", limit=2) == "a, b and 2 more"
-    assert show(2.5) == "2.5 (a number)"
-    assert show(None) == "null"
-    assert len(show("x" * 500)) < 100
+    assert show_value(2.5) == "2.5 (a number)"
+    assert show_value(None) == "null"
+    assert len(show_value("x" * 500)) < 100
     assert [indefinite(noun) for noun in ("model", "optimizer")] == ["a model", "an optimizer"]
 
 
@@ -50,8 +50,8 @@ def test_exit_codes():
 
 def test_an_extra_that_is_missing():
     with pytest.raises(ExtraMissing, match=r"pip install 'manyfit\[ray\]'"):
-        optional("no_such_package_at_all", "ray")
-    assert optional("json", "ray").dumps
+        import_optional("no_such_package_at_all", "ray")
+    assert import_optional("json", "ray").dumps
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=8).filter(lambda v: len(v.strip()) >= 8))
@@ -60,7 +60,7 @@ def test_no_form_of_a_secret_survives(value):
     from unittest.mock import patch
     from urllib.parse import quote, quote_plus
 
-    with patch.dict("os.environ", {}), patch.object(secrets, "_revealed", {value: "NAME"}):
+    with patch.dict("os.environ", {}), patch.object(redaction, "_revealed", {value: "NAME"}):
         forms = [
             value,
             json.dumps(value),
@@ -78,7 +78,7 @@ def test_no_form_of_a_secret_survives(value):
             value.encode().hex(),
         ]
         for form in [*forms, repr(f'it is "{value}"'), repr(f"it's {value}"), quote_plus(value)]:
-            cleaned = secrets.redact(f"<{form}>")
+            cleaned = redaction.redact(f"<{form}>")
             assert "${secret:NAME}" in cleaned
             core = form.strip("'\"")
             assert core not in cleaned
@@ -86,14 +86,14 @@ def test_no_form_of_a_secret_survives(value):
 
 def test_a_secret_prints_its_template(monkeypatch):
     monkeypatch.setenv("MANYFIT_TEST_TOKEN", "abc123")
-    secret = secrets.Secret("https://x:${secret:MANYFIT_TEST_TOKEN}@host")
+    secret = redaction.Secret("https://x:${secret:MANYFIT_TEST_TOKEN}@host")
     assert (
         f"{secret} {secret!r}"
         == "https://x:${secret:MANYFIT_TEST_TOKEN}@host " + "https://x:${secret:MANYFIT_TEST_TOKEN}@host"
     )
     assert secret.reveal() == "https://x:abc123@host"
     assert secret.names == ("MANYFIT_TEST_TOKEN",)
-    assert secrets.redact("it is abc123") == "it is ${secret:MANYFIT_TEST_TOKEN}"
+    assert redaction.redact("it is abc123") == "it is ${secret:MANYFIT_TEST_TOKEN}"
 
 
 def test_seeds_stay_the_same_for_ever():

@@ -12,7 +12,7 @@ import manyfit
 from manyfit.core.errors import UsageError
 from manyfit.data import ArraySource, DatasetSource, IterableSource
 from manyfit.data.overlap import Compared
-from manyfit.data.tfrecord.writer import write
+from manyfit.data.tfrecord.writer import write_records
 
 OVERLAP = """
 import numpy as np
@@ -102,7 +102,7 @@ def test_variants_say_it_in_their_own_words(project, cli):
     for name, first, count in (("train", 0, 40), ("eval", 30, 20)):
         (project.root / "data").mkdir(exist_ok=True)
         rows = [{"x": [float(i), 1.0, 2.0, 3.0], "y": [i % 3]} for i in range(first, first + count)]
-        write(project.root / "data" / f"{name}.tfrecord", rows)
+        write_records(project.root / "data" / f"{name}.tfrecord", rows)
     project.write(
         "variants/shared.yaml",
         """
@@ -225,7 +225,7 @@ def test_a_feature_that_the_model_does_not_take_names_its_feeder(project, cli):
     (project.root / "data").mkdir()
     for name, first in (("train", 0), ("eval", 40)):
         rows = [{"x": [float(i), 1.0], "bonus": [1.0], "y": [i % 3]} for i in range(first, first + 40)]
-        write(project.root / "data" / f"{name}.tfrecord", rows)
+        write_records(project.root / "data" / f"{name}.tfrecord", rows)
     project.write("src/two.py", "from torch import nn\nclass Two(nn.Linear):\n    def __init__(self) -> None:\n"
                   "        super().__init__(2, 3)\n    def forward(self, x, bonos=None):\n        return super().forward(x)\n")  # fmt: skip
     project.write(

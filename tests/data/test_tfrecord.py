@@ -19,9 +19,9 @@ from manyfit.data import Order, once
 from manyfit.data.tfrecord import files, metadata, wire
 from manyfit.data.tfrecord.errors import DataChanged, NotIndexed, RecordError
 from manyfit.data.tfrecord.features import column_of
-from manyfit.data.tfrecord.frames import FOOTER, framed, masked
+from manyfit.data.tfrecord.frames import FOOTER, frame_record, mask_checksum
 from manyfit.data.tfrecord.records import Records
-from manyfit.data.tfrecord.writer import encode, write
+from manyfit.data.tfrecord.writer import encode, write_records
 from manyfit.feeders import (
     FixedLenFeature,
     ImageFeature,
@@ -56,7 +56,7 @@ def folder(
     """A folder with some files, not yet indexed."""
     done = 0
     for i, count in enumerate(counts):
-        write(path / f"{prefix}-{i:05d}-of-{len(counts):05d}", rows(count, done), compression)
+        write_records(path / f"{prefix}-{i:05d}-of-{len(counts):05d}", rows(count, done), compression)
         done += count
     return path
 
@@ -80,8 +80,8 @@ def mutated(data: bytes, records: list[bytes], kind: str, draw: random.Random) -
     if kind == "length":  # a hostile length whose own checksum is right
         at = draw.randrange(len(records))
         head = draw.choice([0, 1, 7, 1 << 31, 1 << 40, (1 << 64) - 1]).to_bytes(8, "little")
-        frames = [framed(record) for record in records]
-        frames[at] = head + FOOTER.pack(masked(head)) + frames[at][12:]
+        frames = [frame_record(record) for record in records]
+        frames[at] = head + FOOTER.pack(mask_checksum(head)) + frames[at][12:]
         return b"".join(frames)
     frames = list(records)
     at, other = draw.randrange(len(frames)), draw.randrange(len(frames))
@@ -96,7 +96,7 @@ def mutated(data: bytes, records: list[bytes], kind: str, draw: random.Random) -
     elif kind == "bomb":  # nested messages whose lengths lie, in a frame that is right
         depth = draw.randrange(1, 60)
         frames[at] = b"\x0a\xff\xff\xff\xff\x07" * depth + draw.randbytes(draw.randrange(20))
-    return b"".join(framed(record) for record in frames)
+    return b"".join(frame_record(record) for record in frames)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def feeder(path, **more):
 
 def indexed(path, **more):
     made = folder(path, **more)
-    list(metadata.index(files.matched(str(made / "*"))))
+    list(metadata.index_files(files.match_files(str(made / "*"))))
     return made
 
 
@@ -239,9 +239,9 @@ def test_records_walked_together_and_alone_say_the_same(examples):
         assert {name: each.kind[row] for name, each in together.items()} == {
             n: e.kind[0] for n, e in alone.items()
         }
-        for name, held in wire.schema(wire.Buffer.of([record])).items():
+        for name, held in wire.find_schema(wire.Buffer.of([record])).items():
             kinds.setdefault(name, set()).update(held)
-    whole = wire.schema(wire.Buffer.of(records))
+    whole = wire.find_schema(wire.Buffer.of(records))
     assert whole == {name: held - {"nothing"} or {"nothing"} for name, held in kinds.items()}
 
 
@@ -274,7 +274,7 @@ def test_files_go_both_ways(tmp_path, tf, compression):
     with tf.io.TFRecordWriter(str(tmp_path / "train-theirs"), options) as file:
         for record in records:
             file.write(record)
-    write(tmp_path / "train-ours", rows(25), compression)
+    write_records(tmp_path / "train-ours", rows(25), compression)
     back = tf.data.TFRecordDataset(str(tmp_path / "train-ours"), options.compression_type)
     assert [item.numpy() for item in back] == records
     source = feeder(tmp_path, compression=compression or "none")
@@ -326,7 +326,7 @@ def by_feeder(path):
 
 def by_records(path, entry):
     """The same without the look at the folder, which is slow a million times."""
-    for finding in metadata.compare(str(path), entry, deep=False):
+    for finding in metadata.compare_file(str(path), entry, deep=False):
         raise DataChanged(str(finding))
     wanted = {"x": ("x", FEATURES["x"]), "label": ("label", LABELS["label"])}
     return Records({str(path): entry}).columns(np.arange(entry.records), wanted)["x"].tolist()
@@ -335,12 +335,12 @@ def by_records(path, entry):
 def mutations(tmp_path, count, seed, read):
     draw = random.Random(seed)
     path = tmp_path / "train-0"
-    write(path, rows(12))
+    write_records(path, rows(12))
     records = [encode(row) for row in rows(12)]
     original = path.read_bytes()
-    assert original == b"".join(map(framed, records))
-    list(metadata.index([str(path)]))
-    entry = metadata.load(str(tmp_path))["train-0"]
+    assert original == b"".join(map(frame_record, records))
+    list(metadata.index_files([str(path)]))
+    entry = metadata.load_index(str(tmp_path))["train-0"]
     right = [row["x"] for row in rows(12)]
     assert by_feeder(path) == by_records(path, entry) == right
     for i in range(count):
@@ -371,14 +371,14 @@ def test_a_hundred_thousand_mutations_each(tmp_path, seed):
 def test_mutations_without_an_index_are_found_by_checksums_alone(tmp_path):
     draw = random.Random(5)
     records = [encode(row) for row in rows(9)]
-    original = b"".join(map(framed, records))
+    original = b"".join(map(frame_record, records))
     path = tmp_path / "train-0"
     for i in range(600):
         kind = ("flip", "cut", "noise", "length", "bomb")[i % 5]
         data = mutated(original, records, kind, draw)
         path.write_bytes(data)
         try:
-            metadata.examine(str(path))
+            metadata.examine_file(str(path))
         except RecordError as error:
             assert error.file == str(path)
             assert error.record is not None
@@ -386,7 +386,7 @@ def test_mutations_without_an_index_are_found_by_checksums_alone(tmp_path):
             whole = (
                 [len(original)]
                 if kind == "noise"
-                else np.cumsum([0, *(len(framed(r)) for r in records)]).tolist()
+                else np.cumsum([0, *(len(frame_record(r)) for r in records)]).tolist()
             )
             assert len(data) in whole  # nothing changed, or it was cut between two records
 
@@ -395,9 +395,9 @@ def test_mutations_without_an_index_are_found_by_checksums_alone(tmp_path):
 def test_damaged_compressed_files_are_errors(tmp_path, compression):
     draw = random.Random(3)
     path = tmp_path / "train-0"
-    write(path, rows(40), compression)
+    write_records(path, rows(40), compression)
     original = path.read_bytes()
-    list(metadata.index([str(path)]))
+    list(metadata.index_files([str(path)]))
     right = np.concatenate([b.inputs["x"] for b in once(feeder(tmp_path), 8)]).tolist()
     for i in range(200):
         path.write_bytes(mutated(original, [], ("flip", "cut", "noise")[i % 3], draw))
@@ -415,10 +415,10 @@ def test_many_features_and_many_texts_are_no_hang(tmp_path):
     begin = time.monotonic()
     wide = [{f"feature {i} {j}": 1 for i in range(2000)} for j in range(8)]
     long = [{"texts": [""] * 50_000, "x": [1.0, 2.0, 3.0], "label": 1}] * 8
-    write(tmp_path / "train-0", [*rows(8), *wide])
-    entry = metadata.examine(str(tmp_path / "train-0"))
+    write_records(tmp_path / "train-0", [*rows(8), *wide])
+    entry = metadata.examine_file(str(tmp_path / "train-0"))
     assert len(entry.features) == 16_004
-    write(tmp_path / "train-0", long)
+    write_records(tmp_path / "train-0", long)
     found = next(once(feeder(tmp_path, features_map={"texts": VarLenFeature("string")}), 8)).inputs
     assert found.shape == (8, 50_000)
     assert time.monotonic() - begin < 60
@@ -459,32 +459,32 @@ def test_indexing_the_same_folder_twice_at_once_loses_nothing(tmp_path):
     paths = [[str(path)] for path in sorted(tmp_path.iterdir())]
     with ProcessPoolExecutor(3) as pool:
         list(pool.map(index_these, paths * 2))
-    assert len(metadata.load(str(tmp_path))) == 3
+    assert len(metadata.load_index(str(tmp_path))) == 3
 
 
 def index_these(paths):
-    return len(list(metadata.index(paths)))
+    return len(list(metadata.index_files(paths)))
 
 
 def test_forcing_is_harmless_and_paths_may_be_relative(tmp_path, monkeypatch):
     made = indexed(tmp_path / "a[1]")
-    list(metadata.index(files.matched(str(made)), force=True))
+    list(metadata.index_files(files.match_files(str(made)), force=True))
     monkeypatch.chdir(made)
-    assert not list(metadata.verify("*"))
-    assert not list(metadata.verify("./train-*", deep=True))
+    assert not list(metadata.verify_files("*"))
+    assert not list(metadata.verify_files("./train-*", deep=True))
     Path("train-00000-of-00002").unlink()
-    assert [finding.what for finding in metadata.verify("train-*")] == ["deleted"]
+    assert [finding.what for finding in metadata.verify_files("train-*")] == ["deleted"]
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
     import zlib
 
     path = tmp_path / "train-0"
-    write(path, rows(40), "zlib")
-    list(metadata.index([str(path)]))
+    write_records(path, rows(40), "zlib")
+    list(metadata.index_files([str(path)]))
     size = path.stat().st_size
     head = (1 << 27).to_bytes(8, "little")
-    bomb = zlib.compress(head + FOOTER.pack(masked(head)) + bytes(1 << 27), 9)
+    bomb = zlib.compress(head + FOOTER.pack(mask_checksum(head)) + bytes(1 << 27), 9)
     path.write_bytes(bomb[:size].ljust(size, b"\0"))
     tracemalloc.start()
     with pytest.raises((RecordError, DataChanged)):
@@ -497,7 +497,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
 
 
 def whats(path, deep):
-    return {finding.what for finding in metadata.verify(str(path / "*"), deep=deep)}
+    return {finding.what for finding in metadata.verify_files(str(path / "*"), deep=deep)}
 
 
 def test_whatever_happened_to_a_file_is_found_and_named(tmp_path):
@@ -511,16 +511,16 @@ def test_whatever_happened_to_a_file_is_found_and_named(tmp_path):
     first.write_bytes(original[:40] + bytes([original[40] ^ 1]) + original[41:])
     assert whats(made, False) == set()
     assert whats(made, True) == {"corrupt"}
-    write(first, [*rows(29), {**rows(1)[0], "label": 6}])
+    write_records(first, [*rows(29), {**rows(1)[0], "label": 6}])
     assert whats(made, True) == {"changed"}
-    write(first, [{"x": [1.0], "other": 2}])
+    write_records(first, [{"x": [1.0], "other": 2}])
     assert whats(made, True) == {"schema changed"}
-    write(first, rows(30), "gzip")
+    write_records(first, rows(30), "gzip")
     assert whats(made, True) == {"wrongly compressed"}
     first.unlink()
     assert whats(made, False) == {"deleted"}
     first.write_bytes(original)
-    write(made / "train-extra", rows(1))
+    write_records(made / "train-extra", rows(1))
     assert whats(made, False) == {"added"}
     with pytest.raises(DataChanged, match="added"):
         list(once(feeder(made, auto_generate_meta=False), 4))
@@ -533,17 +533,17 @@ def test_whatever_happened_to_a_file_is_found_and_named(tmp_path):
 def test_indexing_refuses_what_has_changed_unless_forced(tmp_path):
     made = indexed(tmp_path)
     first = min(made.glob("train-*"))
-    write(first, rows(31))
-    paths = files.matched(str(made / "*"))
+    write_records(first, rows(31))
+    paths = files.match_files(str(made / "*"))
     with pytest.raises(DataChanged, match="--force"):
-        list(metadata.index(paths))
-    assert [each.entry.records for each in metadata.index(paths, force=True)] == [31, 17]
+        list(metadata.index_files(paths))
+    assert [each.entry.records for each in metadata.index_files(paths, force=True)] == [31, 17]
     assert not whats(made, True)
     (made / metadata.FILE).write_text("{}")
     with pytest.raises(DataChanged, match="--force"):
-        list(metadata.index(paths))
-    list(metadata.index(paths, force=True))
-    assert not any(each.is_new for each in metadata.index(paths))
+        list(metadata.index_files(paths))
+    list(metadata.index_files(paths, force=True))
+    assert not any(each.is_new for each in metadata.index_files(paths))
 
 
 def test_metadata_of_another_program_is_read(tmp_path):
@@ -564,7 +564,7 @@ def test_metadata_of_another_program_is_read(tmp_path):
     before = old.fingerprint()
     assert len(old) == 47
     assert not whats(made, True)
-    list(metadata.index(files.matched(str(made / "*"))))
+    list(metadata.index_files(files.match_files(str(made / "*"))))
     assert feeder(made, auto_generate_meta=False).fingerprint() == before
 
 
@@ -589,7 +589,7 @@ def test_metadata_that_lies_is_refused_or_found(tmp_path):
         changed["files"][name][key] = value
         place.write_text(json.dumps(changed))
         with pytest.raises(DataChanged, match="cannot be read"):
-            metadata.load(str(made))
+            metadata.load_index(str(made))
     changed = json.loads(json.dumps(whole))
     changed["files"][name]["features"] = {"other": "int64"}
     place.write_text(json.dumps(changed))
@@ -647,14 +647,14 @@ def test_metadata_that_is_damaged_is_one_error(data):
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / metadata.FILE).write_bytes(data)
         try:
-            metadata.load(place)
+            metadata.load_index(place)
         except DataChanged as error:
             assert metadata.FILE in str(error)
 
 
 def test_a_file_that_lacks_a_feature_is_refused_before_anything_is_read(tmp_path):
-    write(tmp_path / "train-0", rows(3))
-    write(tmp_path / "train-1", [{"x": [1.0, 2.0, 3.0], "label": 0.5}])
+    write_records(tmp_path / "train-0", rows(3))
+    write_records(tmp_path / "train-1", [{"x": [1.0, 2.0, 3.0], "label": 0.5}])
     with pytest.raises(RecordError, match="train-1: the feature 'label' holds float, not int64"):
         len(feeder(tmp_path))
 
@@ -720,7 +720,7 @@ def test_columns_are_kept_once_by_several_processes_and_after_one_that_was_kille
     from concurrent.futures import ProcessPoolExecutor
 
     made = folder(tmp_path / "data", (300,))
-    list(metadata.index(files.matched(str(made))))
+    list(metadata.index_files(files.match_files(str(made))))
     cache = tmp_path / "cache"
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -788,7 +788,9 @@ def test_images_are_decoded_resized_and_scaled(tmp_path):
         image.fromarray(pixels).save(out, kind)
         return out.getvalue()
 
-    write(tmp_path / "train-0", [{"image": encoded(kind), "label": 1} for kind in ("PNG", "JPEG", "PNG")])
+    write_records(
+        tmp_path / "train-0", [{"image": encoded(kind), "label": 1} for kind in ("PNG", "JPEG", "PNG")]
+    )
 
     def first(**how):
         features = {"image": ImageFeature(**how)}
@@ -807,7 +809,7 @@ def test_images_are_decoded_resized_and_scaled(tmp_path):
 
 def test_raw_arrays(tmp_path):
     arrays = [np.arange(6, dtype=np.int16).reshape(2, 3) + i for i in range(8)]
-    write(tmp_path / "train-0", [{"image": a.tobytes(), "label": 1} for a in arrays])
+    write_records(tmp_path / "train-0", [{"image": a.tobytes(), "label": 1} for a in arrays])
     found = next(once(feeder(tmp_path, features_map={"image": RawFeature([2, 3], "int16")}), 8)).inputs
     assert found.tolist() == [a.tolist() for a in arrays]
     with pytest.raises(RecordError, match="has 12 bytes"):
@@ -828,14 +830,14 @@ def test_files_in_a_store(tmp_path, monkeypatch):
     here = np.concatenate([batch.inputs["x"] for batch in once(feeder(local), 6)])
     assert np.concatenate([batch.inputs["x"] for batch in once(source, 6)]).tolist() == here.tolist()
     assert source.fingerprint() == feeder(local).fingerprint()
-    assert not list(metadata.verify("memory://bucket/*", deep=True))
+    assert not list(metadata.verify_files("memory://bucket/*", deep=True))
     with pytest.raises(UsageError, match="no file matches memory://bucket/nothing"):
         len(TFRecordExamplesFeeder("memory://bucket/nothing-*", FEATURES, LABELS))
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="cannot be written"):
-        write(tmp_path / "train-0", [{"x": 1}, {"x": object()}])
+        write_records(tmp_path / "train-0", [{"x": 1}, {"x": object()}])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from manyfit.cli import main
 from manyfit.config.tree.nodes import plain
-from manyfit.config.tree.reader import read_text
+from manyfit.config.tree.reader import parse_yaml
 from manyfit.data import once
 from manyfit.data.tfrecord import metadata
-from manyfit.data.tfrecord.convert import as_yaml, convert, table_of
+from manyfit.data.tfrecord.convert import as_yaml, table_of, write_shards
 from manyfit.feeders import FixedLenFeature, ImageFeature, RawFeature, TFRecordExamplesFeeder, VarLenFeature
 
 CLASSES = {c.__name__: c for c in (FixedLenFeature, ImageFeature, RawFeature, VarLenFeature)}
@@ -33,7 +33,7 @@ def run(*words: object) -> int:
 
 def read(folder: Path, table, **more):
     """Read what was written, by what was said about it."""
-    told = plain(read_text(as_yaml(table.features()), "told"))
+    told = plain(parse_yaml(as_yaml(table.features()), "told"))
     maps = {
         key: {
             name: CLASSES[how.pop("type")](**{**how, **more.get(name, {})}) for name, how in features.items()
@@ -45,9 +45,9 @@ def read(folder: Path, table, **more):
 
 def converted(source: Path, folder: Path, **how):
     table = table_of(source, **{k: how.pop(k) for k in ("kind", "column", "vocabulary", "most") if k in how})
-    done = list(convert(table, folder, **how))
+    done = list(write_shards(table, folder, **how))
     assert sum(each.records for each in done) == len(table)
-    assert not list(metadata.verify(str(folder / "*"), deep=True))
+    assert not list(metadata.verify_files(str(folder / "*"), deep=True))
     return table
 
 
@@ -236,7 +236,10 @@ def test_splits_may_be_converted_side_by_side(tmp_path):
         for name in ("train", "test")
     ]
     assert [process.wait() for process in both] == [0, 0]
-    assert sorted(metadata.load(str(tmp_path / "out"))) == ["test-00000-of-00001", "train-00000-of-00001"]
+    assert sorted(metadata.load_index(str(tmp_path / "out"))) == [
+        "test-00000-of-00001",
+        "train-00000-of-00001",
+    ]
     assert not list((tmp_path / "out").glob(".new-*"))
 
 
@@ -275,7 +278,7 @@ def test_shards_that_were_deleted_leave_the_index_when_others_are_written(tmp_pa
     for file in (tmp_path / "d").glob("train-*"):
         file.unlink()
     converted(tmp_path / "a.csv", tmp_path / "d", shards=3)
-    assert sorted(metadata.load(str(tmp_path / "d"))) == [f"train-0000{i}-of-00003" for i in range(3)]
+    assert sorted(metadata.load_index(str(tmp_path / "d"))) == [f"train-0000{i}-of-00003" for i in range(3)]
 
 
 def test_names_of_classes_are_written_before_the_records(tmp_path, monkeypatch):
@@ -290,7 +293,7 @@ def test_names_of_classes_are_written_before_the_records(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", dies)
     with pytest.raises(KeyboardInterrupt):
-        list(convert(table_of(tmp_path / "a.csv"), tmp_path / "d"))
+        list(write_shards(table_of(tmp_path / "a.csv"), tmp_path / "d"))
     assert not list((tmp_path / "d").glob("train-*"))
 
 
@@ -343,7 +346,7 @@ def grandchildren(pid):
 )
 def test_texts_that_look_as_if_they_were_compressed_are_left_out(tmp_path, capsys, name, content):
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    list(convert(table_of(tmp_path / "a.csv"), tmp_path / "d"))
+    list(write_shards(table_of(tmp_path / "a.csv"), tmp_path / "d"))
     (tmp_path / "d" / name).write_bytes(content)
     assert run("data", "index", "--force", tmp_path / "d" / "*") == 0
     assert name in capsys.readouterr().err
@@ -351,13 +354,13 @@ def test_texts_that_look_as_if_they_were_compressed_are_left_out(tmp_path, capsy
     capsys.readouterr()
     assert run("data", "verify", tmp_path / "d" / "*") == 0
     assert "1 files" in capsys.readouterr().out
-    assert not list(metadata.verify(str(tmp_path / "d" / "*"), deep=True))
+    assert not list(metadata.verify_files(str(tmp_path / "d" / "*"), deep=True))
 
 
 def test_a_csv_of_another_name_without_a_header(tmp_path):
     (tmp_path / "iris.data").write_text("1,2\n3,4\n")
     assert run("data", "convert", tmp_path / "iris.data", tmp_path / "d", "--kind", "csv", "--no-header") == 0
-    assert sorted(metadata.load(str(tmp_path / "d"))["train-00000-of-00001"].features) == ["c0", "c1"]
+    assert sorted(metadata.load_index(str(tmp_path / "d"))["train-00000-of-00001"].features) == ["c0", "c1"]
 
 
 def test_names_that_yaml_would_misread_are_quoted(tmp_path):
@@ -378,7 +381,7 @@ def test_names_that_yaml_would_misread_are_quoted(tmp_path):
     with (tmp_path / "a.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([names, range(len(names))])
     table = converted(tmp_path / "a.csv", tmp_path / "d")
-    told = plain(read_text(as_yaml(table.features()), "told"))
+    told = plain(parse_yaml(as_yaml(table.features()), "told"))
     assert list(told["features_map"]) == names
     import yaml
 
@@ -389,7 +392,11 @@ def test_a_table_of_pandas_with_its_index(tmp_path, capsys):
     (tmp_path / "a.csv").write_text(",a,b\n0,1,2\n1,3,4\n")
     assert run("data", "convert", tmp_path / "a.csv", tmp_path / "d") == 0
     assert "column 1" in capsys.readouterr().err
-    assert sorted(metadata.load(str(tmp_path / "d"))["train-00000-of-00001"].features) == ["a", "b", "c0"]
+    assert sorted(metadata.load_index(str(tmp_path / "d"))["train-00000-of-00001"].features) == [
+        "a",
+        "b",
+        "c0",
+    ]
 
 
 def test_a_column_without_a_name_is_refused(tmp_path, capsys):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import manyfit
-from manyfit.data.tfrecord.writer import write
-from manyfit.run.resume_proof import Kill, difference, killed_and_resumed
+from manyfit.data.tfrecord.writer import write_records
+from manyfit.run.resume_proof import Kill, difference, kill_and_resume
 from manyfit.store.folder import RunFolder
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -68,7 +68,7 @@ def project(tmp_path, monkeypatch):
             {"x": [i / 9, 1.0, -1.0], "words": [j % 8 for j in range(i % 4 + 1)], "label": i % 7}
             for i in range(90)
         ]
-        write(tmp_path / "data" / name, rows)
+        write_records(tmp_path / "data" / name, rows)
     return tmp_path
 
 
@@ -90,8 +90,8 @@ def test_killed_and_resumed_on_a_gpu(project):
     )
     given = ["train.every.checkpoint=5ba"]
     whole, cut = project / "runs" / "whole", project / "runs" / "cut"
-    assert killed_and_resumed(project / "runs" / "a", given, whole, []) == 0
-    assert killed_and_resumed(project / "runs" / "a", given, cut, [Kill("step", 17)]) == 1
+    assert kill_and_resume(project / "runs" / "a", given, whole, []) == 0
+    assert kill_and_resume(project / "runs" / "a", given, cut, [Kill("step", 17)]) == 1
     assert difference(RunFolder(whole), RunFolder(cut)) == ""
 
 

@@ -12,8 +12,8 @@ from manyfit.core.errors import ConfigError
 from manyfit.data import Order
 from manyfit.data.tfrecord import files, metadata
 from manyfit.data.tfrecord.errors import RecordError
-from manyfit.data.tfrecord.frames import framed
-from manyfit.data.tfrecord.writer import encode, write
+from manyfit.data.tfrecord.frames import frame_record
+from manyfit.data.tfrecord.writer import encode, write_records
 from manyfit.feeders import FixedLenFeature, MemorySamplesFeeder, TFRecordExamplesFeeder
 
 from .test_variants import VARIANT, here, project, run  # noqa: F401 - fixtures
@@ -185,8 +185,8 @@ def test_post_op_in_a_variant(project):  # noqa: F811
 @pytest.fixture
 def mixed(tmp_path):
     """Records, and what often lies beside them."""
-    write(tmp_path / "train-0", ({"x": float(i), "label": i % 2} for i in range(10)))
-    write(tmp_path / "validation-0.gz", ({"x": float(i), "label": i % 2} for i in range(10)), "gzip")
+    write_records(tmp_path / "train-0", ({"x": float(i), "label": i % 2} for i in range(10)))
+    write_records(tmp_path / "validation-0.gz", ({"x": float(i), "label": i % 2} for i in range(10)), "gzip")
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     (tmp_path / "dataset_info.json").write_text("{}")
     (tmp_path / "table.csv.gz").write_bytes(gzip.compress(b"a,b\n" * 100))
@@ -214,7 +214,7 @@ def test_a_file_that_was_named_must_hold_records(mixed, capsys):
 
 
 def test_a_shard_whose_beginning_is_damaged_is_not_skipped(mixed, capsys):
-    write(mixed / "train-1", ({"x": float(i), "label": i % 2} for i in range(10)))
+    write_records(mixed / "train-1", ({"x": float(i), "label": i % 2} for i in range(10)))
     data = (mixed / "train-1").read_bytes()
     for damaged in (b"\xff" * 12 + data[12:], data[:7]):
         (mixed / "train-1").write_bytes(damaged)
@@ -245,13 +245,13 @@ def test_a_record_file_that_was_known_and_is_damaged_is_no_stranger(mixed, capsy
 
 
 def test_too_many_features_and_empty_records_are_refused_soon(tmp_path):
-    wide = framed(encode({f"f{i}": 1 for i in range(40_000)}))
+    wide = frame_record(encode({f"f{i}": 1 for i in range(40_000)}))
     (tmp_path / "wide").write_bytes(wide)
-    (tmp_path / "empty.gz").write_bytes(gzip.compress(framed(b"") * 2_000_000))
+    (tmp_path / "empty.gz").write_bytes(gzip.compress(frame_record(b"") * 2_000_000))
     for name, says in (("wide", "more than 32,768 features"), ("empty.gz", "65,536 records are empty")):
         began = time.monotonic()
         with pytest.raises(RecordError, match=says):
-            list(metadata.index(files.matched(str(tmp_path / name))))
+            list(metadata.index_files(files.match_files(str(tmp_path / name))))
         assert time.monotonic() - began < 20
 
 
@@ -289,8 +289,8 @@ def test_a_minimum_count_for_the_vocabulary(tmp_path):
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
     place = tmp_path_factory.mktemp("eight")
-    write(place / "train-0", ({"text": np.arange(i, i + 4), "label": i} for i in range(8)))
-    list(metadata.index(files.matched(str(place))))
+    write_records(place / "train-0", ({"text": np.arange(i, i + 4), "label": i} for i in range(8)))
+    list(metadata.index_files(files.match_files(str(place))))
     return place
 
 

@@ -13,7 +13,7 @@ from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.data import Order, once
 from manyfit.data.tfrecord import files, metadata, wire
 from manyfit.data.tfrecord.features import column_of
-from manyfit.data.tfrecord.writer import RecordWriter, write
+from manyfit.data.tfrecord.writer import RecordWriter, write_records
 from manyfit.feeders import (
     FixedLenFeature,
     ImageFeature,
@@ -34,8 +34,8 @@ def tf():
 
 def indexed(folder, rows, name="train-0"):
     folder.mkdir(exist_ok=True)
-    write(folder / name, rows)
-    list(metadata.index(files.matched(str(folder / "*"))))
+    write_records(folder / name, rows)
+    list(metadata.index_files(files.match_files(str(folder / "*"))))
     return folder / "*"
 
 
@@ -286,7 +286,7 @@ def test_sequences_are_read_as_by_tensorflow(tmp_path, tf):
     with RecordWriter(tmp_path / "a" / "train-0") as file:
         for record in records:
             file.write(record)
-    list(metadata.index(files.matched(str(tmp_path / "a"))))
+    list(metadata.index_files(files.match_files(str(tmp_path / "a"))))
     features = {
         "frames": SequenceFeature([2, 2]),
         "words": SequenceFeature(dtype="string", pad="-"),
@@ -331,7 +331,7 @@ def test_sequences_of_another_shape_or_kind_are_refused(tmp_path, tf, feature, s
     (tmp_path / "a").mkdir()
     with RecordWriter(tmp_path / "a" / "train-0") as file:
         file.write(sequence(tf, {}, {"x": [[1.0, 2.0]]}))
-    list(metadata.index(files.matched(str(tmp_path / "a"))))
+    list(metadata.index_files(files.match_files(str(tmp_path / "a"))))
     with pytest.raises(Exception, match=says):
         whole(TFRecordExamplesFeeder(tmp_path / "a", {"x": feature}))
 
@@ -346,8 +346,8 @@ def test_damaged_lists_of_features_are_errors_and_never_hang(tf):
             data[draw.randrange(len(data))] = draw.randrange(256)
         buffer = wire.Buffer.of([bytes(data)])
         try:
-            wire.schema(buffer)
-            spans = wire.sequences(buffer, ["x", "w"])
+            wire.find_schema(buffer)
+            spans = wire.find_sequences(buffer, ["x", "w"])
             column_of(SequenceFeature([2], allow_missing=True), buffer, spans["x"])
             column_of(SequenceFeature(dtype="string", allow_missing=True), buffer, spans["w"])
             right += 1
@@ -569,7 +569,7 @@ def test_a_broken_sequence_is_named_by_its_record():
 
     buffer = wire.Buffer.of([record(b"\x01"), record(b"\x02"), record(b"\x81" * 11 + b"\x01")])
     with pytest.raises(wire.Malformed) as error:
-        column_of(SequenceFeature([1], "int64"), buffer, wire.sequences(buffer, ["x"])["x"])
+        column_of(SequenceFeature([1], "int64"), buffer, wire.find_sequences(buffer, ["x"])["x"])
     assert error.value.row == 2
 
 
@@ -577,13 +577,13 @@ def test_a_name_that_is_not_utf8_is_named_by_its_record():
     text = b"\x0a\x03\x0a\x01\xff"
     records = [feature_bytes([(b"a", text)])] * 3 + [feature_bytes([(b"\xff", text)])] + [b""] * 4
     with pytest.raises(wire.Malformed, match="UTF-8") as error:
-        wire.schema(wire.Buffer.of(records))
+        wire.find_schema(wire.Buffer.of(records))
     assert error.value.row == 3
 
 
 def test_a_feature_that_is_no_list_is_named():
     with pytest.raises(wire.Malformed, match="'size' is not a list"):
-        wire.schema(wire.Buffer.of([feature_bytes([(b"size", b"\x18\x01")])]))
+        wire.find_schema(wire.Buffer.of([feature_bytes([(b"size", b"\x18\x01")])]))
 
 
 def test_memory_for_an_image_that_could_not_be_had_is_asked_for_again(monkeypatch):
@@ -646,9 +646,9 @@ def test_what_is_accepted_does_not_depend_on_how_many_records_are_read_together(
     buffer = wire.Buffer.of([record] * count)
     if kinds is None:
         with pytest.raises(wire.Malformed):
-            wire.schema(buffer)
+            wire.find_schema(buffer)
     else:
-        assert wire.schema(buffer) == kinds
+        assert wire.find_schema(buffer) == kinds
     if not is_readable:
         with pytest.raises(wire.Malformed):
             wire.spans(buffer, ["a"])
@@ -663,9 +663,9 @@ def test_how_rows_are_read_changes_nothing(tmp_path, seed, most):
     """Threads, reading ahead, kept columns and the step that one begins with."""
     texts = [[f"w{i}" * (60 if j == 3 else 1) + "\0" * (i % 2) for j in range(i % 6)] for i in range(37)]
     rows = [{"t": texts[i] or None, "i": picture(40 + i % 3, seed=i), "y": i} for i in range(37)]
-    write(tmp_path / "train-0", rows[:20])
-    write(tmp_path / "train-1", rows[20:])
-    list(metadata.index(files.matched(str(tmp_path / "train-*"))))
+    write_records(tmp_path / "train-0", rows[:20])
+    write_records(tmp_path / "train-1", rows[20:])
+    list(metadata.index_files(files.match_files(str(tmp_path / "train-*"))))
     maps = {"t": VarLenFeature("string"), "i": ImageFeature(resize_height=12, resize_width=9)}
 
     def noisy(features, labels):

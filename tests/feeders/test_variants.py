@@ -16,12 +16,12 @@ import manyfit
 from manyfit import ConfigError, load_config
 from manyfit.cli import main
 from manyfit.config.dialects.variants import SHIPPED
-from manyfit.config.tree.reader import read_text
+from manyfit.config.tree.reader import parse_yaml
 from manyfit.core import gpus
 from manyfit.core.errors import RunConflict, UsageError
 from manyfit.data.tfrecord import files, metadata
-from manyfit.data.tfrecord.writer import write
-from manyfit.run.resume_proof import Kill, difference, killed_and_resumed
+from manyfit.data.tfrecord.writer import write_records
+from manyfit.run.resume_proof import Kill, difference, kill_and_resume
 from manyfit.store.checkpoint import checkpoints
 from manyfit.store.folder import RunFolder
 
@@ -163,9 +163,9 @@ def test_the_yaml_of_the_guide_loads(here):
     assert config.run.train.every.checkpoint == "100ba,validation"
     assert config.run.train.every.validate == "3600s"
     assert config.run.model.params == {"num_classes": 100, "learning_rate": 0.001, "hidden_neurons": 50}
-    assert read_text(part, "part.yaml").items["train"].items["epochs"].value == 10
+    assert parse_yaml(part, "part.yaml").items["train"].items["epochs"].value == 10
     with pytest.raises(ConfigError, match=r"feeders.yaml:17.*'type' stands twice.*line 2"):
-        read_text(feeders, "feeders.yaml")
+        parse_yaml(feeders, "feeders.yaml")
 
 
 def test_the_shipped_variant_trains_from_any_folder_and_says_where(here, caplog):
@@ -344,15 +344,15 @@ def test_killed_and_resumed(project, kill):
     given = ["train.every.checkpoint=7ba", "train.train_feeder.num_parallel_reads=2"]
     whole, cut = project / "runs" / "whole", project / "runs" / "cut"
     config = project / "variants" / "net.yaml"
-    assert killed_and_resumed(config, given, whole, []) == 0
-    assert killed_and_resumed(config, given, cut, [kill]) == 1
+    assert kill_and_resume(config, given, whole, []) == 0
+    assert kill_and_resume(config, given, cut, [kill]) == 1
     assert difference(RunFolder(whole), RunFolder(cut)) == ""
 
 
 def test_data_that_has_changed_is_refused_unless_told(project, capsys):
     assert run("train", "net") == 0
     file = project / "data" / "train-00000-of-00002"
-    write(file, [{"number": i % 100} for i in range(500)])
+    write_records(file, [{"number": i % 100} for i in range(500)])
     assert run("train", "net", "train.epochs=3") == 2
     assert "another record than the one that was indexed" in capsys.readouterr().err
     assert run("data", "index", "data/*") == 2
@@ -366,12 +366,12 @@ def test_data_that_has_changed_is_refused_unless_told(project, capsys):
 def test_a_swapped_record_is_found_while_it_is_read(project, capsys):
     file = project / "data" / "train-00001-of-00002"
     data = file.read_bytes()
-    entry = metadata.load(str(project / "data"))[file.name]
+    entry = metadata.load_index(str(project / "data"))[file.name]
     assert entry.frames is not None
     a, b, c = entry.frames.offsets[:3].tolist()
     assert data[a:b] != data[b:c]
     file.write_bytes(data[b:c] + data[a:b] + data[c:])
-    assert not list(metadata.verify("data/*"))
+    assert not list(metadata.verify_files("data/*"))
     assert run("train", "net") == 2
     error = capsys.readouterr().err
     assert "train-00001-of-00002, record " in error
@@ -440,7 +440,7 @@ def test_several_features_go_to_the_model_by_name_and_are_served_so(here):
     (here / "src").mkdir()
     (here / "src" / "two.py").write_text(TWO)
     for name in ("train-0", "validation-0"):
-        write(here / "data" / name, [
+        write_records(here / "data" / name, [
             {"x": [float(i), 1.0, -1.0], "words": [j % 8 for j in range(i % 4 + 1)], "label": i % 7} for i in range(60)
         ])  # fmt: skip
     feeder = {
@@ -481,7 +481,7 @@ class Ragged(nn.Module):
 def test_ragged_features_reach_a_model_as_a_nested_tensor(here):
     (here / "src").mkdir()
     (here / "src" / "ragged.py").write_text(RAGGED)
-    write(
+    write_records(
         here / "data" / "train-0",
         [{"words": [j % 8 for j in range(i % 4 + 1)], "label": i % 7} for i in range(40)],
     )
@@ -648,7 +648,7 @@ def test_a_gpu_that_is_not_there(project, monkeypatch, capsys):
 
 def test_the_guard_names_the_data(project):
     manyfit.train("net")
-    write(project / "data" / "train-00000-of-00002", [{"number": 1}] * 500)
-    list(metadata.index(files.matched("data/*"), force=True))
+    write_records(project / "data" / "train-00000-of-00002", [{"number": 1}] * 500)
+    list(metadata.index_files(files.match_files("data/*"), force=True))
     with pytest.raises(RunConflict, match=r"data\.train"):
         manyfit.train("net", ["train.epochs=3"])

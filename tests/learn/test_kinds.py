@@ -12,7 +12,7 @@ import pytest
 import manyfit
 from manyfit.core.errors import UsageError
 from manyfit.learn import kind as registry
-from manyfit.run.resume_proof import POINTS, Kill, difference, killed_and_resumed
+from manyfit.run.resume_proof import POINTS, Kill, difference, kill_and_resume
 from manyfit.store.folder import RunFolder
 
 PERCEPTRON = '''
@@ -157,8 +157,8 @@ def test_it_trains_evaluates_and_exports(kind, cli):
 @pytest.mark.parametrize("kills", [POINTS[1], POINTS[3], [Kill("step", 5), Kill("step", 6)]], ids=str)
 def test_it_resumes_exactly(kind, kills):
     changes = ["train.epochs=2", "train.every.checkpoint=2ba", "train.every.log=1ba"]
-    killed_and_resumed(kind.run, changes, kind.root / "runs" / "whole", [])
-    assert killed_and_resumed(kind.run, changes, kind.root / "runs" / "killed", kills)
+    kill_and_resume(kind.run, changes, kind.root / "runs" / "whole", [])
+    assert kill_and_resume(kind.run, changes, kind.root / "runs" / "killed", kills)
     assert difference(*(RunFolder(kind.root / "runs" / name) for name in ("whole", "killed"))) == ""
 
 

@@ -14,7 +14,7 @@ from manyfit.learn.metrics import absolute_error, accuracy, binary_accuracy, squ
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.torch.learner import TorchLearner
-from manyfit.learn.torch.objective import Objective
+from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.row_losses import rowwise
 from manyfit.learn.torch.update import Update
 from manyfit.testing import LearnerContract
@@ -43,7 +43,7 @@ class Base(LearnerContract):
             {"": optimizer}, {"": scheduler} if scheduler else {}, steps_per_epoch=5, **self.options
         )
         average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if self.ema else None
-        objective = Objective(module, self.loss, torch.device(device))
+        objective = TorchObjective(module, self.loss, torch.device(device))
         return TorchLearner(
             module,
             objective,
@@ -123,7 +123,7 @@ def test_inputs_by_name_and_by_position():
     module = Two()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     learner = TorchLearner(
-        module, Objective(module, nn.MSELoss(), torch.device("cpu")), Update({"": optimizer})
+        module, TorchObjective(module, nn.MSELoss(), torch.device("cpu")), Update({"": optimizer})
     )
     left, right = np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
     by_name = next(learner.evaluate(once(ArraySource({"right": right, "left": left}, left), 2)))
@@ -182,11 +182,13 @@ def test_packing_keeps_everything():
 
 def test_tied_weights_can_be_packed(tmp_path):
     from manyfit.store.buffers import Buffers
-    from manyfit.store.checkpoint import Note, save
+    from manyfit.store.checkpoint import Note, save_checkpoint
 
     weight = nn.Parameter(torch.randn(2, 2))
     packed = Buffers().copy(pack({"model": {"a": weight, "b": weight}}))
-    assert torch.equal(save(tmp_path, packed, Note(1, 1.0, {}, 0)).load().tensors["model/b"], weight)
+    assert torch.equal(
+        save_checkpoint(tmp_path, packed, Note(1, 1.0, {}, 0)).load().tensors["model/b"], weight
+    )
 
 
 def test_what_cannot_be_kept_is_said():

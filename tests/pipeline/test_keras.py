@@ -11,10 +11,10 @@ from tests.run.cut import resumes
 
 from manyfit.core.errors import UsageError
 from manyfit.data import ArraySource, once
-from manyfit.run.resume_proof import Kill, Probe, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, Probe, difference, kill_and_resume
 from manyfit.store.folder import RunFolder
 from manyfit.testing import LearnerContract
-from manyfit.testing.learner import copied, equal
+from manyfit.testing.learner import copy_states, equal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 keras = pytest.importorskip("keras", reason="Keras is not installed")
@@ -134,8 +134,8 @@ def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(tiny, monkeypatch):
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tiny, kills):
     changes = ["train.every.checkpoint=2ba", "train.threads=1", "epochs=3"]
     source = tiny.write(**KERAS)
-    killed_and_resumed(source, changes, tiny.root / "runs" / "whole", [])
-    assert killed_and_resumed(source, changes, tiny.root / "runs" / "killed", kills)
+    kill_and_resume(source, changes, tiny.root / "runs" / "whole", [])
+    assert kill_and_resume(source, changes, tiny.root / "runs" / "killed", kills)
     assert not difference(RunFolder(tiny.root / "runs" / "whole"), RunFolder(tiny.root / "runs" / "killed"))
 
 
@@ -248,8 +248,8 @@ def test_the_probe_of_check_resume_leaves_tensorflow_its_own_pipeline(tiny):
 def test_a_pipeline_of_tensorflow_resumes_exactly(tiny):
     source, runs = native(tiny), tiny.root / "runs"
     changes = ["train.every.checkpoint=2ba", "train.threads=1"]
-    killed_and_resumed(source, changes, runs / "whole", [])
-    assert killed_and_resumed(source, changes, runs / "killed", [Kill("step", 5)])
+    kill_and_resume(source, changes, runs / "whole", [])
+    assert kill_and_resume(source, changes, runs / "killed", [Kill("step", 5)])
     assert not difference(RunFolder(runs / "whole"), RunFolder(runs / "killed"))
 
 
@@ -347,7 +347,7 @@ def test_evaluating_changes_nothing_about_the_training():
             learner.train(batches, 3)
             if evaluates:
                 list(learner.evaluate(once(rows(), 4)))
-        return copied(learner.state())
+        return copy_states(learner.state())
 
     half = state(False)
     assert equal(half, state(True))
@@ -379,14 +379,14 @@ def test_callbacks_hear_what_fit_would_tell_them():
     ]  # fmt: skip
     other = keras.callbacks.EarlyStopping("loss", patience=3, min_delta=100)
     again = noisy([[keras.callbacks.Callback()], other], steps=2)
-    again.load(copied(learner.state()))
+    again.load(copy_states(learner.state()))
     again.train(rows().batches(Order(4, seed=1), 4), 2)
     assert (other.patience, other.wait) == (3, 1)  # what was set stays, what it has learned comes back
     again.observe([{}])
-    assert other.wait == 2 and again.stopped() == [""]
+    assert other.wait == 2 and again.stop_reasons() == [""]
     again.train(batches, 2)
     again.observe([{}])
-    assert "stopped it in epoch 4" in again.stopped()[0]
+    assert "stopped it in epoch 4" in again.stop_reasons()[0]
 
 
 def test_a_rate_that_a_callback_changed_stays_changed_after_a_restart():
@@ -408,7 +408,7 @@ def test_a_rate_that_a_callback_changed_stays_changed_after_a_restart():
         if measured:
             learner.observe([{}])
         again = noisy(halved(), steps=2)
-        again.load(copied(learner.state()))
+        again.load(copy_states(learner.state()))
         again.observe([{}])
         again.train(rows().batches(Order(4, seed=1), 2), 1)
         assert float(again.take()["lr"][0]) == 0.5

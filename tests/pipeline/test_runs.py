@@ -14,7 +14,7 @@ import manyfit
 from manyfit import evaluate, export, load_model, predict, sweep, train
 from manyfit.core.errors import ConfigError, RunConflict, UsageError
 from manyfit.pipeline import Orchestrator
-from manyfit.run.resume_proof import Kill, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, difference, kill_and_resume
 from manyfit.store.folder import RunFolder
 
 QUIET = []
@@ -58,8 +58,8 @@ def test_a_finished_run_is_left_alone_and_more_epochs_continue_it(tiny):
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tiny, kills):
     changes = ["train.every.checkpoint=2ba", "augmentor_class=dataset.Noise"]
     source = tiny.write()
-    killed_and_resumed(source, changes, tiny.root / "runs" / "whole", [])
-    assert killed_and_resumed(source, changes, tiny.root / "runs" / "killed", kills)
+    kill_and_resume(source, changes, tiny.root / "runs" / "whole", [])
+    assert kill_and_resume(source, changes, tiny.root / "runs" / "killed", kills)
     assert not difference(RunFolder(tiny.root / "runs" / "whole"), RunFolder(tiny.root / "runs" / "killed"))
 
 
@@ -236,9 +236,9 @@ def test_mlflow_is_on_by_itself_and_catches_up(tiny, monkeypatch, caplog):
     assert "MLflow is behind" in caplog.text
     store = f"sqlite:///{tiny.root / 'later.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    from manyfit.run.callbacks.tracking import sync
+    from manyfit.run.callbacks.tracking import sync_trackers
 
-    assert sync(folder)["mlflow"] == 1
+    assert sync_trackers(folder)["mlflow"] == 1
     client = mlflow.MlflowClient(store)
     (experiment,) = client.search_experiments(filter_string="name = 'guide'")
     found = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}

@@ -17,7 +17,7 @@ from tests.conftest import Project
 
 import manyfit
 from manyfit.core.errors import FolderError
-from manyfit.run.resume_proof import Kill, attempt, difference, killed_and_resumed
+from manyfit.run.resume_proof import Kill, attempt_training, difference, kill_and_resume
 from manyfit.store.checkpoint import Keep, checkpoints, newest
 from manyfit.store.folder import RunFolder
 
@@ -81,7 +81,7 @@ def place(tmp_path_factory):
     def reference(feature: str) -> RunFolder:
         if feature not in whole:
             folder = project.root / "runs" / f"whole-{feature}"
-            assert killed_and_resumed(project.run, overrides(feature), folder, []) == 0
+            assert kill_and_resume(project.run, overrides(feature), folder, []) == 0
             whole[feature] = RunFolder(folder)
         return whole[feature]
 
@@ -102,7 +102,7 @@ def cell(place, where: str, workers: int, feature: str, seed: int) -> None:
     project, reference = place
     folder = project.root / "runs" / f"{where}-{workers}-{feature}-{seed}"
     points = kills(where, random.Random(f"{where} {workers} {feature} {seed}"))
-    hits = killed_and_resumed(project.run, overrides(feature, workers), folder, points)
+    hits = kill_and_resume(project.run, overrides(feature, workers), folder, points)
     assert hits == len(points), f"{points} did not all hit"
     assert difference(reference(feature), RunFolder(folder)) == ""
 
@@ -140,13 +140,13 @@ def every_operation(place, counts) -> None:
     seen = 0
     for count in counts:
         folder = project.root / "runs" / f"operation-{count}"
-        if attempt(project.run, overrides("ema"), folder, Kill("write", count)) != -signal.SIGKILL:
+        if attempt_training(project.run, overrides("ema"), folder, Kill("write", count)) != -signal.SIGKILL:
             break
         before = (0, -1)
         if list((folder / "checkpoints").glob("step-*")):
             before = settled(folder)
             seen += 1
-        assert attempt(project.run, overrides("ema"), folder, None) == 0
+        assert attempt_training(project.run, overrides("ema"), folder, None) == 0
         assert settled(folder)[0] >= before[0]
         assert difference(reference("ema"), RunFolder(folder)) == ""
         shutil.rmtree(folder)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import manyfit
-from manyfit.data.tfrecord.writer import write
+from manyfit.data.tfrecord.writer import write_records
 
 DOORS = """
 import numpy as np
@@ -137,8 +137,8 @@ def test_records(doors, options, monkeypatch):
             {"x": row(i)[0].tolist(), "y": [row(i)[1]], "name": f"row-{i}"}
             for i in range(BEGIN[split], BEGIN[split] + count)
         ]
-        write(doors.root / f"data/{split}-0", rows[: count // 2])
-        write(doors.root / f"data/{split}-1", rows[count // 2 :])
+        write_records(doors.root / f"data/{split}-0", rows[: count // 2])
+        write_records(doors.root / f"data/{split}-1", rows[count // 2 :])
     feeder = {
         "type": "TFRecordExamplesFeeder",
         "auto_generate_meta": True,

@@ -668,7 +668,7 @@ def test_by_default_only_the_end_of_a_short_run_is_written(project, monkeypatch)
     from manyfit.store import checkpoint
 
     written = []
-    real = checkpoint.save
+    real = checkpoint.save_checkpoint
     monkeypatch.setattr(
         checkpoint,
         "save",

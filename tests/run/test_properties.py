@@ -85,7 +85,7 @@ values = st.one_of(st.floats(-5, 5), st.just(math.nan))
 def test_what_is_kept(found, mode, last, top):
     notes = [Note(step, 0.0, {"m": value}, 0) for step, value in found]
     keep = Keep("m", mode, last, top)
-    kept = keep.chosen(notes)
+    kept = keep.select(notes)
     assert {n.step for n in kept} >= set(sorted(n.step for n in notes)[-last:])
     finite = [n for n in notes if math.isfinite(n.metrics["m"])]
     best = keep.best(notes)
@@ -161,7 +161,7 @@ def test_segmentation():
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_a_distribution(numbers):
-    found = summary_statistics.distribution(np.array(numbers))
+    found = summary_statistics.describe_values(np.array(numbers))
     assert found["count"] == len(numbers)
     assert found["min"] <= found["q25"] <= found["median"] <= found["q75"] <= found["max"]
     assert found["min"] - 1e-6 <= found["mean"] <= found["max"] + 1e-6

@@ -22,7 +22,15 @@ from manyfit.run.evaluation import summary_statistics
 from manyfit.run.evaluation.row_report import interpret
 from manyfit.run.resume_proof import difference
 from manyfit.store.buffers import Buffers
-from manyfit.store.checkpoint import FORMAT, Keep, Note, checkpoints, newest, prune, save
+from manyfit.store.checkpoint import (
+    FORMAT,
+    Keep,
+    Note,
+    checkpoints,
+    newest,
+    prune_checkpoints,
+    save_checkpoint,
+)
 from manyfit.store.folder import RunFolder
 
 
@@ -75,7 +83,7 @@ def note(step, **metrics):
 
 
 def put(folder, step, **metrics):
-    return save(folder, State({"w": torch.full((2,), float(step))}, {}), note(step, **metrics))
+    return save_checkpoint(folder, State({"w": torch.full((2,), float(step))}, {}), note(step, **metrics))
 
 
 def test_what_was_passed_over_neither_counts_nor_is_lost(project, caplog):
@@ -100,7 +108,7 @@ def test_a_newer_format_is_not_damage(tmp_path):
     with pytest.raises(FolderError, match="use a newer manyfit"):
         newest(tmp_path)
     put(tmp_path, 3, val_loss=2.0)
-    prune(tmp_path, Keep("val_loss", "min", last=1))
+    prune_checkpoints(tmp_path, Keep("val_loss", "min", last=1))
     assert path.exists()
 
 

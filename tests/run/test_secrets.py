@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import manyfit
-from manyfit.core import secrets
+from manyfit.core import redaction
 
 SHAPES = {
     "token": "ghp_{n}9sZq81LmVwX0tRb7",
@@ -95,7 +95,7 @@ HOW = (
 @pytest.fixture
 def planted(project, monkeypatch):
     """A run that is given four secrets of different shapes, and a way to look for them."""
-    monkeypatch.setattr(secrets, "_revealed", {})
+    monkeypatch.setattr(redaction, "_revealed", {})
     project.write("src/leaks.py", LEAKS)
     for n, (name, shape) in enumerate(SHAPES.items()):
         monkeypatch.setenv(f"PLANTED_{name.upper()}", shape.replace("{n}", str(n + 3)))
@@ -341,8 +341,8 @@ def test_a_secret_in_the_name_of_a_metric_is_refused(planted, cli):
 def test_a_metric_that_code_names_by_a_secret_ends_the_run(planted, cli):
     from manyfit.run.loop import trainer
 
-    secrets.remember("PLANTED_TOKEN", values()["token"])
-    real = trainer.taken
+    redaction.remember("PLANTED_TOKEN", values()["token"])
+    real = trainer.take_metrics
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             trainer, "taken", lambda learner: [{**row, values()["token"]: 1.0} for row in real(learner)]
@@ -402,28 +402,28 @@ def test_a_secret_that_looks_like_a_part_of_the_state_is_said_or_harmless(plante
 
 def test_a_secret_of_digits_leaves_numbers_alone(monkeypatch):
     """A file of JSON or CSV in which it stood as a number could not be read any more."""
-    monkeypatch.setattr(secrets, "_revealed", {"123456789012": "X"})
+    monkeypatch.setattr(redaction, "_revealed", {"123456789012": "X"})
     for value in ({"a": 123456789012, "b": [1, 123456789012.5]}, [123456789012], {"n": -123456789012}):
         for text in (
             json.dumps(value),
             json.dumps(value, indent=1),
             json.dumps(value, separators=(",", ":")),
         ):
-            assert json.loads(secrets.clean_file(text)) == value
-    assert secrets.clean_file("id,x\nrow,123456789012.0\n") == "id,x\nrow,123456789012.0\n"
+            assert json.loads(redaction.clean_file(text)) == value
+    assert redaction.clean_file("id,x\nrow,123456789012.0\n") == "id,x\nrow,123456789012.0\n"
     for text in ("123456789012", "the 123456789012"):  # a cell, or a value that is written as JSON later
-        assert "123456789012" not in secrets.clean_file(text) + secrets.without_values(text)
-        assert "123456789012" not in str(secrets.redacted({"a": [text]}))
-    assert secrets.clean_file('{"a": "123456789012"}') == '{"a": "${secret:X}"}'
-    assert secrets.clean_file('{"a": "my 123456789012 key"}') == '{"a": "my ${secret:X} key"}'
+        assert "123456789012" not in redaction.clean_file(text) + redaction.without_values(text)
+        assert "123456789012" not in str(redaction.redact_nested({"a": [text]}))
+    assert redaction.clean_file('{"a": "123456789012"}') == '{"a": "${secret:X}"}'
+    assert redaction.clean_file('{"a": "my 123456789012 key"}') == '{"a": "my ${secret:X} key"}'
 
 
 def test_wide_text_of_numpy_is_found(monkeypatch):
-    monkeypatch.setattr(secrets, "_revealed", {"sUp3rT0kenValue-91x": "X"})
+    monkeypatch.setattr(redaction, "_revealed", {"sUp3rT0kenValue-91x": "X"})
     stream = io.BytesIO()
     np.save(stream, np.array(["sUp3rT0kenValue-91x"]))
-    assert secrets.holds_secret(stream.getvalue())
-    assert secrets.holds_value(stream.getvalue())
+    assert redaction.holds_secret(stream.getvalue())
+    assert redaction.holds_value(stream.getvalue())
 
 
 def test_ids_that_begin_like_a_secret_are_printed_as_they_are(planted, capsys, monkeypatch):
@@ -431,7 +431,7 @@ def test_ids_that_begin_like_a_secret_are_printed_as_they_are(planted, capsys, m
     manyfit.train("runs/a", ["train.epochs=1"], callbacks=[])
     from manyfit.cli.output import safe_streams, say_data
 
-    monkeypatch.setattr(secrets, "_revealed", {"digit-0001": "X"})
+    monkeypatch.setattr(redaction, "_revealed", {"digit-0001": "X"})
     with safe_streams():
         say_data("digit-0008,digit-0013\n")
     assert capsys.readouterr().out == "digit-0008,digit-0013\n"
@@ -457,7 +457,7 @@ def test_a_password_in_a_config_is_refused(planted, cli, verb):
 @pytest.mark.parametrize("password", ["OnlyPassword99", "p@ss-w0rd99", "it's-w0rd99"])
 @pytest.mark.parametrize("name", ["", "bob"])
 def test_passwords_in_addresses_are_left_out(name, password):
-    shown = secrets.redact(f"cannot reach http://{name}:{password}@host/x")
+    shown = redaction.redact(f"cannot reach http://{name}:{password}@host/x")
     assert shown == f"cannot reach http://{name}:***@host/x"
 
 
@@ -596,7 +596,7 @@ def test_an_export_that_holds_a_secret_is_not_kept(tmp_path, monkeypatch):
     from manyfit.core.errors import UsageError
     from manyfit.run.evaluation.export import check_secrets
 
-    monkeypatch.setattr(secrets, "_revealed", {"ghp_9sZq81LmVwX0tRb7": "X"})
+    monkeypatch.setattr(redaction, "_revealed", {"ghp_9sZq81LmVwX0tRb7": "X"})
     for text in ("nothing", "a ghp_9sZq81LmVwX0tRb7 b"):
         with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("config.json", json.dumps({"token": text}))
@@ -611,9 +611,9 @@ def test_an_export_that_holds_a_secret_is_not_kept(tmp_path, monkeypatch):
 def test_a_beginning_or_an_end_is_taken_out_as_a_whole(monkeypatch, length):
     """Whatever other spellings have the same first or last characters."""
     value = "Password/QWERTY(.*)UIOP'ASDF/GHJKLZXCVB 0123"
-    monkeypatch.setattr(secrets, "_revealed", {value: "X"})
-    assert secrets.redact(f"<{value[:length]}…>") == "<${secret:X}…>"
-    assert secrets.redact(f"<…{value[-length:]}>") == "<…${secret:X}>"
+    monkeypatch.setattr(redaction, "_revealed", {value: "X"})
+    assert redaction.redact(f"<{value[:length]}…>") == "<${secret:X}…>"
+    assert redaction.redact(f"<…{value[-length:]}>") == "<…${secret:X}>"
 
 
 def test_a_long_line_on_a_terminal_is_cleaned_before_it_is_cut(monkeypatch):
@@ -624,7 +624,7 @@ def test_a_long_line_on_a_terminal_is_cleaned_before_it_is_cut(monkeypatch):
     from manyfit.run.callbacks.progress import console
 
     value = "".join(f"{i:03d}xyz" for i in range(60))
-    monkeypatch.setattr(secrets, "_revealed", {value: "X"})
+    monkeypatch.setattr(redaction, "_revealed", {value: "X"})
     shown = console()
     shown.file, shown.width = io.StringIO(), 40
     shown.print(Text(f"the token is {value} \x1b[31m"))
@@ -636,14 +636,14 @@ def test_a_long_line_on_a_terminal_is_cleaned_before_it_is_cut(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_spelling_of_every_shape(monkeypatch, shape):
     value = SHAPES[shape].replace("{n}", "7")
-    monkeypatch.setattr(secrets, "_revealed", {value: "X"})
+    monkeypatch.setattr(redaction, "_revealed", {value: "X"})
     forms = [value, repr(value), repr(value.encode()), json.dumps(value), json.dumps(json.dumps(value)), quote(value),
              base64.b64encode(value.encode()).decode(), base64.b64encode(b"a:" + value.encode()).decode(),
              base64.urlsafe_b64encode(b"ab" + value.encode()).decode(), value.encode().hex(), str([value]),
              json.dumps(repr(value.encode())), repr(json.dumps(value)), "'" + value.replace("'", "'\"'\"'") + "'", "+" + value.replace("\n", "\n+"), value[:12] + "…",
              "…" + value.rstrip()[-9:]]  # fmt: skip
     for form in forms:
-        cleaned = secrets.redact(f"<{form}>")
+        cleaned = redaction.redact(f"<{form}>")
         assert "${secret:X}" in cleaned, form
         core = max((line for line in value.splitlines() if not line.startswith("-----")), key=len)
         assert core[2:-2] not in cleaned, form
@@ -654,21 +654,23 @@ def test_every_spelling_of_every_shape(monkeypatch, shape):
 def test_a_secret_of_many_lines_does_not_slow_everything_down(monkeypatch):
     """Each line was searched for in each text: 30 ms for a line that is printed."""
     lines = [base64.b64encode(f"line {n} of a long secret".encode()).decode() for n in range(1800)]
-    monkeypatch.setattr(secrets, "_revealed", {"\n".join(lines): "X"})
-    assert secrets.clean(f"<{lines[900]}>") == "<${secret:X}>"
-    took = min(timeit.repeat(lambda: secrets.clean("an ordinary line that is printed"), number=20, repeat=5))
+    monkeypatch.setattr(redaction, "_revealed", {"\n".join(lines): "X"})
+    assert redaction.clean(f"<{lines[900]}>") == "<${secret:X}>"
+    took = min(
+        timeit.repeat(lambda: redaction.clean("an ordinary line that is printed"), number=20, repeat=5)
+    )
     assert took / 20 < 5e-4
 
 
 def test_other_text_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(secrets, "_revealed", {"ghp_9sZq81LmVwX0tRb7": "X"})
+    monkeypatch.setattr(redaction, "_revealed", {"ghp_9sZq81LmVwX0tRb7": "X"})
     for text in (
         "",
         "ghp",
         "an ordinary line",
         "https://example.org/a:b@c",
         "{}",
-        Path(secrets.__file__).read_text(),
+        Path(redaction.__file__).read_text(),
     ):
-        assert secrets.clean(text) == text
-    assert secrets.redact("http://me:pw@host/x") == "http://me:***@host/x"
+        assert redaction.clean(text) == text
+    assert redaction.redact("http://me:pw@host/x") == "http://me:***@host/x"

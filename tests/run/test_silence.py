@@ -20,7 +20,7 @@ from manyfit.data.feeders import MemorySamplesFeeder
 from manyfit.data.overlap import inner
 from manyfit.learn.metrics import accuracy
 from manyfit.run.build.builder import build
-from manyfit.run.closing_summary import closing
+from manyfit.run.closing_summary import print_summary
 from manyfit.run.evaluation.export import compare
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
@@ -674,7 +674,7 @@ def test_old_weights_that_new_code_evaluates_are_marked(silent, caplog):
     assert result.best_step <= 8
     assert result.summary["other_code"] == ["own"]
     assert "are evaluated with other code than they were trained with: see own" in caplog.text
-    assert "the best weights were trained before own was changed" in closing(result)
+    assert "the best weights were trained before own was changed" in print_summary(result)
     sys.modules.pop("own", None)
 
 

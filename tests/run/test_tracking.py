@@ -19,7 +19,7 @@ import pytest
 import manyfit
 from manyfit.run.build import user_code as code
 from manyfit.run.callbacks import tracking
-from manyfit.run.callbacks.tracking import sync
+from manyfit.run.callbacks.tracking import sync_trackers
 from manyfit.store.folder import RunFolder
 
 
@@ -170,8 +170,8 @@ def test_a_tracker_that_is_down_delays_nothing_and_is_caught_up(project, server,
     result = manyfit.train("runs/late", [f"track.mlflow={nowhere}"], callbacks=[])
     assert result.step == 12
     assert "manyfit track sync runs/late" in caplog.text
-    assert sync(project.root / "runs/late", server)["mlflow"] == 3
-    assert sync(project.root / "runs/late", server)["mlflow"] == 0
+    assert sync_trackers(project.root / "runs/late", server)["mlflow"] == 3
+    assert sync_trackers(project.root / "runs/late", server)["mlflow"] == 0
     client, runs = found_runs(server, "late")
     assert sorted(history(client, runs["late"].info.run_id, "val_loss")) == expected("runs/late", "val_loss")
     assert "late-evaluation" in runs
@@ -246,7 +246,7 @@ def test_an_mlflow_that_cannot_be_imported_costs_no_run(project, caplog, monkeyp
     def broken():
         raise ImportError("cannot import name 'Store' from 'sqlalchemy'")
 
-    monkeypatch.setattr(tracking, "prepared", broken)
+    monkeypatch.setattr(tracking, "load_client", broken)
     result = manyfit.train(project.changed(), ["track.mlflow=auto"], folder="runs/b", callbacks=[])
     assert result.test
     assert "MLflow cannot be imported: ImportError: cannot import name" in caplog.text

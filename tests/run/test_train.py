@@ -282,9 +282,9 @@ def test_a_model_that_returns_something_else(project):
 
 
 def test_two_owners(project, cli):
-    from manyfit.store.lock import owned
+    from manyfit.store.lock import hold_lock
 
-    with owned(project.run):
+    with hold_lock(project.run):
         answer = cli("train", "runs/a")
     assert answer.code == 2
     assert "in use by another process" in answer.err
@@ -514,16 +514,16 @@ def test_a_second_process_that_finishes_first_is_noticed(project, monkeypatch):
 
     from manyfit.run.loop import journal as module
 
-    real = module.owned
+    real = module.hold_lock
 
     @contextmanager
     def late(folder):
-        monkeypatch.setattr(module, "owned", real)
+        monkeypatch.setattr(module, "hold_lock", real)
         manyfit.train("runs/a", ["seed=99"], callbacks=[])
         with real(folder):
             yield
 
-    monkeypatch.setattr(module, "owned", late)
+    monkeypatch.setattr(module, "hold_lock", late)
     with pytest.raises(RunConflict, match="seed: 99 → 3"):
         manyfit.train("runs/a", callbacks=[])
     assert len(rows(project.run)) == 2

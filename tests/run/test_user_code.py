@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manyfit.run.build.user_code import digest, dump_tree
+from manyfit.run.build.user_code import dump_tree, hash_source
 
 CODE = """
 import torch
@@ -52,7 +52,7 @@ def test_a_hash_is_the_same_on_every_version_of_python(tmp_path):
     """This one was taken on Python 3.11."""
     file = tmp_path / "code.py"
     file.write_text(CODE)
-    assert digest(file) == KNOWN
+    assert hash_source(file) == KNOWN
 
 
 def test_comments_docstrings_and_blank_lines_do_not_count(tmp_path):
@@ -60,7 +60,7 @@ def test_comments_docstrings_and_blank_lines_do_not_count(tmp_path):
     files[0].write_text("def f(x):\n    return x + 1\n")
     files[1].write_text('"""Adds."""\n\n\ndef f(x):\n    """Add one."""\n    return (x + 1)  # one\n')
     files[2].write_text("def f(x):\n    return x + 2\n")
-    assert digest(files[0]) == digest(files[1]) != digest(files[2])
+    assert hash_source(files[0]) == hash_source(files[1]) != hash_source(files[2])
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="this is how Python 3.11 writes trees")

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from manyfit.core.errors import FolderError, RunConflict, RunFailed
 from manyfit.core.state import State
 from manyfit.store import durable
-from manyfit.store.checkpoint import Keep, Note, checkpoints, newest, prune, save
+from manyfit.store.checkpoint import Keep, Note, checkpoints, newest, prune_checkpoints, save_checkpoint
 from manyfit.store.events import Event, EventLog, read_events
 from manyfit.store.files import readable
 from manyfit.store.folder import RunFolder, run_folders
-from manyfit.store.lock import is_owned, owned
+from manyfit.store.lock import hold_lock, is_owned
 from manyfit.store.tensorboard import TensorBoardMirror
 from manyfit.store.writer import Writer
 
@@ -75,7 +75,7 @@ def test_a_log_that_is_too_short_or_damaged(tmp_path):
 
 
 def checkpoint(folder, step, **metrics):
-    return save(
+    return save_checkpoint(
         folder,
         State({"w": torch.full((2,), float(step))}, {"step": step}),
         Note(step, step / 10, metrics, step),
@@ -99,9 +99,9 @@ def test_last_and_best_follow_from_manifests(tmp_path):
     assert Keep("val_loss", "min").best(found).step == 2, "the earlier one of equals"
     assert Keep("val_loss", "max").best(found).step == 1
     assert Keep("nothing", "min").best(found) is None
-    prune(tmp_path, Keep("val_loss", "min", last=1, top=2))
+    prune_checkpoints(tmp_path, Keep("val_loss", "min", last=1, top=2))
     assert [c.step for c in checkpoints(tmp_path)] == [2, 3, 5]
-    prune(tmp_path, Keep("val_loss", "min", last=1))
+    prune_checkpoints(tmp_path, Keep("val_loss", "min", last=1))
     assert [c.step for c in checkpoints(tmp_path)] == [2, 5]
 
 
@@ -215,28 +215,28 @@ def test_readable_json_is_json(found, depth):
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    durable.write(tmp_path / "a", "old")
+    durable.write_file(tmp_path / "a", "old")
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     with pytest.raises(OSError, match="No space"):
-        durable.write(tmp_path / "a", "new")
+        durable.write_file(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
 def test_one_owner(tmp_path):
     assert not is_owned(tmp_path)
-    with owned(tmp_path):
+    with hold_lock(tmp_path):
         assert is_owned(tmp_path)
-        with pytest.raises(RunConflict, match=f"pid {os.getpid()}"), owned(tmp_path):
+        with pytest.raises(RunConflict, match=f"pid {os.getpid()}"), hold_lock(tmp_path):
             pass
     assert not is_owned(tmp_path)
 
 
 def test_a_lock_makes_no_folder_above_its_own(tmp_path):
     moved = tmp_path / "studies" / "s" / "trials"
-    with pytest.raises(FileNotFoundError), owned(moved / "1-0"):
+    with pytest.raises(FileNotFoundError), hold_lock(moved / "1-0"):
         pass
     with pytest.raises(FileNotFoundError):
         TensorBoardMirror(moved / "1-0" / "tensorboard", [])

@@ -18,7 +18,7 @@ import pytest
 
 from manyfit.config.study.study import load_study
 from manyfit.study.drive.driver import Driver, StudyMoved
-from manyfit.study.drive.inbox import Command, Inbox, send
+from manyfit.study.drive.inbox import Command, Inbox, send_command
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes
 from manyfit.study.executors.simulated import Simulated
@@ -791,13 +791,13 @@ def test_the_bell_rings(tmp_path):
     import select
 
     inbox = Inbox(tmp_path / "inbox")
-    send(tmp_path / "inbox", Command("stop", 3))
+    send_command(tmp_path / "inbox", Command("stop", 3))
     assert inbox.bell is not None
     assert select.select([inbox.bell], [], [], 5)[0]
     assert [command.point for command in inbox.commands()] == [3]
     assert not select.select([inbox.bell], [], [], 0)[0]
     inbox.close()
-    send(tmp_path / "inbox", Command("stop", 4))  # nobody listens
+    send_command(tmp_path / "inbox", Command("stop", 4))  # nobody listens
 
 
 @pytest.mark.timeout(120)

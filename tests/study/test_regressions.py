@@ -9,13 +9,13 @@ import pytest
 from manyfit.config.study.study import load_study
 from manyfit.core.errors import Interrupted
 from manyfit.report.leaderboard import leaderboard
-from manyfit.report.replicates import mean_of, paired, t_probability, t_quantile
-from manyfit.study.drive.commands import leave
+from manyfit.report.replicates import compare_seeds, mean_of, t_probability, t_quantile
+from manyfit.study.drive.commands import leave_command
 from manyfit.study.drive.driver import StudyStopped
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.simulated import Simulated
 from manyfit.study.ledger.ledger import Ledger
-from manyfit.study.search.survey import survey
+from manyfit.study.search.plan import plan_study
 from manyfit.study.status import status
 from manyfit.study.work.units import Failure, Outcome
 
@@ -98,10 +98,10 @@ def test_a_best_that_could_not_be_evaluated_is_mended_later(lab, monkeypatch):
 def test_a_point_that_was_stopped_goes_on_with_all_its_seeds(lab):
     points(lab, 2)
     lab.sweep(only=["0"])
-    leave(lab.folder, "stop", 1)
+    leave_command(lab.folder, "stop", 1)
     lab.sweep()
     assert [p.state for p in lab.sweep().points] == ["finished", "stopped"]
-    leave(lab.folder, "resume", 1)
+    leave_command(lab.folder, "resume", 1)
     found = lab.sweep()
     assert [p.state for p in found.points] == ["finished", "finished"] and not found.unfinished
 
@@ -131,9 +131,11 @@ def test_conditions_on_sub_configurations_are_probed(lab):
             "constraints": ["train.optimizer.momentum <= 0.95", "model.hidden < 64"],
         },
     )
-    assert survey(load_study(lab.folder)).planned == 3
+    assert plan_study(load_study(lab.folder)).planned == 3
     lab.sweep()
-    leave(lab.folder, "add", None, {"train.optimizer": {"class": "adamw", "lr": 0.02}, "model.hidden": 7})
+    leave_command(
+        lab.folder, "add", None, {"train.optimizer": {"class": "adamw", "lr": 0.02}, "model.hidden": 7}
+    )
     assert (
         len(lab.sweep("search.trials=5").points) == 6
     )  # one that is off the grid does not trouble the sampler
@@ -193,7 +195,7 @@ def test_a_point_that_was_removed_can_be_added(lab):
     lab.sweep()
     points(lab, 1, search__seeds=1)
     assert len(lab.sweep().points) == 1
-    leave(lab.folder, "add", None, {"train.optimizer.lr": 1.0})
+    leave_command(lab.folder, "add", None, {"train.optimizer.lr": 1.0})
     assert len(lab.sweep().points) == 2
 
 
@@ -215,20 +217,20 @@ def test_the_best_is_the_same_for_everybody(lab):
     points(lab, 5, search__seeds=1)
     found = lab.execute(lambda *_: Simulated(1, epochs=2, curve=lambda values, seed, epoch: 1.0))
     assert found.best.number == leaderboard(lab.folder).rows[0].point
-    from manyfit.study.ledger.best import ranked
+    from manyfit.study.ledger.best import rank_points
     from manyfit.study.ledger.ledger import read_only
 
-    assert ranked(read_only(lab.folder / "ledger.db")[0], 1, 2)[0].number == found.best.number
+    assert rank_points(read_only(lab.folder / "ledger.db")[0], 1, 2)[0].number == found.best.number
 
 
 def test_better_needs_evidence(lab):
-    assert paired({1: 0.1}, {1: 0.2}).p is None
-    assert paired({1: 0.1, 2: 0.2}, {1: 0.2, 2: 0.3}).p is None  # the same difference each time
-    sure = paired({1: 0.10, 2: 0.20, 3: 0.15}, {1: 0.50, 2: 0.61, 3: 0.56})
+    assert compare_seeds({1: 0.1}, {1: 0.2}).p is None
+    assert compare_seeds({1: 0.1, 2: 0.2}, {1: 0.2, 2: 0.3}).p is None  # the same difference each time
+    sure = compare_seeds({1: 0.10, 2: 0.20, 3: 0.15}, {1: 0.50, 2: 0.61, 3: 0.56})
     assert sure.p < 0.05 and sure.verdict.startswith("better, by")
-    worse = paired({1: 0.50, 2: 0.61, 3: 0.56}, {1: 0.10, 2: 0.20, 3: 0.15})
+    worse = compare_seeds({1: 0.50, 2: 0.61, 3: 0.56}, {1: 0.10, 2: 0.20, 3: 0.15})
     assert worse.verdict.startswith("not shown")
-    assert paired({1: 1.0}, {2: 1.0}) is None
+    assert compare_seeds({1: 1.0}, {2: 1.0}) is None
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 7, 30])
@@ -262,7 +264,7 @@ def test_commands_that_make_no_sense_are_set_aside(lab):
 def test_a_clone_begins_with_the_weights_of_its_parent(lab):
     points(lab, 1, search__seeds=2, set={"train.epochs": 4})
     first = lab.sweep()
-    leave(lab.folder, "clone", 0, {"train.optimizer.lr": 1e-6}, True)
+    leave_command(lab.folder, "clone", 0, {"train.optimizer.lr": 1e-6}, True)
     found = lab.sweep()
     clone = found.points[1]
     for seed, value in clone.trials.items():
@@ -279,8 +281,8 @@ def test_a_running_study_obeys(lab):
         def wait(self, timeout=None, wake=()):
             if self._waiting and self._waiting[0].purpose == "train" and not done:
                 done.append(1)
-                leave(lab.folder, "stop", 3)
-                leave(lab.folder, "add", None, {"train.optimizer.lr": 0.77})
+                leave_command(lab.folder, "stop", 3)
+                leave_command(lab.folder, "add", None, {"train.optimizer.lr": 0.77})
             return super().wait(timeout, wake)
 
     found = lab.execute(lambda study, work, watch, trials: Busy(work, watch))
@@ -430,14 +432,14 @@ def test_an_interrupt_during_the_validation_at_a_rung_changes_nothing(lab):
     expected = lab.table()
     lab.clear()
     import manyfit.run.loop.trainer as trainer
-    from manyfit.core.signals import Asked
+    from manyfit.core.signals import StopRequested
 
     real, count = trainer.validate, [0]
 
     def validate(*args):
         count[0] += 1
         if count[0] == 2:
-            raise Asked
+            raise StopRequested
         return real(*args)
 
     class Signalled(Inline):

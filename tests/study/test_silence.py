@@ -6,9 +6,9 @@ import pytest
 
 from manyfit.config.study.study import load_study
 from manyfit.core.errors import ComponentFailed, ConfigError
-from manyfit.report.leaderboard import cells, leaderboard
+from manyfit.report.leaderboard import leaderboard, leaderboard_cells
 from manyfit.study.dry_run import dry_run
-from manyfit.study.search.survey import covering, survey
+from manyfit.study.search.plan import covering, plan_study
 from manyfit.study.work.points import Candidate
 
 ONE_CYCLE = {"class": "one_cycle", "max_lr": 0.1}
@@ -16,7 +16,7 @@ ONE_CYCLE = {"class": "one_cycle", "max_lr": 0.1}
 
 def test_a_searched_rate_that_a_schedule_overrides_is_said_before_the_study_starts(lab, caplog):
     lab.project.config(lab.project.changed(train__scheduler=ONE_CYCLE))
-    survey(load_study(lab.folder))
+    plan_study(load_study(lab.folder))
     assert "train.optimizer.lr has no effect: OneCycleLR sets the rate by its own max_lr" in caplog.text
 
 
@@ -31,7 +31,7 @@ def test_a_searched_rate_that_a_schedule_overrides_is_said_before_the_study_star
 def test_nothing_is_said_of_a_rate_that_has_an_effect_or_is_not_given(lab, caplog, changes):
     lab.project.config(lab.project.changed(**changes))
     lab.write(space={"model.hidden": [4, 8]})
-    survey(load_study(lab.folder))
+    plan_study(load_study(lab.folder))
     assert "no effect" not in caplog.text
 
 
@@ -58,7 +58,7 @@ def test_a_value_that_cannot_work_is_found_before_anything_is_trained(lab, space
 def test_few_points_hold_every_option(lab):
     lab.write(space={"train.optimizer.lr": [0.1, 0.2, 0.3, 0.4], "model.dropout": [0.1, 0.2, 0.3]})
     study = load_study(lab.folder)
-    found = survey(study)
+    found = plan_study(study)
     built = list(found.structures.values())
     for key in study.space.keys:
         assert {c.values[key] for c in built} == {c.values[key] for c in found.candidates}
@@ -83,7 +83,7 @@ def test_a_replaced_model_does_not_have_the_parameters_of_the_base(lab):
         search={"method": "grid", "seeds": 1},
     )
     lab.sweep()
-    header, body = cells(leaderboard(lab.folder))
+    header, body = leaderboard_cells(leaderboard(lab.folder))
     column = header.index("depth")
     model = header.index("model")
     shown = {(row[model].split()[0], row[column]) for row in body}
@@ -94,7 +94,7 @@ def test_classes_with_other_parameters_are_refused_with_the_way_that_works(lab):
     lab.project.config(lab.project.changed(model={"class": "models.Inherits", "depth": 3}))
     lab.write(space={"model.class": ["models.Inherits", "models.MLP"]})
     with pytest.raises(ConfigError) as error:
-        survey(load_study(lab.folder))
+        plan_study(load_study(lab.folder))
     assert "choose classes with their parameters: model: [{class: …, depth: …}, {class: …}]" in str(
         error.value
     )

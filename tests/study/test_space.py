@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyfit.config.study.space import Range, lookup, overrides
+from manyfit.config.study.space import Range, lookup, to_overrides
 from manyfit.config.study.space_reader import SpaceReader
 from manyfit.config.study.study import count_bytes, load_study, seconds
 from manyfit.config.tree.expressions import Expression
 from manyfit.config.tree.nodes import plain
-from manyfit.config.tree.reader import read_text
+from manyfit.config.tree.reader import parse_yaml
 from manyfit.core.errors import ConfigError
-from manyfit.study.search.sampling import Sampler, chosen
-from manyfit.study.search.survey import survey
+from manyfit.study.search.plan import plan_study
+from manyfit.study.search.sampling import Sampler, find_choices
 from manyfit.study.work.points import candidate
 
 BASE = {"model.class": "models.MLP", "model.hidden": 8, "model.dropout": 0.0, "train.optimizer.lr": 0.01}
@@ -22,7 +22,7 @@ BASE = {"model.class": "models.MLP", "model.hidden": 8, "model.dropout": 0.0, "t
 
 def read(text, problems=None):
     found = problems if problems is not None else []
-    space = SpaceReader(list(BASE), found).read(read_text(text, "study.yaml"))
+    space = SpaceReader(list(BASE), found).read(parse_yaml(text, "study.yaml"))
     if problems is None and found:
         raise ConfigError(found)
     return space
@@ -153,7 +153,7 @@ def test_a_value_inside_a_sub_configuration_is_found():
     patch = next(read("{o: [{class: sgd, lr: 0.5}]}").grid(BASE.get))
     assert lookup(patch, "o.lr", BASE.get) == 0.5 and lookup(patch, "o.class", BASE.get) == "sgd"
     assert lookup(patch, "o.momentum", BASE.get) is None and lookup(patch, "model.hidden", BASE.get) == 8
-    assert overrides(patch)[0].action == "set"
+    assert to_overrides(patch)[0].action == "set"
 
 
 def test_words_for_time_and_size():
@@ -181,7 +181,7 @@ def test_samplers_are_pure_functions_and_respect_the_space(lab, method):
         values = {key: plain(node) for key, node in patch.items()}
         assert values == {key: plain(node) for key, node in again.items()}
         assert ("train.optimizer.momentum" in values) == (values["train.optimizer"]["class"] == "sgd")
-        assert chosen(study, values) is not None
+        assert find_choices(study, values) is not None
         from manyfit.study.search.sampling import Observation
 
         history.append(Observation(values, "finished", float(values["model.hidden"])))
@@ -189,13 +189,13 @@ def test_samplers_are_pure_functions_and_respect_the_space(lab, method):
 
 def test_random_points_are_drawn_by_their_numbers(lab):
     lab.write(space=SPACE, search={"method": "random", "trials": 30, "seed": 3})
-    found = survey(load_study(lab.folder)).candidates
+    found = plan_study(load_study(lab.folder)).candidates
     assert len(found) == 30 == len({item.id for item in found})
     assert all(item.values["model.hidden"] <= 40 or item.values["model.dropout"] > 0 for item in found)
-    assert [item.id for item in survey(load_study(lab.folder, ["search.trials=12"])).candidates] == [
+    assert [item.id for item in plan_study(load_study(lab.folder, ["search.trials=12"])).candidates] == [
         item.id for item in found[:12]
     ]
-    assert [item.id for item in survey(load_study(lab.folder, ["search.seed=4"])).candidates] != [
+    assert [item.id for item in plan_study(load_study(lab.folder, ["search.seed=4"])).candidates] != [
         item.id for item in found
     ]
 
@@ -211,13 +211,13 @@ def test_the_name_of_a_point(lab):
     study = load_study(lab.folder)
 
     def name(values, base=None):
-        from manyfit.config.study.space import located
+        from manyfit.config.study.space import to_patch
         from manyfit.study.work.points import STUDY
 
         if base is not None:
             lab.project.config(base)
         return candidate(
-            load_study(lab.folder) if base is not None else study, located(values, STUDY), "x"
+            load_study(lab.folder) if base is not None else study, to_patch(values, STUDY), "x"
         ).id
 
     plainly = name({"train.optimizer.lr": 0.01, "model.hidden": 8})

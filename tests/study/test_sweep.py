@@ -486,7 +486,7 @@ def test_a_rollback_journal_gives_the_same(lab, monkeypatch):
     lab.sweep()
     expected = lab.table()
     lab.clear()
-    monkeypatch.setattr("manyfit.study.ledger.ledger.is_remote", lambda path: True)
+    monkeypatch.setattr("manyfit.study.ledger.ledger.is_on_network", lambda path: True)
     lab.sweep()
     assert lab.table() == expected
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides, run_argument, trust_option
+from manyfit.cli.common import (
+    OverrideVerb,
+    current_overrides,
+    json_option,
+    print_json,
+    run_argument,
+    trust_option,
+)
 from manyfit.cli.output import say
 
 
@@ -21,14 +28,18 @@ def command(run: Path, resume: bool, trust: bool, json_: bool) -> None:
     With --resume, prove that it resumes exactly: a few steps are trained, killed at several points, resumed,
     and compared bit for bit. Exits with 1 if something is wrong.
     """
-    from manyfit.run.check import check, check_resume
+    from manyfit.run.check import check_resume, check_run
 
     found = []
-    for finding in check_resume(run, overrides(), trust) if resume else check(run, overrides(), trust):
+    for finding in (
+        check_resume(run, current_overrides(), trust)
+        if resume
+        else check_run(run, current_overrides(), trust)
+    ):
         found.append(finding)
         if not json_:
             say(f"{'ok   ' if finding.ok else 'WRONG'}  {finding.name}: {finding.detail}")
     if json_:
-        as_json([{"name": f.name, "ok": f.ok, "detail": f.detail} for f in found])
+        print_json([{"name": f.name, "ok": f.ok, "detail": f.detail} for f in found])
     if not all(finding.ok for finding in found):
         click.get_current_context().exit(1)

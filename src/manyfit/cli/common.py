@@ -17,7 +17,7 @@ from manyfit.cli.output import say
 from manyfit.core.dialect_table import ENTRIES, Option
 from manyfit.core.errors import RunFailed
 from manyfit.core.json_numbers import as_json_tree
-from manyfit.core.secrets import redacted
+from manyfit.core.redaction import redact_nested
 from manyfit.core.text import printable_line
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -114,9 +114,9 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
 
 def _text(key: str, value: str) -> Any:
     """The override of `-P KEY VALUE`: the value as it is written."""
-    from manyfit.config.tree.overrides import text
+    from manyfit.config.tree.overrides import parse_text_override
 
-    return _from_here(text(key, value))
+    return _from_here(parse_text_override(key, value))
 
 
 def _pair(key: str, queue: list[str]) -> Any:
@@ -150,10 +150,10 @@ def _from_here(given: Any) -> Any:
     from dataclasses import replace
 
     from manyfit.config.tree.nodes import Leaf, Seq
-    from manyfit.config.tree.overrides import parse
+    from manyfit.config.tree.overrides import parse_override
     from manyfit.config.tree.project import below
 
-    override = parse(given) if isinstance(given, str) else given
+    override = parse_override(given) if isinstance(given, str) else given
     key = str(override.path[-1])
     if key not in FILES:
         return given
@@ -173,7 +173,7 @@ def _from_here(given: Any) -> Any:
     return replace(override, value=located(override.value))
 
 
-def overrides() -> list[Any]:
+def current_overrides() -> list[Any]:
     """The overrides of the current command."""
     return list(click.get_current_context().meta["overrides"])
 
@@ -249,9 +249,9 @@ class _StderrHandler(logging.Handler):
         say(self.format(record), err=True)
 
 
-def as_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print a result for programs."""
-    say(json.dumps(as_json_tree(redacted(value)), indent=2, default=str))
+    say(json.dumps(as_json_tree(redact_nested(value)), indent=2, default=str))
 
 
 def table(rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> None:
@@ -268,7 +268,7 @@ def _cell(value: object) -> str:
     return text if "\n  " in text else printable_line(text)
 
 
-def shown(value: object) -> str:
+def to_yaml(value: object) -> str:
     """A value as YAML would write it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -304,12 +304,12 @@ def gpu_option(function: F) -> F:
         multiple=True,
         metavar="N",
         expose_value=False,
-        callback=_pinned,
+        callback=_pin_gpus,
         help="Use this GPU only; for a study it may be repeated. `idle` picks one that nobody uses.",
     )(function)
 
 
-def _pinned(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:
+def _pin_gpus(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:
     if value:
         from manyfit.core.gpus import pin
 

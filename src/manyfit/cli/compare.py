@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, as_json, complete_run, json_option, table
+from manyfit.cli.common import Verb, complete_run, json_option, print_json, table
 from manyfit.cli.output import say
 
 
@@ -27,7 +27,7 @@ def command(
 
     found = compare(first, second, metric, split, worst, level)
     if json_:
-        as_json({**dataclasses.asdict(found), "verdict": found.verdict})
+        print_json({**dataclasses.asdict(found), "verdict": found.verdict})
         return
     low, high = found.interval
     table(

@@ -10,12 +10,12 @@ import click
 from manyfit.cli.common import (
     OverrideVerb,
     Verb,
-    as_json,
+    current_overrides,
     json_option,
-    overrides,
+    print_json,
     run_argument,
-    shown,
     table,
+    to_yaml,
     trust_option,
 )
 from manyfit.cli.output import say
@@ -30,21 +30,21 @@ def command() -> None:
     """Show, check and compare configs."""
 
 
-@command.command(cls=OverrideVerb)
+@command.command("show", cls=OverrideVerb)
 @run_argument
 @click.option(
     "--origin", is_flag=True, help="Also say where each value was written, and of which kind it is."
 )
 @trust_option
 @json_option
-def show(run: Path, origin: bool, trust: bool, json_: bool) -> None:
+def show_command(run: Path, origin: bool, trust: bool, json_: bool) -> None:
     """Show what a config means: every value, with defaults, after extend, overrides and references."""
     from manyfit.config import load_config
 
-    config = load_config(run, overrides(), trust=trust)
+    config = load_config(run, current_overrides(), trust=trust)
     note_what_was_trained(run, config)
     if json_:
-        as_json(
+        print_json(
             {
                 "fingerprint": config.fingerprint,
                 "values": {
@@ -55,18 +55,18 @@ def show(run: Path, origin: bool, trust: bool, json_: bool) -> None:
         )
     elif origin:
         table(
-            [(path, shown(value), str(kind), where) for path, value, where, kind in config.rows()],
+            [(path, to_yaml(value), str(kind), where) for path, value, where, kind in config.rows()],
             ("key", "value", "kind", "origin"),
         )
     else:
-        table([(path, shown(value)) for path, value, _, _ in config.rows()])
+        table([(path, to_yaml(value)) for path, value, _, _ in config.rows()])
 
 
-@command.command(cls=OverrideVerb)
+@command.command("check", cls=OverrideVerb)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @trust_option
 @json_option
-def check(runs: tuple[Path, ...], trust: bool, json_: bool) -> None:
+def check_command(runs: tuple[Path, ...], trust: bool, json_: bool) -> None:
     """Check configs without reading data or building anything. Exits with 2 if one has a mistake."""
     from manyfit.config import load_config
 
@@ -74,11 +74,11 @@ def check(runs: tuple[Path, ...], trust: bool, json_: bool) -> None:
     checked: dict[str, str] = {}
     for run in runs:
         try:
-            checked[str(run)] = load_config(run, overrides(), trust=trust).fingerprint
+            checked[str(run)] = load_config(run, current_overrides(), trust=trust).fingerprint
         except ConfigError as error:
             problems += error.problems
     if json_:
-        as_json(
+        print_json(
             {
                 "ok": checked,
                 "problems": [
@@ -104,12 +104,12 @@ def check(runs: tuple[Path, ...], trust: bool, json_: bool) -> None:
             say(f"{name}: ok, {fingerprint[:12]}")
 
 
-@command.command(cls=Verb)
+@command.command("diff", cls=Verb)
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @trust_option
 @json_option
-def diff(before: Path, after: Path, trust: bool, json_: bool) -> None:
+def diff_command(before: Path, after: Path, trust: bool, json_: bool) -> None:
     """Say what differs between two configs, and whether it makes another run, a longer one, or neither."""
     from manyfit.config import load_config
 
@@ -118,23 +118,23 @@ def diff(before: Path, after: Path, trust: bool, json_: bool) -> None:
     note_what_was_trained(after, right)
     found = left.diff(right)
     if json_:
-        as_json(
+        print_json(
             [
                 {"key": d.path, "kind": d.kind, "before": _plain(d.before), "after": _plain(d.after)}
                 for d in found
             ]
         )
     elif found:
-        table([(d.path, shown(d.before), "→", shown(d.after), str(d.kind)) for d in found])
+        table([(d.path, to_yaml(d.before), "→", to_yaml(d.after), str(d.kind)) for d in found])
     else:
         say("no difference")
 
 
-@command.command(cls=Verb)
+@command.command("schema", cls=Verb)
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
 @trust_option
-def schema(run: Path | None, output: Path | None, trust: bool) -> None:
+def schema_command(run: Path | None, output: Path | None, trust: bool) -> None:
     """Print a JSON Schema for configs, so that editors complete them.
 
     With RUN, the parameters of the classes that it names are described as well. In an editor that uses the
@@ -153,20 +153,20 @@ def schema(run: Path | None, output: Path | None, trust: bool) -> None:
     else:
         from manyfit.store import durable
 
-        durable.write(output, text + "\n")
+        durable.write_file(output, text + "\n")
 
 
 def note_what_was_trained(run: Path, config: Config) -> None:
     """Say on stderr if the folder was trained with other values than its config.yaml has now."""
     from manyfit.config.identity import NOT_SET
-    from manyfit.config.identity import diff as differences
+    from manyfit.config.identity import diff_snapshots as differences
     from manyfit.store.folder import RunFolder
 
     before = RunFolder(run).snapshot() if run.is_dir() else None
     for found in differences(config.snapshot, before) if before is not None else ():
         if found.after is NOT_SET and config.origin(found.path) is None:
             continue  # a default that an older version did not have
-        say(f"note: {run} was trained with {found.path} = {shown(found.after)}", err=True)
+        say(f"note: {run} was trained with {found.path} = {to_yaml(found.after)}", err=True)
 
 
 def _plain(value: object) -> object:

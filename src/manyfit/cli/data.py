@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option
+from manyfit.cli.common import Verb, json_option, print_json
 from manyfit.cli.output import say
 
 COMPRESSIONS = click.Choice(["gzip", "zlib", "none"], case_sensitive=False)
@@ -25,12 +25,12 @@ def patterns_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("patterns", nargs=-1, required=True, metavar="PATTERN...")(function)
 
 
-@command.command(cls=Verb)
+@command.command("index", cls=Verb)
 @patterns_argument
 @click.option("--force", is_flag=True, help="Index files anew, also those that have changed.")
 @click.option("--compression", type=COMPRESSIONS, help="How the files are compressed; found by itself.")
 @json_option
-def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_: bool) -> None:
+def index_command(patterns: tuple[str, ...], force: bool, compression: str | None, json_: bool) -> None:
     """Write _tfrecord_metadata.json into each folder: what its files hold now.
 
     Files that are known already are compared with what is known of them; one that has changed is an error,
@@ -42,9 +42,9 @@ def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_
     """
     from manyfit.data.tfrecord import files, metadata
 
-    paths = files.matched(patterns)
-    known = {folder: metadata.load(folder) for folder in metadata.by_folder(paths)} if not force else {}
-    strange = metadata.strangers(paths, patterns, known)
+    paths = files.match_files(patterns)
+    known = {folder: metadata.load_index(folder) for folder in metadata.by_folder(paths)} if not force else {}
+    strange = metadata.find_unindexed(paths, patterns, known)
     for path in strange:
         say(f"{path} is no file of records, and is not indexed", err=True)
     paths = [path for path in paths if path not in strange]
@@ -53,53 +53,53 @@ def index(patterns: tuple[str, ...], force: bool, compression: str | None, json_
     done: list[metadata.Indexed] = []
     given = None if compression is None else compression.lower().replace("none", "")
     with bar("indexing", sum(map(files.size_of, paths))) as moved:
-        done += metadata.index(paths, force, given, moved)
+        done += metadata.index_files(paths, force, given, moved)
     if json_:
-        as_json([{"file": d.file, "records": d.entry.records, "new": d.is_new} for d in done])
+        print_json([{"file": d.file, "records": d.entry.records, "new": d.is_new} for d in done])
         return
     for each in done:
         what = "indexed" if each.is_new else "unchanged"
         say(f"{what:9}  {each.entry.records:>10,} records  {each.file}")
 
 
-@command.command(cls=Verb)
+@command.command("count", cls=Verb)
 @patterns_argument
 @click.option("--examples", is_flag=True, hidden=True)  # the sentence of `utils total-examples`
 @json_option
-def count(patterns: tuple[str, ...], examples: bool, json_: bool) -> None:
+def count_command(patterns: tuple[str, ...], examples: bool, json_: bool) -> None:
     """Say how many records there are, by the index."""
     from manyfit.data.tfrecord import metadata
 
-    known = {path: entry.records for path, entry in metadata.known_files(patterns).items()}
+    known = {path: entry.records for path, entry in metadata.find_entries(patterns).items()}
     if json_:
-        as_json({"records": sum(known.values()), "files": known})
+        print_json({"records": sum(known.values()), "files": known})
     elif examples:
         say(f"Total number of examples: {sum(known.values())}")
     else:
         say(f"{sum(known.values()):,} records in {len(known)} files")
 
 
-@command.command(cls=Verb)
+@command.command("verify", cls=Verb)
 @patterns_argument
 @click.option("--deep", is_flag=True, help="Read everything, and not only names and sizes.")
 @click.option("--deep-check", "deep", is_flag=True, hidden=True)
 @click.option("--shallow-check", is_flag=True, hidden=True, expose_value=False)
 @json_option
-def verify(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
+def verify_command(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
     """Compare files with what was indexed. Exits with 1 if something is different, and says what."""
     from manyfit.data.tfrecord import files, metadata
 
     size = sum(map(files.size_of, metadata.present(patterns))) if deep else 0
     with bar("verifying", size) as moved:
-        findings = list(metadata.verify(patterns, deep, moved))
+        findings = list(metadata.verify_files(patterns, deep, moved))
     if json_:
-        as_json([{"file": f.file, "what": f.what, "detail": f.detail} for f in findings])
+        print_json([{"file": f.file, "what": f.what, "detail": f.detail} for f in findings])
     else:
         for finding in findings:
             say(str(finding))
         if not findings:
             what = "are as they were indexed" if deep else "have the names and sizes that were indexed"
-            say(f"{len(metadata.indexed(patterns))} files {what}")
+            say(f"{len(metadata.list_indexed(patterns))} files {what}")
     if findings:
         click.get_current_context().exit(1)
 
@@ -130,7 +130,7 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
         yield moved
 
 
-@command.command(cls=Verb)
+@command.command("convert", cls=Verb)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
@@ -154,7 +154,7 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
 @click.option("--names", metavar="A,B…", help="What the columns of a CSV without a header are called.")
 @click.option("--force", is_flag=True, help="Replace files that are there already.")
 @json_option
-def convert(
+def convert_command(
     source: Path,
     target: Path,
     kind: str | None,
@@ -192,11 +192,11 @@ def convert(
     count = workers or os.cpu_count() or 1
     made = []
     with steps("converting") as moved:
-        for each in converting.convert(table, target, prefix, shards, packed, count, force):
+        for each in converting.write_shards(table, target, prefix, shards, packed, count, force):
             made.append(each)
             moved(f"{sum(m.records for m in made):,} of {len(table):,} rows")
     if json_:
-        as_json({"files": {m.file: m.records for m in made}, "features": table.features()})
+        print_json({"files": {m.file: m.records for m in made}, "features": table.features()})
         return
     for each in made:
         say(f"{each.records:>10,} records  {target / each.file}")

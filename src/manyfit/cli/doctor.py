@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option, table
+from manyfit.cli.common import Verb, json_option, print_json, table
 from manyfit.cli.output import say
 
 
@@ -14,11 +14,11 @@ def command(json_: bool) -> None:
     """Report versions, devices, cores, free disk and extras, and what is wrong with them.
 
     Exits with 1 if something is."""
-    from manyfit.run.doctor import examine
+    from manyfit.run.doctor import examine_machine
 
-    found = examine()
+    found = examine_machine()
     if json_:
-        as_json({"facts": found.facts, "extras": found.extras, "problems": found.problems})
+        print_json({"facts": found.facts, "extras": found.extras, "problems": found.problems})
     else:
         table(found.facts.items())
         say("\nextras")

@@ -9,10 +9,10 @@ import click
 from manyfit.cli.common import (
     OverrideVerb,
     allow_change_option,
-    as_json,
     check_failed,
+    current_overrides,
     json_option,
-    overrides,
+    print_json,
     run_argument,
     table,
     trust_option,
@@ -35,9 +35,9 @@ def command(
     """
     from manyfit.run.reuse import evaluate
 
-    report = evaluate(run, split, which, overrides(), allow_change, trust)
+    report = evaluate(run, split, which, current_overrides(), allow_change, trust)
     if json_:
-        as_json({"rows": len(report), "values": report.values, "summary": report.summary(10)})
+        print_json({"rows": len(report), "values": report.values, "summary": report.summary(10)})
     else:
         table(
             [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, allow_change_option, as_json, json_option, run_argument, trust_option
+from manyfit.cli.common import Verb, allow_change_option, json_option, print_json, run_argument, trust_option
 from manyfit.cli.output import say
 
 
@@ -34,7 +34,7 @@ def command(
 
     written = export(run, formats, which, allow_change, trust)
     if json_:
-        as_json([str(path) for path in written])
+        print_json([str(path) for path in written])
     else:
         for path in written:
             say(f"wrote {path}")

@@ -33,7 +33,7 @@ def command(folder: Path) -> None:
         raise UsageError(f"nothing was written, because these files exist already: {', '.join(existing)}")
     for source, target in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
-        durable.write(target, source.read_bytes())
+        durable.write_file(target, source.read_bytes())
         say(f"wrote {target}", err=True)
     steps = f"cd {folder} && " if folder != Path() else ""
     say(f"Train it:       {steps}manyfit train runs/digits-mlp")

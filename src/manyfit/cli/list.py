@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option, table
+from manyfit.cli.common import Verb, json_option, print_json, table
 from manyfit.cli.output import say
 
 
@@ -15,12 +15,12 @@ from manyfit.cli.output import say
 @json_option
 def command(folder: Path, json_: bool) -> None:
     """List the runs in FOLDER (here, if none is given)."""
-    from manyfit.store.describe import describe
+    from manyfit.store.describe import describe_run
     from manyfit.store.folder import run_folders
 
-    found = [describe(run) for run in run_folders(folder)]
+    found = [describe_run(run) for run in run_folders(folder)]
     if json_:
-        as_json(found)
+        print_json(found)
     elif not found:
         say(f"no runs in {folder}", err=True)
     else:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 import click
 
-from manyfit.core.secrets import clean, clean_bytes, clean_file, redact
+from manyfit.core.redaction import clean, clean_bytes, clean_file, redact
 from manyfit.core.text import printable
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import OverrideVerb, allow_change_option, overrides, run_argument, trust_option
+from manyfit.cli.common import (
+    OverrideVerb,
+    allow_change_option,
+    current_overrides,
+    run_argument,
+    trust_option,
+)
 from manyfit.cli.output import say, say_data
 from manyfit.core.errors import UsageError
 
@@ -38,16 +44,16 @@ def command(
     manyfit predict runs/digits-mlp --data new.npz -o new.csv
     manyfit predict runs/digits-mlp --split validation
     """
-    from manyfit.run.evaluation.row_report import as_csv
+    from manyfit.run.evaluation.row_report import format_csv
     from manyfit.run.reuse import predict
     from manyfit.store import durable
 
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent}")
-    columns = predict(run, split, data, which, overrides(), allow_change, trust)
-    text = as_csv(columns)
+    columns = predict(run, split, data, which, current_overrides(), allow_change, trust)
+    text = format_csv(columns)
     if output is not None:
-        durable.write(output, text)
+        durable.write_file(output, text)
         say(f"wrote {len(columns['id'])} rows to {output}")
     else:
         say_data(text)

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option, run_argument, shown, table
+from manyfit.cli.common import Verb, json_option, print_json, run_argument, table, to_yaml
 from manyfit.cli.output import say
 from manyfit.core.errors import FolderError
-from manyfit.core.names import counted
+from manyfit.core.names import pluralize
 
 
 @click.command(cls=Verb)
@@ -24,12 +24,12 @@ def command(run: Path, every: bool, json_: bool) -> None:
 
     folder = RunFolder(run)
     if not run.exists():
-        folder.trained()  # which says what there is
+        folder.load_trained()  # which says what there is
     if not folder.config.is_file():
         raise FolderError(f"{run} is not a run folder: it has no config.yaml")
     facts = details(folder)
     if json_:
-        as_json(facts)
+        print_json(facts)
         return
     table(
         [
@@ -44,8 +44,8 @@ def command(run: Path, every: bool, json_: bool) -> None:
     )
     if facts["config"]:
         left = set() if every else set(facts["defaults"])
-        say("\nconfig" + (f" ({counted(len(left), 'default')} not shown: --all)" if left else ""))
-        rows = [(f"  {path}", shown(value)) for path, value in facts["config"].items() if path not in left]
+        say("\nconfig" + (f" ({pluralize(len(left), 'default')} not shown: --all)" if left else ""))
+        rows = [(f"  {path}", to_yaml(value)) for path, value in facts["config"].items() if path not in left]
         table(rows)
     for start in facts["starts"]:
         code = f", commit {start['commit'][:12]}" if start["commit"] else ""

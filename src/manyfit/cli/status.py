@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option, study_argument, table
+from manyfit.cli.common import Verb, json_option, print_json, study_argument, table
 from manyfit.cli.output import say
 
 
@@ -22,7 +22,7 @@ from manyfit.cli.output import say
 @json_option
 def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -> None:
     """Show how STUDY stands: also while it runs, and after it has crashed."""
-    from manyfit.report.leaderboard import FORMATS, cells, leaderboard
+    from manyfit.report.leaderboard import FORMATS, leaderboard, leaderboard_cells
     from manyfit.study.ledger.ledger import read_only
     from manyfit.study.result import read_study, rows
     from manyfit.study.status import status
@@ -37,7 +37,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
              "seeds": r.mean.count, "state": r.state, "values": r.values}
             for r in board.rows
         ]  # fmt: skip
-        as_json({**facts, "leaderboard": ranking, "verdict": board.verdict, "table": rows(place)})
+        print_json({**facts, "leaderboard": ranking, "verdict": board.verdict, "table": rows(place)})
         return
     if form != "text":
         say(FORMATS[form](board))
@@ -59,7 +59,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
             ]
         )
     if board.rows:
-        header, body = cells(board)
+        header, body = leaderboard_cells(board)
         say("")
         table(body, header)
         if board.count > len(body):

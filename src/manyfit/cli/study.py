@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from manyfit.cli.common import OverrideVerb, Verb, overrides, study_argument
+from manyfit.cli.common import OverrideVerb, Verb, current_overrides, study_argument
 from manyfit.cli.output import say
 
 
@@ -39,10 +39,10 @@ def resume(study: Path, points: tuple[str, ...]) -> None:
 @click.option("--weights", is_flag=True, help="Begin with the weights that the point has now.")
 def clone(study: Path, point: str, weights: bool) -> None:
     """Try POINT again with changed values: manyfit study clone studies/lr 3 train.optimizer.lr=1e-4"""
-    from manyfit.study.drive.commands import leave, points_of
+    from manyfit.study.drive.commands import leave_command, points_of
 
     number = points_of(study, [point])[0]
-    leave(study, "clone", number, values(), weights)
+    leave_command(study, "clone", number, current_values(), weights)
     tell(study, f"a clone of point {number}")
 
 
@@ -50,20 +50,20 @@ def clone(study: Path, point: str, weights: bool) -> None:
 @study_argument
 def add(study: Path) -> None:
     """Try a further point: manyfit study add studies/lr train.optimizer.lr=3e-4 model.hidden=96"""
-    from manyfit.study.drive.commands import leave
+    from manyfit.study.drive.commands import leave_command
 
-    found = values()
+    found = current_values()
     if not found:
         raise click.UsageError("give the values of the point: manyfit study add STUDY KEY=VALUE ...")
-    leave(study, "add", None, found)
+    leave_command(study, "add", None, found)
     tell(study, "a further point")
 
 
-@command.command(cls=Verb)
+@command.command("export", cls=Verb)
 @study_argument
 @click.option("--optuna", "storage", metavar="URL", help="An Optuna storage, such as sqlite:///study.db")
 @click.option("--csv", "csv_", type=click.Path(path_type=Path), help="One row for each trial.")
-def export(study: Path, storage: str | None, csv_: Path | None) -> None:
+def export_command(study: Path, storage: str | None, csv_: Path | None) -> None:
     """Write a study in a form that others read."""
     from manyfit.study.storage_export import to_csv, to_optuna
 
@@ -95,19 +95,19 @@ def share(study: Path, task: int, of: int) -> None:
         raise click.exceptions.Exit(1)
 
 
-def values() -> dict[str, Any]:
+def current_values() -> dict[str, Any]:
     """The overrides of the command as values of a point."""
-    from manyfit.study.drive.commands import parsed
+    from manyfit.study.drive.commands import parse_values
 
-    return parsed(overrides())
+    return parse_values(current_overrides())
 
 
 def send_each(study: Path, action: str, points: Sequence[str]) -> None:
     """Leave a command for each point."""
-    from manyfit.study.drive.commands import leave, points_of
+    from manyfit.study.drive.commands import leave_command, points_of
 
     for number in points_of(study, points):
-        leave(study, action, number)
+        leave_command(study, action, number)
         tell(study, f"{action} point {number}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from manyfit.cli.common import OverrideVerb, as_json, json_option, overrides
+from manyfit.cli.common import OverrideVerb, current_overrides, json_option, print_json
 from manyfit.cli.output import say
 
 
@@ -38,9 +38,9 @@ def command(place: Path, only_show: bool, json_: bool, **given: Any) -> None:
     from manyfit.study.submit import submit
 
     asked = {name: value for name, value in given.items() if value is not None}
-    job = submit(place, asked, overrides=[word(item) for item in overrides()], only_show=only_show)
+    job = submit(place, asked, overrides=[word(item) for item in current_overrides()], only_show=only_show)
     if json_:
-        as_json({"file": job.file, "tasks": job.tasks, "sent": job.sent, "script": job.script})
+        print_json({"file": job.file, "tasks": job.tasks, "sent": job.sent, "script": job.script})
     elif only_show:
         say("\n".join(filter(None, [job.script, job.then])), nl=False)
     elif job.sent:
@@ -55,6 +55,6 @@ def word(item: Any) -> str:
         return item
     import json
 
-    from manyfit.config.tree.nodes import dotted, plain
+    from manyfit.config.tree.nodes import join_path, plain
 
-    return f"{dotted(item.path)}={json.dumps(plain(item.value))}"
+    return f"{join_path(item.path)}={json.dumps(plain(item.value))}"

@@ -11,10 +11,10 @@ import click
 from manyfit.cli.common import (
     OverrideVerb,
     allow_change_option,
-    as_json,
+    current_overrides,
     gpu_option,
     json_option,
-    overrides,
+    print_json,
     study_argument,
     table,
 )
@@ -60,28 +60,30 @@ def command(
     manyfit sweep studies/lr search.seeds=5 execute.workers=4
     """
     if dry_run:
-        rehearse(study, json_)
+        print_rehearsal(study, json_)
         return
     from manyfit.study.sweep import sweep
 
-    found = sweep(study, overrides(), retry=retry, only=only, fail_fast=fail_fast, allow_change=allow_change)
+    found = sweep(
+        study, current_overrides(), retry=retry, only=only, fail_fast=fail_fast, allow_change=allow_change
+    )
     if json_:
         from manyfit.study.status import status
 
-        as_json({**status(found.folder), "best": _best(found)})
+        print_json({**status(found.folder), "best": _best(found)})
     else:
-        closing(found)
+        print_closing(found)
     if found.failures:
         click.get_current_context().exit(1)
 
 
-def rehearse(study: Path, json_: bool) -> None:
+def print_rehearsal(study: Path, json_: bool) -> None:
     """Print what a study would do."""
     from manyfit.study.dry_run import dry_run
 
-    found = dry_run(study, overrides())
+    found = dry_run(study, current_overrides())
     if json_:
-        as_json(found)
+        print_json(found)
         return
     table([(name.replace("_", " "), text) for name, text in found["shown"].items()])
 
@@ -92,15 +94,15 @@ def _best(found: Study) -> dict[str, object] | None:
     return {"point": found.best.number, "value": found.best.value, "values": dict(found.best.values)}
 
 
-def closing(found: Study) -> None:
+def print_closing(found: Study) -> None:
     """Print the leaderboard, what failed, and where to look."""
     from manyfit.cli.status import print_failures
-    from manyfit.report.leaderboard import cells, leaderboard
+    from manyfit.report.leaderboard import leaderboard, leaderboard_cells
     from manyfit.study.status import status
 
     board = leaderboard(found, 10)
     if board.rows:
-        header, body = cells(board)
+        header, body = leaderboard_cells(board)
         table(body, header)
         if len(found.ranked) > len(body):
             say(f"… and {len(found.ranked) - len(body)} more: manyfit status {found.folder} --all")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, as_json, json_option, table, trust_option
+from manyfit.cli.common import Verb, json_option, print_json, table, trust_option
 
 
 @click.group()
@@ -14,21 +14,21 @@ def command() -> None:
     """Bring trackers up to date with the log."""
 
 
-@command.command(cls=Verb)
+@command.command("sync", cls=Verb)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--mlflow", "uri", help="The address of MLflow, if it is not the one in the config.")
 @trust_option
 @json_option
-def sync(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bool) -> None:
+def sync_command(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bool) -> None:
     """Send what TensorBoard and MLflow have missed of each RUN or study. Nothing is sent twice."""
-    from manyfit.run.callbacks.tracking import sync as bring_up_to_date
+    from manyfit.run.callbacks.tracking import sync_trackers as bring_up_to_date
 
     found = {
-        str(run): _study(run, uri, trust) if is_study(run) else bring_up_to_date(run, uri, trust)
+        str(run): _study(run, uri, trust) if holds_study(run) else bring_up_to_date(run, uri, trust)
         for run in runs
     }
     if json_:
-        as_json(found)
+        print_json(found)
         return
     table(
         [(run, name, count) for run, sent in found.items() for name, count in sent.items()],
@@ -36,7 +36,7 @@ def sync(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bool) -> N
     )
 
 
-def is_study(place: Path) -> bool:
+def holds_study(place: Path) -> bool:
     """Whether a folder holds a study."""
     return (place / "ledger.db").is_file() and not (place / "config.resolved.yaml").exists()
 

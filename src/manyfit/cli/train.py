@@ -10,11 +10,11 @@ import click
 from manyfit.cli.common import (
     OverrideVerb,
     allow_change_option,
-    as_json,
     check_failed,
+    current_overrides,
     gpu_option,
     json_option,
-    overrides,
+    print_json,
     run_argument,
 )
 from manyfit.cli.output import say
@@ -65,17 +65,17 @@ def command(
     manyfit train runs/digits-mlp train.optimizer.lr=3e-4
     manyfit train toy -p model.model_dir /tmp/toy
     """
-    from manyfit.run.closing_summary import closing
+    from manyfit.run.closing_summary import print_summary
     from manyfit.run.train import train
 
     given = [
-        *overrides(),
-        *limited(limits, fast_dev_run),
-        *warm_start(warm_start_checkpoint, warm_start_vars),
+        *current_overrides(),
+        *list_limits(limits, fast_dev_run),
+        *warm_start_overrides(warm_start_checkpoint, warm_start_vars),
     ]
     result = train(run, given, allow_change=allow_change, debug=debug or fast_dev_run)
     if json_:
-        as_json(
+        print_json(
             {
                 "folder": result.folder,
                 "step": result.step,
@@ -87,11 +87,11 @@ def command(
             }
         )
     else:
-        say(closing(result))
+        say(print_summary(result))
     check_failed(result.failed_rows)
 
 
-def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:
+def warm_start_overrides(checkpoint: Path | None, pattern: str | None) -> list[Any]:
     """The overrides that say with which weights a run begins."""
     from manyfit.config.tree.nodes import from_plain
     from manyfit.config.tree.overrides import Override
@@ -106,7 +106,7 @@ def warm_start(checkpoint: Path | None, pattern: str | None) -> list[Any]:
     return [Override("set", ("train", "warm_start"), from_plain(value, origin), origin)]
 
 
-def limited(limits: dict[str, int | None], fast: bool) -> list[str]:
+def list_limits(limits: dict[str, int | None], fast: bool) -> list[str]:
     """The overrides that a mode stands for."""
     if fast:
         return ["train.epochs=1", *(f"train.limit.{split}=1" for split in ("train", "validation", "test"))]

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any
 
-from manyfit.config.identity import Difference, Snapshot, diff, digest, flat, identity, normal
+from manyfit.config.identity import Difference, Snapshot, diff_snapshots, flat, hash_data, identity, normal
 from manyfit.config.schema.run import Run
-from manyfit.config.tree.nodes import Map, Node, Path, Seq, dotted, find, from_plain, leaves, plain
+from manyfit.config.tree.nodes import Map, Node, Path, Seq, find, from_plain, join_path, leaves, plain
 from manyfit.config.tree.reader import dump_parts
 from manyfit.config.tree.references import escape
 from manyfit.config.typed.artifacts import Artifact
@@ -20,7 +20,7 @@ from manyfit.config.typed.kinds import Kind
 from manyfit.config.typed.section import Section
 from manyfit.config.typed.signatures import INHERITED, REQUIRED, signature_of
 from manyfit.core.errors import ConfigError, FolderError, Origin
-from manyfit.core.secrets import Secret
+from manyfit.core.redaction import Secret
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ class Config(Mapping[str, Any]):
         """The identity of the run: the same for every spelling and order of the same values and seed."""
         kept = identity(self.explicit, self.kinds)
         frozen = {
-            dotted(path): value
+            join_path(path): value
             for path, value in self.derived.items()
             if value is not None and self.kinds.get(path) is Kind.IDENTITY
         }
-        return digest({"given": {**kept, "seed": self.run.seed}, "derived": frozen})
+        return hash_data({"given": {**kept, "seed": self.run.seed}, "derived": frozen})
 
     @cached_property
     def snapshot(self) -> Snapshot:
         """Effective values and kinds, for comparison."""
-        kinds = {dotted(path): kind for path, kind in self.kinds.items()}
+        kinds = {join_path(path): kind for path, kind in self.kinds.items()}
         implicit = {**self._flat(self.defaults), **self._flat(self.derived)}
         given = flat(self.explicit)
         return Snapshot(
@@ -108,11 +108,11 @@ class Config(Mapping[str, Any]):
 
     @staticmethod
     def _flat(values: Mapping[Path, Any]) -> dict[str, Any]:
-        return {dotted(path): _storable(value) for path, value in values.items()}
+        return {join_path(path): _storable(value) for path, value in values.items()}
 
     def diff(self, other: Config) -> list[Difference]:
         """What is different in `other`, each difference with its kind."""
-        return diff(self.snapshot, other.snapshot)
+        return diff_snapshots(self.snapshot, other.snapshot)
 
     def origin(self, path: str) -> Origin | None:
         """Where a value was written; None if nobody gave it."""
@@ -122,23 +122,23 @@ class Config(Mapping[str, Any]):
     def rows(self) -> Iterator[tuple[str, Any, str, Kind]]:
         """Every value with its origin and kind: those that were given, then defaults and derived ones."""
         for path, node in leaves(self.tree):
-            yield dotted(path), plain(node), str(node.origin), self.snapshot.kind(dotted(path))
+            yield join_path(path), plain(node), str(node.origin), self.snapshot.kind(join_path(path))
         for path, value in self.defaults.items():
-            yield dotted(path), _storable(value), "default", self.snapshot.kind(dotted(path))
+            yield join_path(path), _storable(value), "default", self.snapshot.kind(join_path(path))
         for path, value in self.derived.items():
-            yield dotted(path), _storable(value), "derived", self.snapshot.kind(dotted(path))
+            yield join_path(path), _storable(value), "derived", self.snapshot.kind(join_path(path))
 
     def dump(self) -> str:
         """Write what was given as YAML. Loading it gives an equal config."""
-        return dump_parts(_escaped(self.tree))
+        return dump_parts(_escape(self.tree))
 
-    def resolved(self) -> str:
+    def to_resolved_yaml(self) -> str:
         """The text of `config.resolved.yaml`: what was given, what was filled in, and what it all means."""
         rest = {
             "defaults": self._flat(self.defaults),
             "derived": self._flat(self.derived),
-            "classes": {dotted(path): name for path, name in self.classes.items()},
-            "kinds": {dotted(path): str(kind) for path, kind in self.kinds.items()},
+            "classes": {join_path(path): name for path, name in self.classes.items()},
+            "kinds": {join_path(path): str(kind) for path, kind in self.kinds.items()},
         }
         given = textwrap.indent(self.dump(), "  ")
         return f"config:\n{given}{dump_parts(rest)}fingerprint: '{self.fingerprint}'\n"
@@ -154,8 +154,8 @@ class Config(Mapping[str, Any]):
         view = Section.of(
             {
                 **values,
-                **{f.name: _viewed(getattr(self.run, f.name)) for f in fields(self.run)},
-                **{name: _viewed(value) for name, value in self.sections.items()},
+                **{f.name: _to_view(getattr(self.run, f.name)) for f in fields(self.run)},
+                **{name: _to_view(value) for name, value in self.sections.items()},
             }
         )
         assert isinstance(view, Section)
@@ -213,11 +213,11 @@ def snapshot(resolved: Node) -> Snapshot:
         ) from error
 
 
-def _escaped(node: Node) -> Any:
+def _escape(node: Node) -> Any:
     if isinstance(node, Map):
-        return {key: _escaped(value) for key, value in node.items.items()}
+        return {key: _escape(value) for key, value in node.items.items()}
     if isinstance(node, Seq):
-        return [_escaped(value) for value in node.items]
+        return [_escape(value) for value in node.items]
     if isinstance(node.value, Secret):
         return str(node.value)
     return escape(node.value) if isinstance(node.value, str) else node.value
@@ -239,20 +239,20 @@ def _storable(value: Any) -> Any:
         return repr(value)
 
 
-def _viewed(value: Any) -> Any:
+def _to_view(value: Any) -> Any:
     """Typed values as data that can be read by item and attribute; components as their mapping."""
     if isinstance(value, Component):
         known = {n: p for n, p in signature_of(value.target).parameters.items() if n not in value.supplied}
         unknown = (REQUIRED, INHERITED)
         filled = {n: p.default for n, p in known.items() if not any(p.default is mark for mark in unknown)}
         named = {**filled, **value.params, **value.derived}
-        return {"class": value.path, **{key: _viewed(item) for key, item in named.items()}}
+        return {"class": value.path, **{key: _to_view(item) for key, item in named.items()}}
     if isinstance(value, Secret):
         return value
     if hasattr(type(value), "model_fields"):
-        return {name: _viewed(getattr(value, name)) for name in type(value).model_fields}
+        return {name: _to_view(getattr(value, name)) for name in type(value).model_fields}
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _viewed(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: _to_view(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, dict):
-        return {key: _viewed(item) for key, item in value.items()}
-    return [_viewed(item) for item in value] if isinstance(value, list) else value
+        return {key: _to_view(item) for key, item in value.items()}
+    return [_to_view(item) for item in value] if isinstance(value, list) else value

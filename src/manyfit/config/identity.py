@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyfit.config.dialects.table import EPOCHS
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, class_word, dotted
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, class_word, join_path
 from manyfit.config.typed.kinds import Kind
 from manyfit.config.typed.moved_classes import first_path
-from manyfit.core.secrets import Secret
+from manyfit.core.redaction import Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Difference:
     after: Any
 
     def __str__(self) -> str:
-        return f"{self.path}: {_shown(self.before)} → {_shown(self.after)} ({self.kind})"
+        return f"{self.path}: {_format(self.before)} → {_format(self.after)} ({self.kind})"
 
 
 class _NotSet:
@@ -62,12 +62,12 @@ def epochs_in(values: Mapping[str, Any], default: Any) -> Any:
     return next((values[key] for key in EPOCHS if key in values), default)
 
 
-def diff(before: Snapshot, after: Snapshot) -> list[Difference]:
+def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Difference]:
     """List what differs, in the order of the keys, each with its kind."""
     found = []
     for path in dict.fromkeys([*before.values, *after.values]):
         old, new = before.values.get(path, NOT_SET), after.values.get(path, NOT_SET)
-        if old is NOT_SET or new is NOT_SET or digest(old) != digest(new):
+        if old is NOT_SET or new is NOT_SET or hash_data(old) != hash_data(new):
             kind = after.kind(path) if path in after.values else before.kind(path)
             found.append(Difference(path, kind, old, new))
     return found
@@ -104,7 +104,7 @@ def identity(value: Any, kinds: Mapping[Path, Kind], path: Path = (), kind: Kind
     return value
 
 
-def digest(value: Any) -> str:
+def hash_data(value: Any) -> str:
     """Hash plain data: key order and the spelling of numbers do not matter, every value does."""
     text = json.dumps(
         number(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":")
@@ -129,8 +129,8 @@ def flat(value: Any, path: Path = ()) -> dict[str, Any]:
     """Flatten mappings to dotted keys; lists stay whole."""
     if isinstance(value, dict) and value:
         return {k: v for key, item in value.items() for k, v in flat(item, (*path, key)).items()}
-    return {dotted(path): value}
+    return {join_path(path): value}
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return repr(value) if not isinstance(value, str) else value

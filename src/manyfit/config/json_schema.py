@@ -6,7 +6,7 @@ from typing import Any
 
 from manyfit.config.config import Config
 from manyfit.config.dialects.table import dialect_of
-from manyfit.config.schema.json_types import record
+from manyfit.config.schema.json_types import describe_record
 from manyfit.config.schema.run import Run
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.roles import is_record
@@ -18,7 +18,7 @@ def json_schema(config: Config | None = None) -> dict[str, Any]:
     named = _components(config.run) if config is not None else {}
     if config is not None and (own := dialect_of(config.tree).schema) is not None:
         return own(config.run)
-    schema = record(Run, named)
+    schema = describe_record(Run, named)
     schema["properties"] |= {
         "extend": {
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],

@@ -22,11 +22,11 @@ from manyfit.config.dialects.table import (
 )
 from manyfit.config.schema.attributes import attributes_of, check_attributes
 from manyfit.config.schema.consistency import contradictions
-from manyfit.config.schema.credentials import hidden, know_secrets
+from manyfit.config.schema.credentials import hide_secrets, know_secrets
 from manyfit.config.schema.defaults import Defaults, source_folder
 from manyfit.config.schema.run import Evaluate, Export, Run, Submit, Track, Train
 from manyfit.config.tree.layers import Reader, inherit
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, class_word, dotted, from_plain, plain
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, class_word, from_plain, join_path, plain
 from manyfit.config.tree.overrides import Overrides, apply, collect
 from manyfit.config.tree.project import is_folder, logical, project_root
 from manyfit.config.tree.reader import read_file
@@ -40,7 +40,7 @@ from manyfit.config.typed.signatures import signature_of
 from manyfit.config.typed.values import INVALID
 from manyfit.core.errors import ConfigError, Origin, Problem, UsageError
 from manyfit.core.files import read_bytes
-from manyfit.core.names import nearest, show
+from manyfit.core.names import nearest, show_value
 
 log = logging.getLogger("manyfit")
 
@@ -67,7 +67,7 @@ def load_config(
     reader = Reader(problems)
     if file is not None and not file.exists():
         raise ConfigError([_no_file(file, reader)])
-    laid = reader.read(file) if file is not None else reader.extended(from_plain(source), root)
+    laid = reader.read(file) if file is not None else reader.extend(from_plain(source), root)
     if laid is None:
         raise ConfigError(problems)
     tree, stored = _unwrap(laid)
@@ -75,23 +75,23 @@ def load_config(
     if artifact is None:
         know_secrets(tree)
     _check_only(file, reader, tree, problems)
-    tree = _overridden(tree, overrides, problems)
+    tree = _apply_overrides(tree, overrides, problems)
     root = _root(tree, root)
     if artifact is not None:
         tree = _without_trackers(tree)
     if file is not None:
         tree = adopt(tree, file, root)
-    return _checked(Given(tree, root, file, {**stored, **(frozen or {})}, artifact), problems)
+    return _check(Given(tree, root, file, {**stored, **(frozen or {})}, artifact), problems)
 
 
 def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any] | None = None) -> Config:
     """A config with further overrides, or other frozen values. No file is read; all is checked anew."""
     problems: list[Problem] = []
-    tree = _overridden(config.given.tree, overrides, problems)
+    tree = _apply_overrides(config.given.tree, overrides, problems)
     given = dataclasses.replace(config.given, tree=tree)
     if frozen is not None:
         given = dataclasses.replace(given, frozen=frozen, memo={})
-    return _checked(given, problems)
+    return _check(given, problems)
 
 
 def _without_trackers(tree: Map) -> Map:
@@ -99,7 +99,7 @@ def _without_trackers(tree: Map) -> Map:
     return tree.without("track") if "track" in tree.items else tree
 
 
-def _closed(artifact: Artifact | None) -> str:
+def _explain_closed(artifact: Artifact | None) -> str:
     return f"{artifact.place} was not made here" if artifact is not None else ""
 
 
@@ -108,10 +108,10 @@ def load_component(file: FilePath, section: str, role: Role, trust: bool = False
     artifact = artifact_at(file) if not trust else None
     tree, _ = _unwrap(_mapping(read_file(file)))
     project = _root(tree, project_root(file))
-    tree = _translated(tree, project).tree
+    tree = _translate(tree, project).tree
     if section not in tree.items:
         raise ConfigError([Problem(section, tree.origin, f"there is no {section} in this config")])
-    resolver = Resolver(Map({section: tree.items[section]}), os.environ, closed=_closed(artifact))
+    resolver = Resolver(Map({section: tree.items[section]}), os.environ, closed=_explain_closed(artifact))
     part = resolver.resolve()
     checker = Checker(part, project, source_folder(tree, project), {}, artifact=artifact)
     component = checker.component(part.items[section], role, (section,), keep=True)
@@ -165,7 +165,7 @@ def config_file(place: FilePath) -> FilePath:
     usual = place / "config.yaml"
     if not place.is_dir():
         return place if place.exists() else find_config(str(place)) or place
-    found = given_files(place)
+    found = list_config_files(place)
     if usual in found or (usual.exists() and len(found) != 1):
         return usual
     if len(found) > 1:
@@ -174,7 +174,7 @@ def config_file(place: FilePath) -> FilePath:
     return found[0] if found else place / "config.yaml"
 
 
-def given_files(folder: FilePath) -> list[FilePath]:
+def list_config_files(folder: FilePath) -> list[FilePath]:
     """The YAML files in a folder that people wrote: not those that manyfit wrote beside them."""
     found = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
     return [file for file in found if not _is_ours(file)]
@@ -190,11 +190,11 @@ def _check_only(file: FilePath | None, reader: Reader, tree: Map, problems: list
     if file is None or not dialect.alone:
         return
     used = {read.resolve() for read in reader.files}
-    others = [other.name for other in given_files(file.parent) if other.resolve() not in used]
+    others = [other.name for other in list_config_files(file.parent) if other.resolve() not in used]
     if file.name == "config.yaml" and others:
         message = f"there is another config beside this one: {', '.join(others)}"
         problems.append(
-            Problem("", Origin(reader.shown(file)), message, "exactly one in the folder of a run")
+            Problem("", Origin(reader.display_file(file)), message, "exactly one in the folder of a run")
         )
 
 
@@ -204,7 +204,9 @@ def check_name(text: str) -> None:
         str(logical(FilePath(text))).encode()
     except UnicodeEncodeError:
         hint = "a name in UTF-8, and a locale that has it (LC_ALL=C.UTF-8, or PYTHONUTF8=1)"
-        raise ConfigError([Problem("", Origin(show(text)), "this path is not UTF-8 here", hint)]) from None
+        raise ConfigError(
+            [Problem("", Origin(show_value(text)), "this path is not UTF-8 here", hint)]
+        ) from None
     except ValueError:
         pass  # which is said below
     try:
@@ -213,30 +215,32 @@ def check_name(text: str) -> None:
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError([Problem("", Origin(show(text)), f"this cannot be a config: {reason}")]) from None
+        raise ConfigError(
+            [Problem("", Origin(show_value(text)), f"this cannot be a config: {reason}")]
+        ) from None
 
 
-def _overridden(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
+def _apply_overrides(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
     dialect = dialect_of(tree)
     for override in collect(overrides, problems):
-        log.debug("%s %s", override.action, dotted(override.path))  # its value may be a secret
+        log.debug("%s %s", override.action, join_path(override.path))  # its value may be a secret
         if override.path == PLAIN.epochs:
             override = dataclasses.replace(override, path=dialect.epochs)  # as this layout calls it
         tree = apply(tree, override, problems)
-    return hidden(tree)
+    return hide_secrets(tree)
 
 
-def _checked(given: Given, problems: list[Problem]) -> Config:
+def _check(given: Given, problems: list[Problem]) -> Config:
     if is_study(given.tree):
         place = given.tree.origin.file.removesuffix("/study.yaml")
         raise UsageError(f"{place} is a study, and not a run: manyfit sweep {place}")
     laid = inherit(given.tree, problems)
     artifact = given.artifact
-    resolver = Resolver(laid, os.environ, closed=_closed(artifact))
+    resolver = Resolver(laid, os.environ, closed=_explain_closed(artifact))
     resolver.default = Defaults(laid, given.project, given.frozen, artifact, resolver.find).at
     written = resolver.resolve()
     problems += resolver.problems
-    meaning = _translated(written, given.project)
+    meaning = _translate(written, given.project)
     problems += meaning.problems
     if meaning.problems:  # at once: to look at classes, which may import TensorFlow, takes seconds
         raise ConfigError(sorted(problems, key=lambda p: _place(p.origin)))
@@ -269,9 +273,9 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
         checker.root = tree
     if isinstance(run, Run):
         for found in contradictions(run):
-            checker.problem(checker.located(found.path), *found)
+            checker.problem(checker.locate(found.path), *found)
     missing = {problem.path for problem in meaning.problems}
-    named = [meaning.worded(problem) for problem in checker.problems]
+    named = [meaning.restore_problem(problem) for problem in checker.problems]
     problems += [problem for problem in named if problem.path not in missing]
     if problems:
         raise ConfigError(
@@ -294,7 +298,7 @@ def _checked(given: Given, problems: list[Problem]) -> Config:
     )
 
 
-def _translated(tree: Map, project: FilePath) -> Translation:
+def _translate(tree: Map, project: FilePath) -> Translation:
     """What a config means, if it has the layout of another system; else itself."""
     dialect = dialect_of(tree)
     if dialect is not PLAIN:
@@ -339,7 +343,7 @@ def _section(checker: Checker, name: str) -> Any:
     if (name,) not in checker.classes or (value is not INVALID and not is_record(target)):
         known = signature_of(Run).parameters
         checker.problem(
-            checker.located((name,)),
+            checker.locate((name,)),
             (name,),
             "unknown key, and not a section of your own",
             f"one of {', '.join(known)}; or a dataclass or a pydantic model",
@@ -369,10 +373,10 @@ def _no_file(file: FilePath, reader: Reader) -> Problem:
         wanted, runs = file.parent.name, list(file.parent.parent.glob("*/config.yaml"))
     names = {entry.name: entry for entry in [*(run.parent for run in runs), *file.parent.glob("*.y*ml")]}
     best = nearest(wanted, names)
-    suggestion = reader.shown(names[best]) if best else nearest(str(file), config_names())
+    suggestion = reader.display_file(names[best]) if best else nearest(str(file), config_names())
     return Problem(
         "",
-        Origin(reader.shown(file)),
+        Origin(reader.display_file(file)),
         "there is no such config",
         "a run folder with a config.yaml, a YAML file, or the name of a variant",
         suggestion=suggestion,

@@ -21,7 +21,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DialectEntry:
     """A dialect: the class path of its `Dialect`, and its options."""
 
     path: str
@@ -29,7 +29,7 @@ class Entry:
 
 
 ENTRIES: Final = (
-    Entry(
+    DialectEntry(
         "manyfit.config.dialects.five_components.FIVE_COMPONENTS",
         (
             Option(
@@ -39,7 +39,7 @@ ENTRIES: Final = (
             ),
         ),
     ),
-    Entry(
+    DialectEntry(
         "manyfit.config.dialects.variants.VARIANTS",
         (
             Option(

@@ -132,7 +132,7 @@ LOADER_DIED: Final = re.compile(r"DataLoader worker \(pid.*(killed by signal|exi
 """What torch says when the system, or somebody, has ended a process that loads data."""
 
 
-def kind_of(error: BaseException) -> str:
+def classify_error(error: BaseException) -> str:
     """What kind of failure an exception is."""
     if is_out_of_memory(error) or (error.__cause__ is not None and is_out_of_memory(error.__cause__)):
         return "out of memory"

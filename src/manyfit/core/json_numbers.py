@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
+def to_json(values: Mapping[str, float]) -> dict[str, float | str]:
     """Values by name for JSON; nan and the infinities become text.
 
     >>> as_json({"a": 1.0, "b": float("nan")})
@@ -17,7 +17,7 @@ def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def from_json(values: Mapping[str, float | str]) -> dict[str, float]:
-    """Read back what `as_json` wrote."""
+    """Read back what `to_json` wrote."""
     return {name: float(value) for name, value in values.items()}
 
 

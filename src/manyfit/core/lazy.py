@@ -10,7 +10,7 @@ from typing import Any
 from manyfit.core.errors import ExtraMissing
 
 
-def optional(package: str, extra: str) -> ModuleType:
+def import_optional(package: str, extra: str) -> ModuleType:
     """Import an optional package, or say which extra brings it."""
     try:
         return importlib.import_module(package)

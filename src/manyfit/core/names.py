@@ -24,7 +24,7 @@ def listing(names: Iterable[str], limit: int = 12) -> str:
     return text if len(all_names) <= limit else f"{text} and {len(all_names) - limit} more"
 
 
-def show(value: object, limit: int = 80) -> str:
+def show_value(value: object, limit: int = 80) -> str:
     """Describe a received value in a message: the value, shortened, and its kind."""
     kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     if value is None:
@@ -34,10 +34,10 @@ def show(value: object, limit: int = 80) -> str:
     return f"{text} ({kinds[type(value)]})" if type(value) in kinds else text
 
 
-def counted(count: int | float, noun: str) -> str:
+def pluralize(count: int | float, noun: str) -> str:
     """A number of things.
 
-    >>> counted(1, "epoch"), counted(2, "epoch")
+    >>> pluralize(1, "epoch"), counted(2, "epoch")
     ('1 epoch', '2 epochs')
     """
     return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"

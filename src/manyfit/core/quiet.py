@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def muted(*names: str) -> Iterator[None]:
+def mute(*names: str) -> Iterator[None]:
     """Let the loggers of these names say errors alone, for a while."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

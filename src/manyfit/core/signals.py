@@ -23,7 +23,7 @@ class Watch:
     def check(self) -> None:
         """Leave what can be done again later, such as a validation."""
         if self.number:
-            raise Asked
+            raise StopRequested
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class Watch:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Raise `Asked` as soon as somebody asks, whatever is waited for."""
+        """Raise `StopRequested` as soon as somebody asks, whatever is waited for."""
         self.check()
         self.is_reading = True
         try:
@@ -41,7 +41,7 @@ class Watch:
             self.is_reading = False
 
     def obeying(self, batches: Iterator[T]) -> Iterator[T]:
-        """Batches; while one is waited for, `Asked` is raised as soon as somebody asks."""
+        """Batches; while one is waited for, `StopRequested` is raised as soon as somebody asks."""
         while True:
             self.check()
             self.is_reading = True
@@ -54,12 +54,12 @@ class Watch:
             yield batch
 
 
-class Asked(BaseException):
+class StopRequested(BaseException):
     """Somebody has asked to stop. Users' code that catches every `Exception` does not catch this."""
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watch_signals() -> Iterator[Watch]:
     """Note signals instead of dying of them. Outside of the main thread there is nothing to note."""
     watch = Watch()
     if threading.current_thread() is not threading.main_thread():
@@ -72,7 +72,7 @@ def watched() -> Iterator[Watch]:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if watch.is_reading:
             watch.is_reading = False
-            raise Asked
+            raise StopRequested
 
     before = {number: signal.signal(number, note) for number in ASKING}
     try:

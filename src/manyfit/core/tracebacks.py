@@ -15,10 +15,10 @@ def notes(error: BaseException) -> str:
     return "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
 
 
-def reason(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """What an exception says; of TensorFlow's, which quote the graph, the reason alone.
 
-    >>> reason(ValueError("Graph execution error:\\nDetected at x\\n  File y\\nToo large\\n\\t [[{{x}}]]"))
+    >>> explain_error(ValueError("Graph execution error:\\nDetected at x\\n  File y\\nToo large\\n\\t [[{{x}}]]"))
     'Too large'
     """
     text = str(error)

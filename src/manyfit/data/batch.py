@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from manyfit.data.nested import mapped
+from manyfit.data.nested import map_arrays
 
 Array: TypeAlias = Any
 """A NumPy array, or a tensor on the CPU."""
@@ -31,6 +31,6 @@ class Batch:
         """Some of the rows."""
 
         def cut(value: Any) -> Any:
-            return mapped(lambda array: array[begin:end], value)
+            return map_arrays(lambda array: array[begin:end], value)
 
         return Batch(cut(self.inputs), cut(self.target), self.index[begin:end], cut(self.weight))

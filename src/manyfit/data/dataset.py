@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import ComponentFailed, UsageError
-from manyfit.core.secrets import redact
+from manyfit.core.redaction import redact
 from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.batch import Batch
@@ -48,7 +48,7 @@ class DatasetSource:
         self.dataset = dataset
         self.workers = workers
         own = getattr(dataset, "ids", None) if ids is None else ids
-        self.given_ids = checked_ids(own() if callable(own) else own, len(dataset))
+        self.given_ids = check_ids(own() if callable(own) else own, len(dataset))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -63,7 +63,7 @@ class DatasetSource:
             for keys in plan:
                 with own_randomness():
                     batch = _with_index([rows[key] for key in keys])
-                yield made(batch)
+                yield unwrap(batch)
         else:
             loader: Any = DataLoader(
                 cast(Any, rows),
@@ -77,7 +77,7 @@ class DatasetSource:
             with own_randomness():  # starting the workers draws from torch's generator
                 batches = iterate(loader)
             for batch in batches:
-                yield made(batch)
+                yield unwrap(batch)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """The ids of some rows; row numbers where none were given."""
@@ -91,9 +91,9 @@ class DatasetSource:
         for row in spread(len(self), most).tolist():
             with own_randomness():
                 item = rows[(0, row)][0]
-            if isinstance(item, Failure):
+            if isinstance(item, BatchFailure):
                 return  # whoever reads it next says so
-            yield row, digest_of(unweighted(item))
+            yield row, hash_row(drop_weight(item))
 
     def fingerprint(self) -> str:
         """The dataset's own `fingerprint()`, else a hash of its length and of some rows across it."""
@@ -125,7 +125,7 @@ class Rows:
         try:
             return self.dataset[row], row
         except Exception as error:  # said in the process that trains, and not by a traceback of a worker
-            return Failure.of(row, error), row
+            return BatchFailure.of(row, error), row
 
 
 class IterableSource:
@@ -148,12 +148,12 @@ class IterableSource:
             )
         self.count = count
         """How many rows make an epoch; None if nobody has said or counted that so far."""
-        self.given_ids = checked_ids(ids, len(self)) if ids is not None else None
+        self.given_ids = check_ids(ids, len(self)) if ids is not None else None
         self._is_proven = False
 
     def __len__(self) -> int:
         if self.count is None:
-            self.count = self._counted()
+            self.count = self._count()
         return self.count
 
     @property
@@ -203,7 +203,7 @@ class IterableSource:
             with own_randomness():
                 rows = itertools.islice(self._pass(0, number), min(len(self), FIRST))
                 seed_for(derive(0, "proof", number))
-                passes.append([digest_of(unweighted(row)) for row in rows])
+                passes.append([hash_row(drop_weight(row)) for row in rows])
         known, again = passes
         moved = [b for a, b in itertools.zip_longest(known, again) if a != b]
         if second:  # what is drawn anew for each row says nothing about the order
@@ -220,7 +220,7 @@ class IterableSource:
         with own_randomness():
             found = list(itertools.islice(self._pass(0, 0), min(most, len(self), FIRST)))
         for row, item in enumerate(found):
-            yield row, digest_of(unweighted(item))
+            yield row, hash_row(drop_weight(item))
 
     def fingerprint(self) -> str:
         """The iterable's own `fingerprint()`, else a hash of its length and its first rows."""
@@ -239,7 +239,7 @@ class IterableSource:
             seed_for(derive(seed or 0, "pass", number))
             return iter(self.rows() if callable(self.rows) else self.rows)
 
-    def _counted(self) -> int:
+    def _count(self) -> int:
         try:
             return len(self.rows)  # type: ignore[arg-type]
         except TypeError:
@@ -327,18 +327,18 @@ def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
     return Batch(default_collate(rows), None, where)
 
 
-def _with_index(items: Sequence[tuple[Any, int]]) -> Batch | Failure:
-    failed = next((item for item, _ in items if isinstance(item, Failure)), None)
+def _with_index(items: Sequence[tuple[Any, int]]) -> Batch | BatchFailure:
+    failed = next((item for item, _ in items if isinstance(item, BatchFailure)), None)
     if failed is not None:
         return failed
     try:
         return collate(items, [row for _, row in items])
     except Exception as error:
-        return Failure.of(items[0][1], error)
+        return BatchFailure.of(items[0][1], error)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class BatchFailure:
     """A row that could not be made, in a form that travels from a worker."""
 
     row: int
@@ -346,16 +346,16 @@ class Failure:
     usage: bool
 
     @staticmethod
-    def of(row: int, error: Exception) -> Failure:
+    def of(row: int, error: Exception) -> BatchFailure:
         """Describe an exception."""
         if isinstance(error, UsageError):
-            return Failure(row, str(error), usage=True)
-        return Failure(row, f"{type(error).__name__}: {error}\n  at {user_frame(error)}", usage=False)
+            return BatchFailure(row, str(error), usage=True)
+        return BatchFailure(row, f"{type(error).__name__}: {error}\n  at {user_frame(error)}", usage=False)
 
 
-def made(batch: Batch | Failure) -> Batch:
+def unwrap(batch: Batch | BatchFailure) -> Batch:
     """The batch, or what went wrong with it."""
-    if isinstance(batch, Failure):
+    if isinstance(batch, BatchFailure):
         text = redact(f"row {batch.row} of the data could not be made into a batch: {batch.message}")
         raise UsageError(text) if batch.usage else ComponentFailed(text)
     return batch
@@ -368,7 +368,7 @@ def _walk(order: Order, rows: int, start: int) -> Iterator[list[tuple[int, int]]
         yield [(step // per_epoch, int(row)) for row in index]
 
 
-def checked_ids(ids: Sequence[object] | None, rows: int) -> list[str] | None:
+def check_ids(ids: Sequence[object] | None, rows: int) -> list[str] | None:
     """Ids as text, one for each row, none twice."""
     if ids is None:
         return None
@@ -385,14 +385,14 @@ def contents_of(source: Any, most: int) -> Contents:
     return iter(source.contents(most)) if isinstance(source, Comparable) else iter(())
 
 
-def unweighted(item: Any) -> Any:
+def drop_weight(item: Any) -> Any:
     """A row without its weight."""
     if isinstance(item, Mapping):
         return {name: value for name, value in item.items() if name != "weight"}
     return item[:2] if isinstance(item, tuple | list) else item
 
 
-def digest_of(row: Any) -> bytes:
+def hash_row(row: Any) -> bytes:
     """A short hash of a row."""
     digest = hashlib.blake2b(digest_size=16)
     update(digest, row)

@@ -24,12 +24,12 @@ from manyfit.config.typed.kinds import FromProject, Kind
 from manyfit.config.typed.roles import FEATURE, FEEDER
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Batch
-from manyfit.data.mapped import applied, each_row, listed, stacked
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
+from manyfit.data.post_op import call_post_op, each_row, stack_values, to_ragged
 from manyfit.data.source import ArraySource, Source, Split
 from manyfit.data.tfrecord import metadata
-from manyfit.data.tfrecord.columns import Columns, kept
+from manyfit.data.tfrecord.columns import Columns, load_or_decode
 from manyfit.data.tfrecord.features import (
     Feature,
     FixedLenFeature,
@@ -189,7 +189,7 @@ class TFRecordExamplesFeeder(Feeder):
     def records(self) -> Records:
         """The files, opened; their names and sizes have been compared with the index."""
         if self._records is None:
-            known = metadata.known_files(self.file_patterns, self.auto_generate_meta, self.compression)
+            known = metadata.find_entries(self.file_patterns, self.auto_generate_meta, self.compression)
             found = Records(known)
             found.check(list(self._wanted.values()))
             self._records = found
@@ -262,7 +262,7 @@ class TFRecordExamplesFeeder(Feeder):
         if self._kept is None:
             features = {key: feature for key, (_, feature) in self._wanted.items()}
             with _Threads(self.maps if self._decodes() else 1) as decoders:
-                self._kept = kept(
+                self._kept = load_or_decode(
                     self.cache,
                     self.fingerprint(),
                     len(self),
@@ -294,8 +294,8 @@ class TFRecordExamplesFeeder(Feeder):
     def _batch(
         self, columns: Mapping[str, Any], index: npt.NDArray[np.int64], epoch: int, seed: int | None
     ) -> Batch:
-        columns = self._mapped(columns, index, epoch, seed)
-        made = {key: _put_together(self._wanted[key][1], column) for key, column in columns.items()}
+        columns = self._apply_post_op(columns, index, epoch, seed)
+        made = {key: _assemble(self._wanted[key][1], column) for key, column in columns.items()}
         features = {name: made[f"feature {name}"] for name in self.features}
         labels = [made[f"label {name}"] for name in self.labels]
         others = {_identifier(name): label for name, label in zip(self.labels, labels, strict=True)}
@@ -306,7 +306,7 @@ class TFRecordExamplesFeeder(Feeder):
             (inputs,) = features.values()
         return Batch(inputs, _target(labels[0]) if labels else None, index)
 
-    def _mapped(
+    def _apply_post_op(
         self, columns: Mapping[str, Any], index: npt.NDArray[np.int64], epoch: int, seed: int | None
     ) -> Mapping[str, Any]:
         """The columns after what is done to each row of them."""
@@ -320,7 +320,7 @@ class TFRecordExamplesFeeder(Feeder):
             values |= {key: operation(values[key]) for key, operation in own.items()}
             if self.post_op is None:
                 return values
-            features, labels = applied(
+            features, labels = call_post_op(
                 self.post_op,
                 {name: values[f"feature {name}"] for name in self.features},
                 {name: values[f"label {name}"] for name in self.labels},
@@ -331,9 +331,9 @@ class TFRecordExamplesFeeder(Feeder):
 
         rows = each_row(row, index, epoch, seed)
         return {
-            key: listed(self._wanted[key][0], [each[key] for each in rows], column.values)
+            key: to_ragged(self._wanted[key][0], [each[key] for each in rows], column.values)
             if isinstance(column, Ragged)
-            else stacked(self._wanted[key][0], [each[key] for each in rows], column.dtype)
+            else stack_values(self._wanted[key][0], [each[key] for each in rows], column.dtype)
             for key, column in columns.items()
         }
 
@@ -413,7 +413,7 @@ def _check_names(features: Mapping[str, Feature], labels: Mapping[str, Feature])
             )
 
 
-def _put_together(feature: Feature, column: Any) -> Any:
+def _assemble(feature: Feature, column: Any) -> Any:
     if isinstance(feature, VarLenFeature | SequenceFeature | ImageFeature):
         return feature.batch(column)
     return column
@@ -503,9 +503,12 @@ class MemorySamplesFeeder(Feeder):
         if self.post_op is None:
             return found
         per_epoch = own.steps(len(self))
-        return (self._mapped(batch, step // per_epoch, order.seed) for step, batch in enumerate(found, start))
+        return (
+            self._apply_post_op(batch, step // per_epoch, order.seed)
+            for step, batch in enumerate(found, start)
+        )
 
-    def _mapped(self, batch: Batch, epoch: int, seed: int | None) -> Batch:
+    def _apply_post_op(self, batch: Batch, epoch: int, seed: int | None) -> Batch:
         """A batch after what is done to each row of it."""
         is_named, operation = isinstance(batch.inputs, Mapping), self.post_op
         assert operation is not None
@@ -527,9 +530,10 @@ class MemorySamplesFeeder(Feeder):
 
         rows = each_row(row, batch.index, epoch, seed)
         made = {
-            name: stacked(name, [x[name] for x, _ in rows], column.dtype) for name, column in inputs.items()
+            name: stack_values(name, [x[name] for x, _ in rows], column.dtype)
+            for name, column in inputs.items()
         }
-        target = stacked("y", [y["y"] for _, y in rows], labels["y"].dtype) if labels else None
+        target = stack_values("y", [y["y"] for _, y in rows], labels["y"].dtype) if labels else None
         return replace(batch, inputs=made if is_named else made["x"], target=target)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:

@@ -16,24 +16,24 @@ def is_nested(value: Nested) -> bool:
     return isinstance(value, Mapping | tuple | list)
 
 
-def mapped(function: Callable[[Any], Any], value: Nested) -> Nested:
+def map_arrays(function: Callable[[Any], Any], value: Nested) -> Nested:
     """The same structure, with a function applied to each of its arrays.
 
-    >>> mapped(abs, {"a": -1, "b": (-2, None)})
+    >>> map_arrays(abs, {"a": -1, "b": (-2, None)})
     {'a': 1, 'b': (2, None)}
     """
     if isinstance(value, Mapping):
-        return {name: mapped(function, item) for name, item in value.items()}
+        return {name: map_arrays(function, item) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        found = [mapped(function, item) for item in value]
+        found = [map_arrays(function, item) for item in value]
         return found if isinstance(value, list) else tuple(found)
     return None if value is None else function(value)
 
 
-def leaves(value: Nested, name: str = "") -> Iterator[tuple[str, Any]]:
+def named_arrays(value: Nested, name: str = "") -> Iterator[tuple[str, Any]]:
     """Its arrays by name: the keys that lead there, or the places in a sequence, counted from 0.
 
-    >>> dict(leaves({"a": 1, "b": (2, 3)}))
+    >>> dict(named_arrays({"a": 1, "b": (2, 3)}))
     {'a': 1, 'b_0': 2, 'b_1': 3}
     """
     items: Any = None
@@ -43,44 +43,44 @@ def leaves(value: Nested, name: str = "") -> Iterator[tuple[str, Any]]:
         items = enumerate(value)
     if items is not None:
         for key, item in items:
-            yield from leaves(item, f"{name}_{key}" if name else str(key))
+            yield from named_arrays(item, f"{name}_{key}" if name else str(key))
     elif value is not None:
         yield name, value
 
 
 def first(value: Nested) -> Any:
     """The array, or the first of several; None if there is none."""
-    return next((leaf for _, leaf in leaves(value)), None)
+    return next((leaf for _, leaf in named_arrays(value)), None)
 
 
-def paired(output: Nested, target: Nested) -> list[tuple[str, Any, Any]]:
+def pair_outputs(output: Nested, target: Nested) -> list[tuple[str, Any, Any]]:
     """Every output with its name and its target, or None; the main output comes first.
 
     Outputs and targets belong together by name, or by place; targets in a sequence belong to outputs by name
     in the order of these names, as Keras has it. A single target is that of the first output.
 
-    >>> paired({"a": 1, "b": 2}, {"b": 3})
+    >>> pair_outputs({"a": 1, "b": 2}, {"b": 3})
     [('b', 2, 3), ('a', 1, None)]
     """
     if not (is_nested(output) and is_nested(target)):
-        found = [(name, leaf, None) for name, leaf in leaves(output)]
+        found = [(name, leaf, None) for name, leaf in named_arrays(output)]
         return [(found[0][0], found[0][1], first(target)), *found[1:]] if found else []
     if isinstance(output, Mapping) and isinstance(target, tuple | list) and len(output) == len(target):
         target = dict(zip(sorted(output), target, strict=True))
-    targets = dict(leaves(target))
-    pairs = [(name, leaf, targets.get(name)) for name, leaf in leaves(output)]
+    targets = dict(named_arrays(target))
+    pairs = [(name, leaf, targets.get(name)) for name, leaf in named_arrays(output)]
     if pairs and all(known is None for _, _, known in pairs):  # no name is the same
         pairs[0] = (*pairs[0][:2], first(target))
     return sorted(pairs, key=lambda pair: pair[2] is None)
 
 
-def chosen(value: Nested, fits: Callable[[str, Any], bool]) -> Nested:
+def select_arrays(value: Nested, fits: Callable[[str, Any], bool]) -> Nested:
     """The same structure with those arrays, by their names, that fit: a sequence has None for the others.
 
-    >>> chosen({"a": 1, "b": (2, 3)}, lambda name, array: name not in ("a", "b_0"))
+    >>> select_arrays({"a": 1, "b": (2, 3)}, lambda name, array: name not in ("a", "b_0"))
     {'b': (None, 3)}
     """
-    names = (name for name, _ in leaves(value))
+    names = (name for name, _ in named_arrays(value))
 
     def kept(item: Nested) -> Nested:
         if isinstance(item, Mapping):
@@ -95,20 +95,20 @@ def chosen(value: Nested, fits: Callable[[str, Any], bool]) -> Nested:
 
 def shapes(value: Nested) -> list[tuple[str, tuple[int, ...]]]:
     """What the rows of each array look like."""
-    return [(name, tuple(np.shape(array)[1:])) for name, array in leaves(value)]
+    return [(name, tuple(np.shape(array)[1:])) for name, array in named_arrays(value)]
 
 
-def joined(parts: Sequence[Nested]) -> Nested:
+def concatenate(parts: Sequence[Nested]) -> Nested:
     """Several of the same structure as one, row after row."""
     some = parts[0]
     if isinstance(some, Mapping):
-        return {name: joined([part[name] for part in parts]) for name in some}
+        return {name: concatenate([part[name] for part in parts]) for name in some}
     if isinstance(some, tuple | list):
-        found = [joined(list(items)) for items in zip(*parts, strict=True)]
+        found = [concatenate(list(items)) for items in zip(*parts, strict=True)]
         return found if isinstance(some, list) else tuple(found)
     return None if some is None else np.concatenate(parts)
 
 
-def count(value: Nested) -> int:
+def count_rows(value: Nested) -> int:
     """How many rows there are."""
     return len(first(value))

@@ -65,8 +65,8 @@ class Compared:
         if not (isinstance(self._train, Comparable) and isinstance(other, Comparable)):
             return self._by_ids(other)
         if self._seen is None:
-            self._seen = Counter(content for _, content in looked_at(self._train))
-        seen, found = self._seen, looked_at(other)
+            self._seen = Counter(content for _, content in sample_contents(self._train))
+        seen, found = self._seen, sample_contents(other)
         if not seen or not found:
             return None
         total: int = len(self._train)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ class Compared:
         return Overlap(rows, len(theirs), len(rows) / len(theirs), 0.0)
 
 
-def looked_at(source: Comparable) -> list[tuple[int, Hashable]]:
+def sample_contents(source: Comparable) -> list[tuple[int, Hashable]]:
     """The contents of as many rows as can be read in time."""
     ends = time.monotonic() + SECONDS
     return list(itertools.takewhile(lambda _: time.monotonic() < ends, source.contents(MOST)))

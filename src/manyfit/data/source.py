@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt
 from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Array, Batch, Inputs
-from manyfit.data.dataset import DatasetSource, IterableSource, checked_ids
+from manyfit.data.dataset import DatasetSource, IterableSource, check_ids
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
 
@@ -88,7 +88,7 @@ class ArraySource:
             shown = ", ".join(f"{name} has {count}" for name, count in lengths.items())
             raise UsageError(f"the arrays of a source must have the same number of rows, but {shown}")
         self._rows = next(iter(lengths.values()))
-        self.given_ids = checked_ids(ids, self._rows)
+        self.given_ids = check_ids(ids, self._rows)
 
     def __len__(self) -> int:
         return self._rows

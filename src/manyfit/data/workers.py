@@ -45,7 +45,7 @@ def follow_parent(parent: int, worker: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def hold_signals() -> Iterator[None]:
     """Hold signals back while workers are forked: one that has not yet learned to ignore them would die.
 
     A worker inherits what is held back, and lets go of it in `follow_parent`; here they are delivered after.
@@ -67,7 +67,7 @@ def iterate(loader: Iterable[T]) -> Iterator[T]:
     """
     global _registered
     before = set(multiprocessing.active_children())
-    with held_back():
+    with hold_signals():
         batches = iter(loader)
     _live.add(batches)
     _workers.update(set(multiprocessing.active_children()) - before)

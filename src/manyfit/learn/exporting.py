@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyfit.core.errors import RunFailed
-from manyfit.data.nested import leaves
+from manyfit.data.nested import named_arrays
 
 
 def describe_inputs(inputs: Any) -> Any:
@@ -30,10 +30,10 @@ def example_inputs(inputs: Any) -> Any:
     return {name: example_inputs(item) for name, item in inputs.items()}
 
 
-def compare(original: Any, other: Any, what: str, loose: bool = False) -> None:
+def compare_outputs(original: Any, other: Any, what: str, loose: bool = False) -> None:
     """Refuse an export whose outputs differ from those of the original."""
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if loose else {"rtol": 1e-5, "atol": 1e-6}
-    outputs, found = list(leaves(original)), list(leaves(other))
+    outputs, found = list(named_arrays(original)), list(named_arrays(other))
     if len(outputs) != len(found):
         raise RunFailed(f"{what} has {len(found)} outputs, but the original {len(outputs)}; not kept")
     if dict(outputs).keys() == dict(found).keys():  # they may come in another order

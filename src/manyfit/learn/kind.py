@@ -166,7 +166,7 @@ def is_claimed(kind: LearnerKind, model: Any) -> bool:
 
 
 @functools.cache
-def _built_in(path: str) -> LearnerKind:
+def _load_built_in(path: str) -> LearnerKind:
     module, _, name = path.rpartition(".")
     kind: LearnerKind = getattr(importlib.import_module(module), name)()
     return kind
@@ -174,12 +174,12 @@ def _built_in(path: str) -> LearnerKind:
 
 def kinds() -> list[LearnerKind]:
     """Return all kinds, in the order in which they are asked whether a model is theirs."""
-    return [*_registered, *map(_built_in, BUILT_IN)]
+    return [*_registered, *map(_load_built_in, BUILT_IN)]
 
 
 def kind_of(model: Any) -> LearnerKind:
     """Return the kind that trains a model. PyTorch is asked last, and takes what looks like a module."""
-    return next((kind for kind in kinds() if is_claimed(kind, model)), _built_in(BUILT_IN[-1]))
+    return next((kind for kind in kinds() if is_claimed(kind, model)), _load_built_in(BUILT_IN[-1]))
 
 
 def all_formats() -> list[str]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from manyfit.core.state import State
 from manyfit.data import Batch
-from manyfit.data.nested import Nested, mapped
+from manyfit.data.nested import Nested, map_arrays
 from manyfit.learn.split_metrics import SplitMetrics
 
 Metrics: TypeAlias = Mapping[str, Any]
@@ -44,7 +44,7 @@ class Outputs:
     def every(self, member: int) -> tuple[Nested, Nested]:
         """All outputs and targets of one run of a cohort."""
         every = (self.output, self.target) if self.several is None else self.several()
-        return tuple(mapped(lambda array: array[member], value) for value in every)
+        return tuple(map_arrays(lambda array: array[member], value) for value in every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Learner(Protocol):
         """Take what was measured at a validation, or that an epoch has ended without one."""
         ...
 
-    def stopped(self) -> Sequence[str]:
+    def stop_reasons(self) -> Sequence[str]:
         """Return the reason to stop each run early; empty to continue."""
         ...
 
@@ -262,7 +262,7 @@ class BaseLearner:
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Nothing depends on it."""
 
-    def stopped(self) -> Sequence[str]:
+    def stop_reasons(self) -> Sequence[str]:
         """It never stops a run."""
         return [""] * self.n
 

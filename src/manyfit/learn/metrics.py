@@ -45,26 +45,26 @@ def top_k_accuracy(output: Tensor, target: Tensor, k: int = 5) -> Tensor:
 
 def binary_accuracy(output: Tensor, target: Tensor, threshold: float = 0.0) -> Tensor:
     """1 where the score is above the threshold (0 for logits) exactly when the target is."""
-    output, target = aligned(output, target)
+    output, target = align(output, target)
     agree = (output > threshold) == (target > 0.5)
     return agree.flatten(1).float().mean(dim=1) if agree.ndim > 1 else agree
 
 
 def absolute_error(output: Tensor, target: Tensor) -> Tensor:
     """The absolute difference, averaged within a row."""
-    output, target = aligned(output, target)
+    output, target = align(output, target)
     return (output - target).abs().flatten(1).mean(dim=1) if output.ndim > 1 else (output - target).abs()
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """The squared difference, averaged within a row."""
-    output, target = aligned(output, target)
+    output, target = align(output, target)
     return (
         (output - target).square().flatten(1).mean(dim=1) if output.ndim > 1 else (output - target).square()
     )
 
 
-def aligned(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def align(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """A column of single numbers fits a list of them, on either side; nothing else is stretched."""
     if output.ndim == target.ndim + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)

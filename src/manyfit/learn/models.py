@@ -8,7 +8,7 @@ from typing import Any
 
 from manyfit.config import Component
 from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
-from manyfit.core.secrets import redact
+from manyfit.core.redaction import redact
 from manyfit.core.tracebacks import user_frame
 
 
@@ -45,12 +45,12 @@ def make_model(component: Component) -> Made:
     found = component.build()
     if not hasattr(found, "get_compiled_model"):
         return Made(found)
-    model = _asked(component, found, "get_compiled_model")
+    model = _call_builder(component, found, "get_compiled_model")
     compiled = model if isinstance(model, Compiled) else None
     model = compiled.module if compiled is not None else model
     made = Made(
         model,
-        _listed(component, found, _asked(component, found, "get_callbacks")),
+        _check_callbacks(component, found, _call_builder(component, found, "get_callbacks")),
         _class_weight(component, found),
         compiled,
         type(found).__name__,
@@ -65,7 +65,7 @@ def make_model(component: Component) -> Made:
 
 def _class_weight(component: Component, builder: Any) -> dict[int, float] | None:
     """Weights by class; keys of YAML are text, and mean numbers here."""
-    given = _asked(component, builder, "get_class_weight")
+    given = _call_builder(component, builder, "get_class_weight")
     if not given:
         return None
     try:
@@ -75,7 +75,7 @@ def _class_weight(component: Component, builder: Any) -> dict[int, float] | None
         raise UsageError(f"{name} must return a number for each class, not {given!r:.80}") from error
 
 
-def _listed(component: Component, builder: Any, found: Any) -> list[Any]:
+def _check_callbacks(component: Component, builder: Any, found: Any) -> list[Any]:
     """The callbacks of a builder, which are a list."""
     if found is None or isinstance(found, list | tuple):
         return list(found or ())
@@ -85,7 +85,7 @@ def _listed(component: Component, builder: Any, found: Any) -> list[Any]:
     )
 
 
-def _asked(component: Component, builder: Any, method: str) -> Any:
+def _call_builder(component: Component, builder: Any, method: str) -> Any:
     try:
         return getattr(builder, method)()
     except ManyfitError:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from manyfit.core.names import listing
-from manyfit.data.nested import Nested, chosen, leaves
+from manyfit.data.nested import Nested, named_arrays, select_arrays
 
 log = logging.getLogger("manyfit")
 
@@ -23,10 +23,10 @@ class PerRow:
 
     def look(self, outputs: Nested, rows: int, smaller: Callable[[], Nested]) -> None:
         """Find out once, by the outputs of a batch and of the same without its last row."""
-        found = dict(leaves(outputs))
+        found = dict(named_arrays(outputs))
         if self._names is not None or rows < 2 or len(found) < 2:
             return
-        fewer = dict(leaves(smaller()))
+        fewer = dict(named_arrays(smaller()))
         alike = {name for name in found if self.fits(name, fewer.get(name), rows - 1)}
         self._names = {name for name in alike if self.fits(name, found[name], rows)}
         if lost := [repr(name) for name in found if name not in self._names]:
@@ -38,6 +38,6 @@ class PerRow:
 
     def of(self, outputs: Nested, rows: int) -> Nested:
         """Those outputs; a single one is what it is."""
-        if sum(1 for _ in leaves(outputs)) < 2:
+        if sum(1 for _ in named_arrays(outputs)) < 2:
             return outputs
-        return chosen(outputs, lambda name, value: self.fits(name, value, rows))
+        return select_arrays(outputs, lambda name, value: self.fits(name, value, rows))

@@ -19,7 +19,7 @@ from manyfit.pipeline.loader_copies import Kept
 from manyfit.pipeline.stream import ComponentSource
 
 
-def made(cls: type, *args: Any) -> Any:
+def build_component(cls: type, *args: Any) -> Any:
     """Make a component; what goes wrong names it."""
     try:
         return cls(*args)
@@ -50,10 +50,12 @@ class ComponentData:
     ) -> None:
         self.batch_size = batch_size
         self.settings = settings
-        self._kept = Kept(functools.partial(made, loader, settings, data_dir))
+        self._kept = Kept(functools.partial(build_component, loader, settings, data_dir))
         self.loader = self._kept.loader
-        self.augmentor: AugmentorBase | None = made(augmentor, settings) if augmentor is not None else None
-        self.preprocessor = made(preprocessor, settings)
+        self.augmentor: AugmentorBase | None = (
+            build_component(augmentor, settings) if augmentor is not None else None
+        )
+        self.preprocessor = build_component(preprocessor, settings)
         if self.augmentor is None and (augment_training or augment_validation):
             key = "do_train_augmentation" if augment_training else "do_validation_augmentation"
             raise UsageError(f"{key} is true, but there is no augmentor_class")
@@ -76,7 +78,7 @@ class ComponentData:
             self.augmentor if self._augmented[split] else None,
             self.preprocessor,
             self.batch_size,
-            self._kept.renewed,
+            self._kept.renew,
         )
 
 
@@ -88,7 +90,7 @@ def model_builder(
     builder: Annotated[type, MODEL_BUILDER], settings: Annotated[ConfigStruct, Verbatim]
 ) -> ModelBuilderBase:
     """The model builder of a run."""
-    found: ModelBuilderBase = made(builder, settings)
+    found: ModelBuilderBase = build_component(builder, settings)
     return found
 
 
@@ -96,5 +98,5 @@ def evaluator(
     evaluator: Annotated[type, EVALUATOR], settings: Annotated[ConfigStruct, Verbatim]
 ) -> EvaluatorBase:
     """The evaluator of a run."""
-    found: EvaluatorBase = made(evaluator, settings)
+    found: EvaluatorBase = build_component(evaluator, settings)
     return found

@@ -40,7 +40,7 @@ class Kept:
         except Exception as error:  # it holds what cannot be copied: a file, a lock, a data set of TensorFlow
             log.info("%s cannot be copied (%s): it is made anew", type(self.loader).__name__, error)
 
-    def renewed(self) -> Any:
+    def renew(self) -> Any:
         """The loader as it was when it was made."""
         if not self._is_warned and [_sum(array) for array in self._shared] != self._sums:
             self._is_warned = True

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.core.errors import UsageError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.run import reuse
 from manyfit.run.evaluation.row_report import Report
 from manyfit.run.result import RunResult, load_model
@@ -49,7 +49,7 @@ class TFKerasTrainer:
     """
 
     def __init__(self, run_dir: str | Path, data_dir: str | Path | None = None) -> None:
-        optional("keras", "keras")
+        import_optional("keras", "keras")
         self._orchestrator = Orchestrator(run_dir, data_dir)
 
     def train(self) -> RunResult:

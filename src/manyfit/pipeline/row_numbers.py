@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import UsageError
-from manyfit.data.dataset import digest_of
+from manyfit.data.dataset import hash_row
 
 UNKNOWN: Final = -2
 """What TensorFlow says of a data set whose length it does not know; -1 is one without end."""
@@ -25,7 +25,7 @@ MARK: Final = 0.25
 NEAR: Final = 1e-3
 
 
-def text(id_: Any) -> str:
+def id_text(id_: Any) -> str:
     """An id as text; bytes are decoded."""
     plain = id_.item() if hasattr(id_, "item") else id_
     return plain.decode(errors="replace") if isinstance(plain, bytes) else str(plain)
@@ -35,7 +35,7 @@ class Lost(UsageError):
     """What came back where the numbers of data points should be is something else."""
 
 
-class Track:
+class RowTracker:
     """Numbers data points, and counts those that come back, in one pass after another.
 
     Behind the last one there are some more, with higher numbers, so that the last batch can be filled.
@@ -71,13 +71,13 @@ class Track:
         count, first, left = 0, b"", iter(made)
         for number, row in enumerate(left):
             if number == self.total:  # it has begun anew, or has more rows than it says
-                if digest_of(row) != first:
+                if hash_row(row) != first:
                     raise self._miscounted("more")
                 left = itertools.chain([row], left)
                 break
             if not number:
-                first = digest_of(row)
-            self._noted[0, number] = text(row[2])
+                first = hash_row(row)
+            self._noted[0, number] = id_text(row[2])
             yield row[0], row[1], number + MARK
             count = number + 1
         if count < self.total:
@@ -124,7 +124,7 @@ class Track:
     def _as_number(self, tf: Any, number: Any, i: Any, id_: Any) -> Any:
         def note(number: Any, i: Any, id_: Any) -> Any:
             if i < self.total:
-                self._noted[int(number), int(i)] = text(id_)
+                self._noted[int(number), int(i)] = id_text(id_)
             return i
 
         i = tf.ensure_shape(tf.numpy_function(note, [number, i, id_], tf.int64), ())
@@ -137,7 +137,7 @@ class Track:
 
     # -- on the way back --------------------------------------------------------------------------
 
-    def taken(self, third: Any, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def take(self, third: Any, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """The numbers that came back with a batch, and which of them belong to the report."""
         numbers, passes = self._numbers(third, length)
         if (numbers < 0).any():
@@ -202,11 +202,11 @@ class Track:
         return numbers, passes
 
     def _read(self, found: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        parts = [text(cell).split(",", 2) for cell in found]
+        parts = [id_text(cell).split(",", 2) for cell in found]
         try:
             passes = np.array([int(part[0]) for part in parts], dtype=np.int64)
             numbers = np.array([int(part[1]) for part in parts], dtype=np.int64)
             self._noted = {(int(part[0]), int(part[1])): part[2] for part in parts}
         except (ValueError, IndexError):
-            raise Lost(repr(text(found[0]))[:40]) from None
+            raise Lost(repr(id_text(found[0]))[:40]) from None
         return numbers, passes

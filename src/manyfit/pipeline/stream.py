@@ -24,12 +24,12 @@ from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
 from manyfit.data import nested
 from manyfit.data.batch import Batch
-from manyfit.data.dataset import SAMPLED, digest_of, update
+from manyfit.data.dataset import SAMPLED, hash_row, update
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.pipeline.components import AugmentorBase, DataLoaderBase, PreprocessorBase
-from manyfit.pipeline.row_numbers import Lost, Track, text
+from manyfit.pipeline.row_numbers import Lost, RowTracker, id_text
 
 log = logging.getLogger("manyfit")
 
@@ -70,7 +70,7 @@ class ComponentSource:
     """Rows that nobody has read yet: a loader may take long to make them."""
     _report: Any = None
     """The pipeline of a report, where it can be walked again and again."""
-    _tracked: tuple[Any, Track, int] | None = None
+    _tracked: tuple[Any, RowTracker, int] | None = None
     """The same with numbers: the pipeline, who counts what comes back, and how many batches there are."""
     _steps: int = 0
     _is_proven: bool = False
@@ -83,10 +83,10 @@ class ComponentSource:
         self._padding = self.batch_size
         with own_randomness():
             seed_with_tensorflow(0)
-            self._fresh, self._rows = self.created()
+            self._fresh, self._rows = self.create()
             self._is_native = is_dataset(self._fresh)
             if self.split == "train" and self._rows:
-                rows = self._fresh if self._is_native else self._repeated(self._fresh)
+                rows = self._fresh if self._is_native else self._repeat(self._fresh)
                 self._steps = self.pipeline(rows)[1]
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class ComponentSource:
         digest = hashlib.sha256(f"{len(self)}".encode())
         with own_randomness():
             seed_with_tensorflow(0)
-            rows, self._fresh = self._fresh if self._fresh is not None else self.created()[0], None
+            rows, self._fresh = self._fresh if self._fresh is not None else self.create()[0], None
             rows = rows.take(SAMPLED).as_numpy_iterator() if is_dataset(rows) else rows
             for row in itertools.islice(rows, min(SAMPLED, len(self))):
                 update(digest, row)
@@ -139,7 +139,7 @@ class ComponentSource:
             return
         first, second = self._digests(0), self._digests(1)
         if len(first) < len(self):
-            raise self._miscounted(str(len(first) or "none"))
+            raise self._count_error(str(len(first) or "none"))
         moved = sum(a != b for a, b in itertools.zip_longest(first[: len(self)], second[: len(self)]))
         if moved:
             raise UsageError(
@@ -148,7 +148,7 @@ class ComponentSource:
                 "told: it must not shuffle, nor go on where it stopped"
             )
         if first[len(self) :] not in ([], first[:1]):  # it may begin anew
-            raise self._miscounted("more")
+            raise self._count_error("more")
         try:
             came = [batch.index.astype(np.float64) for batch in self._by_number(len(self))]
             numbers = np.concatenate(came) if came else np.zeros(0)
@@ -167,18 +167,18 @@ class ComponentSource:
         """What the first data points hold, as the loader gives them."""
         with own_randomness():
             seed_with_tensorflow(0)
-            rows = self.created()[0]
+            rows = self.create()[0]
             rows = rows.as_numpy_iterator() if is_dataset(rows) else rows
             for number, row in enumerate(itertools.islice(rows, min(most, len(self)))):
-                yield number, digest_of(row[:2])
+                yield number, hash_row(row[:2])
 
     def _digests(self, number: int) -> list[bytes]:
         """A hash of every data point, and of what may come after the last one, under a seed of its own."""
         with own_randomness():
             seed_with_tensorflow(derive(0, "proof", self.split, number))
-            rows = self.created()[0]
+            rows = self.create()[0]
             rows = rows.as_numpy_iterator() if is_dataset(rows) else rows
-            return [digest_of(row[:2]) for row in itertools.islice(rows, len(self) + 1)]
+            return [hash_row(row[:2]) for row in itertools.islice(rows, len(self) + 1)]
 
     def renew(self) -> None:
         """Take the loader as it was at first: it may have shuffled its own lists meanwhile."""
@@ -187,10 +187,10 @@ class ComponentSource:
 
     # -- making generators ------------------------------------------------------------------------
 
-    def created(self) -> tuple[Any, int]:
+    def create(self) -> tuple[Any, int]:
         """What the loader gives, after a look at its form."""
         method = METHODS[self.split]
-        found = self.called(self.loader, method)
+        found = self.call(self.loader, method)
         name = f"{type(self.loader).__name__}.{method}"
         if not (isinstance(found, tuple | list) and len(found) == 2):
             raise UsageError(f"{name} must return a generator and the number of its rows, not {found!r:.80}")
@@ -204,10 +204,10 @@ class ComponentSource:
                 f"{name} must return a generator or a tf.data.Dataset first, not a {type(rows).__name__}"
             )
         else:
-            rows = self._looked_at(rows, name)
+            rows = self._inspect(rows, name)
         return rows, int(count)
 
-    def _looked_at(self, rows: Iterable[Any], name: str) -> Iterator[Any]:
+    def _inspect(self, rows: Iterable[Any], name: str) -> Iterator[Any]:
         first = True
         for row in rows:
             if first:
@@ -225,18 +225,18 @@ class ComponentSource:
 
     def endless(self) -> Any:
         """The loader's rows, for training; a generator that ends is made anew."""
-        rows, _ = self.created()
+        rows, _ = self.create()
         if is_dataset(rows):
             return rows
-        return self._repeated(rows)
+        return self._repeat(rows)
 
-    def _repeated(self, rows: Iterator[Any]) -> Iterator[Any]:
+    def _repeat(self, rows: Iterator[Any]) -> Iterator[Any]:
         self._taken, most = 0, 0
         while True:
             count = 0
             for row in rows:
                 if not most:
-                    size = sum(np.asarray(array).nbytes for _, array in nested.leaves(row[:2]))
+                    size = sum(np.asarray(array).nbytes for _, array in nested.named_arrays(row[:2]))
                     most = WAITING // (size + 500) + 4 * self._rows + 100 * self.batch_size
                 self._taken += 1
                 if self._taken > most:
@@ -247,21 +247,21 @@ class ComponentSource:
                 yield (row[0], row[1], 1.0) if self.split == "test" else row
                 count += 1
             if not count:
-                raise self._miscounted("none")
-            rows, _ = self.created()
+                raise self._count_error("none")
+            rows, _ = self.create()
 
-    def _padded(self) -> Any:
+    def _pad(self) -> Any:
         """The loader's rows once, and some more to fill the last batch: their weights are no numbers."""
-        rows, _ = self.created()
+        rows, _ = self.create()
         padding = self._padding
         if is_dataset(rows):
             count = int(rows.cardinality())
             if 0 <= count != len(self):  # below 0 it is not known, or without end
-                raise self._miscounted(str(count))
+                raise self._count_error(str(count))
             return rows.take(len(self)).concatenate(rows.take(padding).map(_without_weight))
         return itertools.chain(
             self._exactly(rows),
-            (_without_weight(*row) for row in itertools.islice(self._repeated(self.created()[0]), padding)),
+            (_without_weight(*row) for row in itertools.islice(self._repeat(self.create()[0]), padding)),
         )
 
     def _exactly(self, rows: Iterator[Any]) -> Iterator[Any]:
@@ -270,9 +270,9 @@ class ComponentSource:
             yield row
             count += 1
         if count < len(self):
-            raise self._miscounted(str(count) if count else "none")
+            raise self._count_error(str(count) if count else "none")
 
-    def _miscounted(self, found: str) -> UsageError:
+    def _count_error(self, found: str) -> UsageError:
         name = f"{type(self.loader).__name__}.{METHODS[self.split]}"
         return UsageError(f"{name} says that there are {len(self)} data points, but yields {found}")
 
@@ -280,11 +280,11 @@ class ComponentSource:
         """Augment, preprocess, batch. Where numbers stand in the place of weights, these are left alone."""
         if self.augmentor is not None:
             training = self.split == "train"
-            rows = self.called(
+            rows = self.call(
                 self.augmentor, "add_augmentation" if training else "add_validation_augmentation", rows
             )
         with contextlib.nullcontext() if has_weights else _weightless(self.preprocessor):
-            found = self.called(self.preprocessor, "add_preprocess", rows, self._rows)
+            found = self.call(self.preprocessor, "add_preprocess", rows, self._rows)
         name = f"{type(self.preprocessor).__name__}.batchify"
         if not (isinstance(found, tuple | list) and len(found) == 2 and hasattr(found[1], "__index__")):
             raise UsageError(f"{name} must return a generator of batches and how many make an epoch")
@@ -292,7 +292,7 @@ class ComponentSource:
             raise UsageError(f"{name} says that {found[1]} batches make an epoch")
         return found[0], int(found[1])
 
-    def called(self, component: Any, method: str, *args: Any) -> Any:
+    def call(self, component: Any, method: str, *args: Any) -> Any:
         """Call a method of a component; what it raises names it."""
         try:
             return getattr(component, method)(*args)
@@ -314,12 +314,12 @@ class ComponentSource:
             seed_with_tensorflow(derive(0, "report", self.split))
             found = self._report
             if found is None:
-                found, batches = self.pipeline(self._padded())
+                found, batches = self.pipeline(self._pad())
                 if self._grown(batches):
-                    found, _ = self.pipeline(self._padded())
+                    found, _ = self.pipeline(self._pad())
                 self._report = found if is_dataset(found) else None
         done = 0
-        for values in self._pulled(found):
+        for values in self._pull(found):
             batch = self.batch(values, done)
             batch = batch if done + len(batch) <= count else batch.part(0, count - done)
             done += len(batch)
@@ -334,9 +334,9 @@ class ComponentSource:
         """Rows in the order in which they come, known by the numbers that they carry."""
         for is_text in (True, False) if self._is_native and self.split == "test" else (False,):
             try:
-                found, track, batches = self._numbered(is_text)
+                found, track, batches = self._number_rows(is_text)
                 track.begin(count, batches)
-                pulled = self._pulled(found)
+                pulled = self._pull(found)
                 first = next(pulled, None)
                 if first is not None and self._grown(1, len(self.batch(first, 0))):
                     self._tracked = None  # there is too little to fill its last batch
@@ -349,7 +349,7 @@ class ComponentSource:
         for values in itertools.chain([first] if first is not None else [], pulled):
             batch = self.batch(values, 0)
             try:
-                numbers, own = track.taken(values[2], len(batch))
+                numbers, own = track.take(values[2], len(batch))
             except Lost as error:
                 raise Lost(
                     f"{self.remade_by} makes {error} of the third value of a data point, by which its id is "
@@ -358,41 +358,41 @@ class ComponentSource:
             if self.split == "test":
                 self._ids = track.ids
             if own.any():
-                yield Batch(chosen(batch.inputs, own), chosen(batch.target, own), numbers[own])
+                yield Batch(select_rows(batch.inputs, own), select_rows(batch.target, own), numbers[own])
             if track.is_over:
                 break
         self._missing(track)
 
-    def _missing(self, track: Track) -> None:
+    def _missing(self, track: RowTracker) -> None:
         """A data set that does not know its length may have fewer rows than were said."""
         if track.times.all():
             return
-        rows = self.created()[0]
+        rows = self.create()[0]
         count = int(rows.reduce(np.int64(0), lambda n, _: n + 1)) if is_dataset(rows) else len(self)
         if count < len(self):
-            raise self._miscounted(str(count) if count else "none")
+            raise self._count_error(str(count) if count else "none")
 
-    def _numbered(self, is_text: bool) -> tuple[Any, Track, int]:
+    def _number_rows(self, is_text: bool) -> tuple[Any, RowTracker, int]:
         """The pipeline of a report whose rows carry numbers, who counts them, and how many batches it has."""
         with own_randomness():
             seed_with_tensorflow(derive(0, "report", self.split))
             if self._tracked is not None:
                 self._tracked[1].forget()
                 return self._tracked
-            track = Track(len(self), self._padding, self._miscounted)
-            rows, _ = self.created()
+            track = RowTracker(len(self), self._padding, self._count_error)
+            rows, _ = self.create()
             if is_dataset(rows):
                 is_text = is_text and self.split == "test" and track.takes_text(rows.element_spec[2])
                 found, batches = self.pipeline(track.dataset(rows, is_text), has_weights=False)
                 if self._grown(batches):
-                    track = Track(len(self), self._padding, self._miscounted)
+                    track = RowTracker(len(self), self._padding, self._count_error)
                     found, batches = self.pipeline(track.dataset(rows, is_text), has_weights=False)
                 if is_dataset(found):
                     if is_text and found.element_spec[2].dtype.name != "string":
                         raise Lost("another type")
                     self._tracked = found, track, batches
             else:
-                found, batches = self.pipeline(track.rows(rows, lambda: self.created()[0]), has_weights=False)
+                found, batches = self.pipeline(track.rows(rows, lambda: self.create()[0]), has_weights=False)
                 self._grown(batches)
                 track.padding = self._padding
             return found, track, batches
@@ -407,15 +407,15 @@ class ComponentSource:
 
     def _weights(self, count: int) -> npt.NDArray[np.float64]:
         """What a preprocessor makes of increasing weights."""
-        found, _, _ = self._numbered(False)
+        found, _, _ = self._number_rows(False)
         parts: list[Any] = []
-        for values in self._pulled(found):
+        for values in self._pull(found):
             parts.append(np.asarray(values[2], dtype=np.float64).reshape(-1))
             if sum(map(len, parts)) >= count:
                 break
         return np.concatenate(parts)[:count] if parts else np.zeros(0)
 
-    def _pulled(self, found: Any) -> Iterator[Any]:
+    def _pull(self, found: Any) -> Iterator[Any]:
         """Batches, until there are no more; what is drawn at random is a function of their number."""
         is_native = is_dataset(found)
         batches = found.as_numpy_iterator() if is_native else iter(found)
@@ -452,20 +452,20 @@ class ComponentSource:
             raise UsageError(f"the batches of {name} must be {ROW[self.split]}, but have {what}")
         inputs, target, third = values
         found = arrays(inputs)
-        index = np.arange(done, done + nested.count(found), dtype=np.int64)
+        index = np.arange(done, done + nested.count_rows(found), dtype=np.int64)
         return Batch(found, arrays(target), index, None if self.split == "test" else arrays(third))
 
     def _read_ids(self) -> None:
         if self.split == "train":
             self._ids = {row: str(row) for row in range(len(self))}
         elif self.split == "validation":
-            given = self.called(self.loader, "get_validation_index")
+            given = self.call(self.loader, "get_validation_index")
             given = range(len(self)) if given is None else given
-            self._check_ids([text(id_) for id_ in given], "get_validation_index")
+            self._check_ids([id_text(id_) for id_ in given], "get_validation_index")
         else:
-            rows = self.created()[0]
+            rows = self.create()[0]
             rows = rows.as_numpy_iterator() if is_dataset(rows) else rows
-            self._check_ids([text(row[2]) for row in itertools.islice(rows, len(self))], METHODS["test"])
+            self._check_ids([id_text(row[2]) for row in itertools.islice(rows, len(self))], METHODS["test"])
 
     def _check_ids(self, ids: list[str], method: str) -> None:
         if len(ids) != len(self):
@@ -506,7 +506,7 @@ class Feed(Iterator[Batch]):
     def __next__(self) -> Batch:
         if not self._left:
             self._open()
-        batch = self._source.batch(self._pulled(self._step), 0)
+        batch = self._source.batch(self._pull(self._step), 0)
         self._step += 1
         self._left -= 1
         return batch
@@ -530,9 +530,9 @@ class Feed(Iterator[Batch]):
             return
         self._batches = iter(found)
         for step in range(self._step - skipped, self._step):
-            self._pulled(step)
+            self._pull(step)
 
-    def _pulled(self, step: int) -> Any:
+    def _pull(self, step: int) -> Any:
         if not self._is_native:
             seed_for(derive(self._seed, "batch", step % self._length if self._limited else step))
         values = self._source.next_of(self._batches)
@@ -563,9 +563,9 @@ def arrays(value: Any) -> Any:
     return found.astype(np.float32) if found.dtype == np.float64 else found
 
 
-def chosen(value: Any, rows: npt.NDArray[np.bool_]) -> Any:
+def select_rows(value: Any, rows: npt.NDArray[np.bool_]) -> Any:
     """Some rows of arrays, nested as they are."""
-    return value if rows.all() else nested.mapped(lambda array: array[rows], value)
+    return value if rows.all() else nested.map_arrays(lambda array: array[rows], value)
 
 
 @contextlib.contextmanager

@@ -159,7 +159,7 @@ def read_report(run: Path, split: str) -> ReportFile:
     folder = RunFolder(run)
     file = folder.reports / f"{split}.csv"
     if not file.is_file():
-        folder.trained()
+        folder.load_trained()
         raise FolderError(
             f"{run} has no report of the {split} split; write it: manyfit evaluate {run} --split {split}"
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from manyfit.report.replicates import Mean, mean_of, paired
+from manyfit.report.replicates import Mean, compare_seeds, mean_of
 from manyfit.study.result import Point, Study, read_study
 
 
@@ -55,11 +55,11 @@ def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderbo
 def _row(rank: int, point: Point, base: Mapping[str, Any]) -> Row:
     values, seeds = _values(point), len(point.trials)
     shown = str(seeds) if len(values) == seeds else f"{len(values)} of {seeds}"
-    given = {**_kept(base, point.values), **point.values}
+    given = {**_inherit(base, point.values), **point.values}
     return Row(rank, point.number, mean_of(values), shown, point.epochs, point.state, given)
 
 
-def _kept(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _inherit(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """What the base says where a point says nothing: not about a component that the point replaces."""
     found: dict[str, Any] = {}
     for key, value in base.items():
@@ -83,13 +83,13 @@ def _verdict(ranked: Sequence[Point], sign: int) -> str:
     if len(ranked) < 2 or any(point.state != "finished" for point in ranked[:2]):
         return ""
     first, second = ({s: sign * v for s, v in p.trials.items() if v is not None} for p in ranked[:2])
-    found = paired(first, second)
+    found = compare_seeds(first, second)
     if found is None:
         return ""
     return f"point {ranked[0].number} against point {ranked[1].number}: {found.verdict}"
 
 
-def cells(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
+def leaderboard_cells(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
     """Header and rows as text."""
     names = [_unique(key, board.keys) for key in board.keys]
     header = ["rank", "point", board.metric, "seeds", "epochs", "state", *names]
@@ -122,12 +122,12 @@ def _cell(value: Any) -> str:
 
 def as_markdown(board: Leaderboard) -> str:
     """A table for Markdown."""
-    header, body = cells(board)
+    header, body = leaderboard_cells(board)
     lines = [header, ["---"] * len(header), *body]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def as_csv(board: Leaderboard) -> str:
+def leaderboard_csv(board: Leaderboard) -> str:
     """Comma-separated values, with full precision and the interval in a column of its own."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -147,15 +147,15 @@ def _plain(value: Any) -> Any:
 
 def as_latex(board: Leaderboard) -> str:
     """A tabular for LaTeX."""
-    header, body = cells(board)
-    lines = [" & ".join(map(_escaped, line)) + r" \\" for line in (header, *body)]
+    header, body = leaderboard_cells(board)
+    lines = [" & ".join(map(_escape_latex, line)) + r" \\" for line in (header, *body)]
     return "\n".join(
         [f"\\begin{{tabular}}{{{'l' * len(header)}}}", "\\hline", lines[0], "\\hline", *lines[1:], "\\hline",
          "\\end{tabular}"]
     )  # fmt: skip
 
 
-def _escaped(text: str) -> str:
+def _escape_latex(text: str) -> str:
     marks = {"\\": "\\textbackslash{}", **{character: f"\\{character}" for character in "&%$#_{}"}}
     text = "".join(marks.get(character, character) for character in text)
     return text.replace("±", "$\\pm$").replace("–", "--")
@@ -163,6 +163,6 @@ def _escaped(text: str) -> str:
 
 FORMATS: Final[dict[str, Callable[[Leaderboard], str]]] = {
     "md": as_markdown,
-    "csv": as_csv,
+    "csv": leaderboard_csv,
     "latex": as_latex,
 }

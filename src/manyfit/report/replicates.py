@@ -54,7 +54,7 @@ class Paired:
         return f"not shown to be better: they differ by {shown}"
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
+def compare_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
     """Compare two points seed by seed; None if they share none."""
     seeds = sorted(first.keys() & second.keys())
     if not seeds:

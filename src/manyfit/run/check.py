@@ -22,8 +22,8 @@ from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import fetch
 from manyfit.run.build.builder import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.resume_proof import POINTS, SMALL, SPARSE, difference, killed_and_resumed
-from manyfit.run.session.session import Proven, rehearse
+from manyfit.run.resume_proof import POINTS, SMALL, SPARSE, difference, kill_and_resume
+from manyfit.run.session.session import Proven, rehearse_batch
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30
@@ -38,23 +38,21 @@ class Finding:
     detail: str
 
 
-def check(source: Path, overrides: Overrides = (), trust: bool = False) -> Iterator[Finding]:
+def check_run(source: Path, overrides: Overrides = (), trust: bool = False) -> Iterator[Finding]:
     """Try a run out without writing anything, and say what was found as it is found."""
     config = load_config(source, overrides, trust=trust)
     yield Finding("classes", True, ", ".join(dict.fromkeys(_classes(config))))
     with own_randomness():
-        found = list(
-            _tried("build", lambda: build(config, warm=True), lambda built: built.learner.describe())
-        )
+        found = list(_try("build", lambda: build(config, warm=True), lambda built: built.learner.describe()))
         yield from (finding for finding, _ in found)
         built = found[-1][1]
         if built is None:
             return
         for split in SPLITS:
             if built.split(split) is not None:
-                yield from (f for f, _ in _tried(f"{split} data", lambda s=split: _rows(built, s), str))  # type: ignore[misc]
-        yield from (f for f, _ in _tried("one batch fits", lambda: _fits(config), str))
-        yield from (f for f, _ in _tried("evaluation", lambda: _evaluated(built, config), str))
+                yield from (f for f, _ in _try(f"{split} data", lambda s=split: _rows(built, s), str))  # type: ignore[misc]
+        yield from (f for f, _ in _try("one batch fits", lambda: _fits(config), str))
+        yield from (f for f, _ in _try("evaluation", lambda: _evaluate(built, config), str))
 
 
 def _classes(config: Config) -> Iterator[str]:
@@ -66,9 +64,7 @@ def _classes(config: Config) -> Iterator[str]:
     yield from config.classes.values()
 
 
-def _tried(
-    name: str, act: Callable[[], Any], describe: Callable[[Any], str]
-) -> Iterator[tuple[Finding, Any]]:
+def _try(name: str, act: Callable[[], Any], describe: Callable[[Any], str]) -> Iterator[tuple[Finding, Any]]:
     try:
         value = act()
         yield Finding(name, True, describe(value)), value
@@ -126,9 +122,9 @@ def _fits(config: Config) -> str:
     return text
 
 
-def _evaluated(built: Built, config: Config) -> str:
-    rehearse(built, config)
-    names = [name for name, _, _ in config.run.train.named_metrics()] + list(built.evaluator.functions)
+def _evaluate(built: Built, config: Config) -> str:
+    rehearse_batch(built, config)
+    names = [name for name, _, _ in config.run.train.list_metrics()] + list(built.evaluator.functions)
     own = [name for name in built.learner.whole()[0] if name != "loss"]
     is_coupled = built.learner.couples_rows
     return ", ".join(["loss (of each batch, as it couples rows)" if is_coupled else "loss", *own, *names])
@@ -143,7 +139,7 @@ def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -
     with tempfile.TemporaryDirectory(prefix="manyfit-check-") as folder:
         place = Path(folder) / "runs"
         try:
-            killed_and_resumed(source, [*changes, *SPARSE], place / "whole", [])
+            kill_and_resume(source, [*changes, *SPARSE], place / "whole", [])
         except RunFailed as error:
             yield Finding("a few steps", False, str(error))
             return
@@ -151,7 +147,7 @@ def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -
         for i, kills in enumerate(POINTS):
             name = ", then ".join(map(str, kills))
             try:
-                hits = killed_and_resumed(source, changes, place / f"killed-{i}", kills)
+                hits = kill_and_resume(source, changes, place / f"killed-{i}", kills)
             except RunFailed as error:
                 yield Finding(name, False, str(error))
                 continue
@@ -163,11 +159,11 @@ def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -
             yield Finding(name, not found, found or same)
 
 
-def rehearsed(config: Config, steps: int = 5, shared: SharedData | None = None) -> dict[str, float]:
+def rehearse_run(config: Config, steps: int = 5, shared: SharedData | None = None) -> dict[str, float]:
     """Build a run, evaluate one batch, train a few steps, and throw everything away but what was measured."""
     with own_randomness(), threads(config.run.train.threads):
         built = without_callbacks(build(config, warm=True, shared=shared))
-        rehearse(built, config)
+        rehearse_batch(built, config)
         batches, grain = built.train.batches(built.order), built.learner.grain
         count = max(1, min(steps, built.plan.total - 1) // grain) * grain
         built.learner.train(batches, grain)

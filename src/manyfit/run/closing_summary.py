@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from manyfit.core.names import counted
-from manyfit.run.callbacks.progress import values
+from manyfit.core.names import pluralize
+from manyfit.run.callbacks.progress import format_values
 from manyfit.run.result import RunResult
 from manyfit.store.folder import RunFolder
 
 
-def closing(result: RunResult) -> str:
+def print_summary(result: RunResult) -> str:
     """Say what a run has reached and where to look."""
     folder = RunFolder(result.folder)
     summary = result.summary
@@ -22,8 +22,8 @@ def closing(result: RunResult) -> str:
     done = "finished" if result.trained_steps else again
     lines = [
         f"{folder.name} {done}",
-        f"  trained  {counted(round(summary['epoch'], 4), 'epoch')}, {counted(result.step, 'step')}",
-        f"  best     epoch {summary['best_epoch']:.4g}: {values(result.metrics)}",
+        f"  trained  {pluralize(round(summary['epoch'], 4), 'epoch')}, {pluralize(result.step, 'step')}",
+        f"  best     epoch {summary['best_epoch']:.4g}: {format_values(result.metrics)}",
     ]
     if summary.get("stopped"):
         lines.insert(2, f"  stopped  {summary['stopped']}")
@@ -31,7 +31,7 @@ def closing(result: RunResult) -> str:
         changed = ", ".join(map(str, summary["other_code"]))
         lines.append(f"  note     the best weights were trained before {changed} was changed")
     if result.test:
-        lines.append(f"  test     {values(result.test)}  ({summary['test_rows']} rows)")
+        lines.append(f"  test     {format_values(result.test)}  ({summary['test_rows']} rows)")
         lines.append(f"  rows     {folder.reports / 'test.csv'}")
     if not folder.path.exists():
         return "\n".join([*(line for line in lines if not line.startswith("  rows ")), "  nothing was kept"])

@@ -23,7 +23,7 @@ class Examination:
     problems: list[str]
 
 
-def examine() -> Examination:
+def examine_machine() -> Examination:
     """Look at versions, devices, cores, disk, locale and extras."""
     problems: list[str] = []
     free = shutil.disk_usage(Path.cwd()).free

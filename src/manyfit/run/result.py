@@ -59,15 +59,15 @@ def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = Fal
     """
     from manyfit.learn.kind import kinds
     from manyfit.learn.models import make_model
-    from manyfit.run.evaluation.export import Contents, load, restore
+    from manyfit.run.evaluation.export import Contents, load_export, restore
 
     path = Path(place)
     for kind in kinds() if path.suffix else ():
         if path.suffix in kind.loaders:
             return kind.loaders[path.suffix](path, allow)
     if (path / "model.json").is_file() or (path / "manifest.json").is_file():
-        return load(path, trust)
+        return load_export(path, trust)
     folder = RunFolder(path)
-    folder.trained()
+    folder.load_trained()
     made = make_model(load_component(folder.resolved, "model", MODEL, trust))
     return restore(made, Contents({}, None, folder.checkpoint("best").load()), path)

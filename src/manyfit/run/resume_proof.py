@@ -183,7 +183,7 @@ def train_once(config: str, overrides: Overrides, folder: str, trace: str, kill:
         sys.exit(1)
 
 
-def attempt(config: Path, overrides: Overrides, folder: Path, kill: Kill | None) -> int:
+def attempt_training(config: Path, overrides: Overrides, folder: Path, kill: Kill | None) -> int:
     """Train in a process of its own; return how it ended, negative by a signal."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
@@ -196,21 +196,21 @@ def attempt(config: Path, overrides: Overrides, folder: Path, kill: Kill | None)
     return int(process.exitcode or 0)
 
 
-def killed_and_resumed(config: Path, overrides: Overrides, folder: Path, kills: Sequence[Kill]) -> int:
+def kill_and_resume(config: Path, overrides: Overrides, folder: Path, kills: Sequence[Kill]) -> int:
     """Kill a run at some points, one after another, then let it end; return how many kills have hit."""
     hits = 0
     for kill in kills:
-        code = attempt(config, overrides, folder, kill)
+        code = attempt_training(config, overrides, folder, kill)
         hits += code == -signal.SIGKILL
         if code not in (0, -signal.SIGKILL):
-            raise RunFailed(reason(folder, code))
-    code = attempt(config, overrides, folder, None)
+            raise RunFailed(explain_exit(folder, code))
+    code = attempt_training(config, overrides, folder, None)
     if code:
-        raise RunFailed(reason(folder, code))
+        raise RunFailed(explain_exit(folder, code))
     return hits
 
 
-def reason(folder: Path, code: int) -> str:
+def explain_exit(folder: Path, code: int) -> str:
     """Why a training in a process of its own has failed."""
     file = Path(f"{folder}.error")
     return file.read_text() if file.exists() else f"the training ended with exit code {code}"

@@ -15,29 +15,29 @@ from manyfit.config import Config, load_config
 from manyfit.config.dialects.table import dialect_of
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import UsageError
-from manyfit.core.json_numbers import as_json, as_json_tree
+from manyfit.core.json_numbers import as_json_tree, to_json
 from manyfit.data import Source, once
-from manyfit.data.nested import mapped, paired
+from manyfit.data.nested import map_arrays, pair_outputs
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build.builder import SPLITS, Built, build, threads
-from manyfit.run.build.user_code import evaluation_only, imported
-from manyfit.run.callbacks.progress import counted
-from manyfit.run.callbacks.tracking import evaluated_again
+from manyfit.run.build.user_code import evaluation_only, hash_imported
+from manyfit.run.callbacks.progress import show_progress
+from manyfit.run.callbacks.tracking import mirror_evaluation
 from manyfit.run.evaluation.export import check_formats, export_format, export_weights
 from manyfit.run.evaluation.new_data import read_rows
 from manyfit.run.evaluation.row_report import Report, column, interpret, keys_of
-from manyfit.run.loop.journal import failures
+from manyfit.run.loop.journal import translate_failures
 from manyfit.run.session.finish import other_code, report_of, write_report
-from manyfit.run.session.resume_check import check_backend, check_code, check_data
+from manyfit.run.session.resume_check import check_backend, check_data, check_run_code
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.folder import RunFolder
-from manyfit.store.lock import owned
+from manyfit.store.lock import hold_lock
 
 log = logging.getLogger("manyfit")
 
 
 @contextmanager
-def reopened(
+def reopen_run(
     place: Path,
     which: str = "best",
     overrides: Overrides = (),
@@ -46,13 +46,13 @@ def reopened(
 ) -> Iterator[tuple[Config, RunFolder, Built, Checkpoint]]:
     """A run as it was trained, with the weights of one of its checkpoints. Overrides may change its data."""
     run = RunFolder(place)
-    run.trained()
+    run.load_trained()
     config = load_config(run.resolved, overrides, trust=trust)
     found = run.checkpoint(which)
-    with failures(run, "this"), own_randomness(), threads(config.run.train.threads):
+    with translate_failures(run, "this"), own_randomness(), threads(config.run.train.threads):
         built = build(config)
         for source in config.sources:
-            check_code(imported(source), run, source, allowed, evaluation_only(config, source))
+            check_run_code(hash_imported(source), run, source, allowed, evaluation_only(config, source))
         check_backend(built.learner.backend, run, allowed)
         built.learner.load([found.load()])
         yield config, run, built, found
@@ -71,10 +71,10 @@ def evaluate(
     A run that was not trained here is data, unless you `trust` it; the same holds for `predict` and `export`.
     """
     check_split(split)
-    RunFolder(Path(place)).trained()
+    RunFolder(Path(place)).load_trained()
     with (
-        owned(Path(place)),
-        reopened(Path(place), which, overrides, allow_change, trust) as (
+        hold_lock(Path(place)),
+        reopen_run(Path(place), which, overrides, allow_change, trust) as (
             config,
             run,
             built,
@@ -102,7 +102,7 @@ def evaluate(
             second = write_report(config, run, built, other) if both else None
             if second is not None:
                 _amend(config, run, other, second)
-            evaluated_again(config, run)
+            mirror_evaluation(config, run)
         else:
             report = report_of(built, split, mode=config.run.evaluate.outputs)
             if report is not None:
@@ -119,10 +119,10 @@ def _amend(config: Config, run: RunFolder, split: str, report: Report) -> None:
     if not summary:
         return
     splits = {**summary.get("splits", {}), split: report.summary(config.run.evaluate.worst)}
-    summary |= {"splits": as_json_tree(splits), "metrics": as_json(summary["metrics"])}
+    summary |= {"splits": as_json_tree(splits), "metrics": to_json(summary["metrics"])}
     summary["other_code"] = other_code(config, run, summary["best_step"])
     test = report.values if split == "test" else summary["test"]
-    summary |= {"test": as_json(test)}
+    summary |= {"test": to_json(test)}
     run.write_summary(summary | ({"test_rows": len(report)} if split == "test" else {}))
 
 
@@ -140,21 +140,21 @@ def predict(
     >>> manyfit.predict("runs/digits-mlp", data="new.npz")["prediction"]    # doctest: +SKIP
     """
     check_split(split)
-    with reopened(Path(place), which, overrides, allow_change, trust) as (_, run, built, _found):
+    with reopen_run(Path(place), which, overrides, allow_change, trust) as (_, run, built, _found):
         example = next(once(built.split("validation") or built.train, 1))
-        kind = mapped(np.asarray, example.target)
+        kind = map_arrays(np.asarray, example.target)
         source = read_rows(Path(data), example.inputs) if data is not None else built.split(split)
         if source is None or not len(source):
             raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
         parts: dict[str, list[Any]] = {}
         index = []
-        batches = counted(_without_targets(source, built.order.batch_size), len(source), "predicting")
+        batches = show_progress(_without_targets(source, built.order.batch_size), len(source), "predicting")
         for outputs in built.learner.evaluate(batches):
             index.append(outputs.index)
-            for i, (name, output, target) in enumerate(paired(outputs.every(0)[0], kind)):
+            for i, (name, output, target) in enumerate(pair_outputs(outputs.every(0)[0], kind)):
                 of = f"_{name}" if i else ""
                 prediction, confidence = (
-                    (output, None) if of and target is None else _predicted(output, target)
+                    (output, None) if of and target is None else _read_outputs(output, target)
                 )
                 parts.setdefault(f"prediction{of}", []).append(prediction)
                 if confidence is not None:
@@ -171,7 +171,7 @@ def _without_targets(source: Source, batch_size: int) -> Iterator[Any]:
         yield replace(batch, target=None)
 
 
-def _predicted(output: Any, kind: Any) -> tuple[Any, Any]:
+def _read_outputs(output: Any, kind: Any) -> tuple[Any, Any]:
     """Read outputs as the run's own targets say: as classes, or as they are."""
     if kind is None:
         return interpret(output, None)
@@ -188,10 +188,10 @@ def export(
 ) -> list[Path]:
     """Write the model of a run into its folder `exported/`, each form checked before it is kept."""
     written = []
-    RunFolder(Path(place)).trained()
+    RunFolder(Path(place)).load_trained()
     with (
-        owned(Path(place)),
-        reopened(Path(place), which, (), allow_change, trust) as (config, run, built, found),
+        hold_lock(Path(place)),
+        reopen_run(Path(place), which, (), allow_change, trust) as (config, run, built, found),
     ):
         run.check_links()
         check_formats(formats)

@@ -13,14 +13,14 @@ from typing import Any
 from manyfit.config import Config, load_config
 from manyfit.config.dialects.table import DIALECTS, dialect_of, root_of
 from manyfit.config.load import config_file, patch
-from manyfit.config.tree.layers import shown
+from manyfit.config.tree.layers import display_path
 from manyfit.config.tree.overrides import Overrides, pair
 from manyfit.config.tree.project import is_folder, project_root
 from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing
-from manyfit.core.signals import Asked, watched
-from manyfit.run.loop.journal import failures, kept, recorded
+from manyfit.core.signals import StopRequested, watch_signals
+from manyfit.run.loop.journal import hold_folder, record_failure, translate_failures
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.result import RunResult
 from manyfit.store import durable, provenance
@@ -47,43 +47,43 @@ def train(
     >>> manyfit.train("runs/digits-mlp", ["train.epochs=30"])    # doctest: +SKIP
     """
     from manyfit.data.randomness import own_randomness
-    from manyfit.run.callbacks.mirrors import finished, mirrors
+    from manyfit.run.callbacks.mirrors import finish_trackers, mirrors
     from manyfit.run.callbacks.progress import progress_for
     from manyfit.run.session.finish import finish
-    from manyfit.run.session.session import advance, begin, opened, rehearse, write_resolved
+    from manyfit.run.session.session import advance, begin_run, open_run, rehearse_batch, write_resolved
 
     check_callbacks(callbacks or ())
-    config, run = located(source, overrides, folder)
+    config, run = locate_run(source, overrides, folder)
     shown = callbacks if callbacks is not None else [progress_for(sys.stderr)]
     if not debug:
         durable.make_place(run.path)
     with (
         temporary(run, debug) as run,
-        kept(run, debug),
-        failures(run),
-        watched() as watch,
+        hold_folder(run, debug),
+        translate_failures(run),
+        watch_signals() as watch,
         own_randomness(),
         ExitStack() as stack,
     ):
         try:
             with watch.reading():
-                here = stack.enter_context(opened(config, run, allow_change))
+                here = stack.enter_context(open_run(config, run, allow_change))
             if here.is_over and run.summary().get("step") == here.step:
                 write_resolved(here.config, run)
                 return result(run)
             with watch.reading():
-                rehearse(here.built, here.config)
-        except Asked:
+                rehearse_batch(here.built, here.config)
+        except StopRequested:
             text = f"ended by {watch.name} before anything was trained, while data was read"
             raise Interrupted(text, watch.number) from None
-        begin(here, provenance.session(config.project, here.facts))
+        begin_run(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
-        with recorded(run), finished(trackers, run):
+        with record_failure(run), finish_trackers(trackers, run):
             member = advance(here, [*trackers, *shown], watch)
             reason = member.ended.reason if member.ended else ""
             try:
                 finish(here.config, run, here.built, watch, reason, callbacks is None)
-            except Asked:
+            except StopRequested:
                 raise Interrupted(
                     f"ended while {run.path} was evaluated; the same command does that again", watch.number
                 ) from None
@@ -102,7 +102,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             raise UsageError(f"the callback {callback.__name__} is a class; give an instance of it")
 
 
-def located(
+def locate_run(
     source: str | Path | Mapping[str, Any], overrides: Overrides, folder: str | Path | None
 ) -> tuple[Config, RunFolder]:
     """The config, and the folder in which it is trained."""
@@ -122,7 +122,7 @@ def located(
     run = RunFolder(place(source, folder, config))
     key = dialect_of(config.given.tree).folder_key
     if key and not (folder or config.folder or run.config.exists()):
-        log.warning("%s is not set: the run lies in %s", key, shown(run.path))
+        log.warning("%s is not set: the run lies in %s", key, display_path(run.path))
     if config.file is not None and root_of(run.config) != config.project:
         # What counts from the project's root is found later, too, by those who only have the run.
         config = patch(config, {"project_path": str(config.project)})

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from manyfit.config import Config
 from manyfit.core.errors import Interrupted
 from manyfit.core.position import Position
-from manyfit.core.signals import Asked, Watch
+from manyfit.core.signals import StopRequested, Watch
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.loop.journal import failures, kept, recorded
+from manyfit.run.loop.journal import hold_folder, record_failure, translate_failures
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.finish import finish, write_summary
-from manyfit.run.session.session import advance, begin, opened
+from manyfit.run.session.session import advance, begin_run, open_run
 from manyfit.store import provenance
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
@@ -32,7 +32,7 @@ class Reached:
     events: Sequence[Event]
 
 
-def reach(
+def train_until(
     config: Config,
     run: RunFolder,
     until: Position | None,
@@ -50,9 +50,9 @@ def reach(
     data that other trials of this process have built.
     """
     with (
-        kept(run),
-        failures(run, "the trial"),
-        opened(config, run, allowed, shared) as here,
+        hold_folder(run),
+        translate_failures(run, "the trial"),
+        open_run(config, run, allowed, shared) as here,
     ):
         last, over, stopped = here.last.note if here.last else None, here.is_over, here.ending
         reason = stopped.reason if over and stopped is not None else ""
@@ -61,8 +61,8 @@ def reach(
         done = last is not None and goal is not None and last.step >= goal and last.measured
         best = None
         if not (over or done):
-            begin(here, provenance.brief_session(study, here.facts), given)
-            with recorded(run):
+            begin_run(here, provenance.brief_session(study, here.facts), given)
+            with record_failure(run):
                 member = advance(here, callbacks, watch, goal)
             reason = member.ended.reason if member.ended is not None else ""
             last, best = member.last, member.best
@@ -72,12 +72,12 @@ def reach(
         # Read from the disk, not from memory: the code of a trial may have been at it.
         events = read_events(run.metrics, last.log_length)
         if over and (best is not None or run.summary().get("step") != last.step):
-            chosen = best or run.chosen(config.run.export.metric, config.run.export.mode)
+            chosen = best or run.select_checkpoint(config.run.export.metric, config.run.export.mode)
             write_summary(config, run, chosen, last, reason, {})
         return Reached(last.step, last.epoch, last.step - here.step, over, reason, events)
 
 
-def conclude(
+def conclude_trial(
     config: Config,
     run: RunFolder,
     watch: Watch,
@@ -86,12 +86,12 @@ def conclude(
 ) -> None:
     """Export and evaluate a run that was trained as a trial."""
     with (
-        kept(run),
-        failures(run, "the evaluation"),
-        opened(config, run, allowed, shared) as here,
+        hold_folder(run),
+        translate_failures(run, "the evaluation"),
+        open_run(config, run, allowed, shared) as here,
     ):
         reason = str(run.summary().get("stopped", ""))
         try:
             finish(here.config, run, here.built, watch, reason, shown=False)
-        except Asked:
+        except StopRequested:
             raise Interrupted(f"ended while {run.path} was evaluated", watch.number) from None

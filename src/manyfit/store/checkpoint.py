@@ -18,8 +18,8 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.files import read_bytes
-from manyfit.core.json_numbers import as_json, from_json
-from manyfit.core.secrets import has_secrets, holds_value, redacted, without_values
+from manyfit.core.json_numbers import from_json, to_json
+from manyfit.core.redaction import has_secrets, holds_value, redact_nested, without_values
 from manyfit.core.state import State
 from manyfit.store import durable
 from manyfit.store.files import read_json, readable
@@ -130,7 +130,7 @@ class Keep:
     last: int = 2
     top: int = 1
 
-    def ranked(self, found: Iterable[S]) -> list[S]:
+    def rank(self, found: Iterable[S]) -> list[S]:
         """Those that have a finite value of the metric, the best first, the earlier one of equals."""
         sign = 1 if self.mode == "min" else -1
         scored = [c for c in found if math.isfinite(c.metrics.get(self.metric, math.nan))]
@@ -138,12 +138,12 @@ class Keep:
 
     def best(self, found: Iterable[S]) -> S | None:
         """The best one; None if none was measured."""
-        return next(iter(self.ranked(found)), None)
+        return next(iter(self.rank(found)), None)
 
-    def chosen(self, found: Iterable[S]) -> list[S]:
+    def select(self, found: Iterable[S]) -> list[S]:
         """Those to keep."""
         every = sorted(found, key=lambda c: c.step)
-        steps = {c.step for c in (*every[-self.last :], *self.ranked(every)[: self.top])}
+        steps = {c.step for c in (*every[-self.last :], *self.rank(every)[: self.top])}
         return [c for c in every if c.step in steps]
 
 
@@ -157,13 +157,15 @@ def check_state(state: State) -> None:
                 f"a tensor of the run has the value of a secret in its name: {without_values(name)}"
             )
     for name, value in state.values.items():
-        if redacted({name: value}) != {name: value}:
+        if redact_nested({name: value}) != {name: value}:
             raise RunFailed(
                 f"the state {without_values(name)!r} of the run holds a secret, which is never kept"
             )
 
 
-def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | None = None) -> Checkpoint:
+def save_checkpoint(
+    folder: Path, state: State, note: Note, sync: Callable[[], object] | None = None
+) -> Checkpoint:
     """Write a checkpoint next to its final place and commit it by one rename.
 
     `sync` flushes the log that the checkpoint counts on: it is called before the rename.
@@ -193,9 +195,9 @@ def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | No
         "epoch": note.epoch,
         "measured": note.measured,
         "position": note.position,
-        "metrics": as_json(note.metrics),
+        "metrics": to_json(note.metrics),
         "log_length": note.log_length,
-        "model": redacted(note.model),
+        "model": redact_nested(note.model),
         "files": files,
         "values": state.values,
     }
@@ -213,18 +215,18 @@ def save(folder: Path, state: State, note: Note, sync: Callable[[], object] | No
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """All committed checkpoints whose manifests can be read, the oldest first."""
     found = []
-    for path in committed(folder):
+    for path in list_committed(folder):
         try:
             found.append(read(path))
-        except FolderError:  # `damaged` names these
+        except FolderError:  # `find_damaged` names these
             continue
     return sorted(found, key=lambda c: c.step)
 
 
-def damaged(folder: Path) -> dict[Path, str]:
+def find_damaged(folder: Path) -> dict[Path, str]:
     """Checkpoints whose manifests cannot be read, and why."""
     found = {}
-    for path in committed(folder):
+    for path in list_committed(folder):
         try:
             read(path)
         except FolderError as error:
@@ -232,7 +234,7 @@ def damaged(folder: Path) -> dict[Path, str]:
     return found
 
 
-def committed(folder: Path) -> Iterator[Path]:
+def list_committed(folder: Path) -> Iterator[Path]:
     """Every folder that was committed as a checkpoint, the oldest first."""
     try:
         with os.scandir(folder) as entries:
@@ -285,7 +287,7 @@ def newest(folder: Path) -> Found | None:
     If there are checkpoints and none is whole, that is an error: training from the start would lose them.
     """
     wrong: dict[Path, str] = {}
-    for path in reversed(list(committed(folder))):
+    for path in reversed(list(list_committed(folder))):
         try:
             checkpoint = read(path)
             return Found(checkpoint, checkpoint.load(), wrong)
@@ -310,11 +312,11 @@ def set_aside(paths: Iterable[Path]) -> None:
         path.rename(aside)
 
 
-def prune(folder: Path, keep: Keep) -> None:
+def prune_checkpoints(folder: Path, keep: Keep) -> None:
     """Keep the last and the best checkpoints, and sweep up what a crash left. What else lies here stays."""
-    if len(list(committed(folder))) > keep.last:  # else all of them stay, whatever they hold
+    if len(list(list_committed(folder))) > keep.last:  # else all of them stay, whatever they hold
         found = checkpoints(folder)
-        kept = {c.path for c in keep.chosen(found)}
+        kept = {c.path for c in keep.select(found)}
         for path in sorted(c.path for c in found if c.path not in kept):
             durable.discard(path)
     for name in sorted(name for name in os.listdir(folder) if name.startswith(".step-")):  # noqa: PTH208

@@ -8,7 +8,7 @@ from manyfit.core.errors import ManyfitError
 from manyfit.store.folder import RunFolder
 
 
-def describe(run: RunFolder) -> dict[str, Any]:
+def describe_run(run: RunFolder) -> dict[str, Any]:
     """State, progress and results; a damaged folder is described as far as it can be read."""
     facts: dict[str, Any] = {
         "name": run.name,
@@ -22,11 +22,11 @@ def describe(run: RunFolder) -> dict[str, Any]:
     try:
         found, snapshot = run.checkpoints(), run.snapshot()
         if found and snapshot is not None:
-            best = run.chosen(snapshot.values["export.metric"], snapshot.values["export.mode"])
+            best = run.select_checkpoint(snapshot.values["export.metric"], snapshot.values["export.mode"])
             facts |= {"step": found[-1].step, "epoch": found[-1].epoch, "metrics": dict(best.metrics)}
         if facts["state"] == "failed":
             facts["failure"] = run.failure()
-        if damaged := run.damaged():
+        if damaged := run.find_damaged():
             facts["damaged"] = list(damaged.values())
         if facts["state"] == "finished":
             summary = run.summary()
@@ -41,11 +41,11 @@ def describe(run: RunFolder) -> dict[str, Any]:
 
 
 def details(run: RunFolder) -> dict[str, Any]:
-    """Everything that `describe` says, the config, and how the run was started."""
+    """Everything that `describe_run` says, the config, and how the run was started."""
     sessions = run.sessions()
     snapshot = run.snapshot()
     return {
-        **describe(run),
+        **describe_run(run),
         "fingerprint": snapshot.fingerprint if snapshot else None,
         "config": dict(snapshot.values) if snapshot else {},
         "defaults": sorted(snapshot.defaults) if snapshot else [],

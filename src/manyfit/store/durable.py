@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from manyfit.core.errors import UsageError
-from manyfit.core.secrets import clean_file
+from manyfit.core.redaction import clean_file
 
 STAGED: Final = ".new-"
 """How a folder is called that is not ready yet; the number of its process follows."""
@@ -30,7 +30,7 @@ def _about_to(operation: str, path: Path) -> None:
         before(operation, path)
 
 
-def write(path: Path, data: bytes | str) -> None:
+def write_file(path: Path, data: bytes | str) -> None:
     """Replace a file by new content: a temporary beside it, flushed to disk, then one rename."""
     write_all({path: data})
 
@@ -93,7 +93,7 @@ def make_own(path: Path) -> None:
             return
     except FileNotFoundError:
         return
-    write(path, path.read_bytes())
+    write_file(path, path.read_bytes())
 
 
 def write_new(path: Path, data: bytes | str) -> None:

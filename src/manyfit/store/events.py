@@ -13,7 +13,7 @@ from typing import Any
 
 from manyfit.core.errors import FolderError
 from manyfit.core.files import check_file, read_bytes
-from manyfit.core.json_numbers import as_json, from_json
+from manyfit.core.json_numbers import from_json, to_json
 from manyfit.store import durable
 
 
@@ -29,7 +29,7 @@ class Event:
     def line(self) -> str:
         """The event as JSON; what JSON cannot write (nan, inf) becomes text."""
         head = {"step": self.step, "epoch": self.epoch, "time": self.time}
-        return json.dumps({**head, **as_json(self.values)}) + "\n"
+        return json.dumps({**head, **to_json(self.values)}) + "\n"
 
     @staticmethod
     def parse(line: str) -> Event:

@@ -9,7 +9,7 @@ from typing import Any
 
 from manyfit.core.errors import FolderError
 from manyfit.core.files import read_bytes
-from manyfit.core.secrets import redacted
+from manyfit.core.redaction import redact_nested
 
 
 def read_json(path: Path, fields: Mapping[str, type]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 def readable(value: Any, depth: int = 1, indent: str = "") -> str:
     """JSON that people can read: each field on a line of its own, also those inside, `depth` levels deep."""
     if not indent:
-        value = redacted(value)
+        value = redact_nested(value)
     if not depth or not value or not isinstance(value, dict | list):
         return _encode(value)
     inner = f"{indent} "

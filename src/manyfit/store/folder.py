@@ -19,7 +19,7 @@ from manyfit.config.tree.reader import read_file
 from manyfit.core.errors import FolderError, ManyfitError
 from manyfit.core.json_numbers import from_json
 from manyfit.store import durable
-from manyfit.store.checkpoint import Checkpoint, Keep, checkpoints, damaged
+from manyfit.store.checkpoint import Checkpoint, Keep, checkpoints, find_damaged
 from manyfit.store.events import Event, read_events
 from manyfit.store.files import check_fields, read_json, readable
 from manyfit.store.lock import is_owned
@@ -131,15 +131,15 @@ class RunFolder:
         """All committed checkpoints that can be read, the oldest first."""
         return checkpoints(self.checkpoint_folder)
 
-    def damaged(self) -> dict[Path, str]:
+    def find_damaged(self) -> dict[Path, str]:
         """Checkpoints that cannot be read, and why."""
-        return damaged(self.checkpoint_folder)
+        return find_damaged(self.checkpoint_folder)
 
-    def chosen(self, metric: str, mode: str) -> Checkpoint:
+    def select_checkpoint(self, metric: str, mode: str) -> Checkpoint:
         """The checkpoint that counts: the best by a metric, else the last."""
         found = self.checkpoints()
         if not found:
-            for reason in self.damaged().values():
+            for reason in self.find_damaged().values():
                 raise FolderError(reason)
             raise FolderError(f"{self.path} has no checkpoint yet")
         return Keep(metric, "max" if mode == "max" else "min").best(found) or found[-1]
@@ -147,9 +147,11 @@ class RunFolder:
     def checkpoint(self, which: str) -> Checkpoint:
         """A checkpoint by a word: `best`, `last`, or the number of a step."""
         if which == "best":
-            snapshot = self.trained()
+            snapshot = self.load_trained()
             try:
-                return self.chosen(snapshot.values["export.metric"], snapshot.values["export.mode"])
+                return self.select_checkpoint(
+                    snapshot.values["export.metric"], snapshot.values["export.mode"]
+                )
             except KeyError as error:
                 raise FolderError(f"{self.resolved} is damaged: it does not say {error}") from error
         found = {str(c.step): c for c in self.checkpoints()}
@@ -181,7 +183,7 @@ class RunFolder:
         """The resolved config of the run's last start."""
         return snapshot(read_file(self.resolved)) if self.resolved.exists() else None
 
-    def trained(self) -> Snapshot:
+    def load_trained(self) -> Snapshot:
         """The resolved config of a run that has been trained; an error if it was not, or is not there."""
         if not self.path.is_dir():
             meant = self.path.parent / "runs" / self.path.name
@@ -192,7 +194,7 @@ class RunFolder:
             raise FolderError(f"{self.path} has not been trained: it has no config.resolved.yaml")
         return found
 
-    def frozen(self) -> dict[str, Any]:
+    def load_frozen(self) -> dict[str, Any]:
         """The derived values that were fixed when the run first started."""
         if not self.resolved.exists():
             return {}
@@ -224,7 +226,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the closing summary: from now on the run is finished."""
-        durable.write(self.reports / "summary.json", readable(summary, 2) + "\n")
+        durable.write_file(self.reports / "summary.json", readable(summary, 2) + "\n")
 
     def failure(self) -> dict[str, Any]:
         """Why the run failed; empty if it did not, or was started again since."""
@@ -234,7 +236,7 @@ class RunFolder:
         """Say why the run failed."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         text = json.dumps({"kind": kind, "message": message, "step": step, "time": now}, indent=1)
-        durable.write(self.failure_file, text + "\n")
+        durable.write_file(self.failure_file, text + "\n")
 
     def _is_extended(self, summary: Mapping[str, Any]) -> bool:
         """Whether a finished run was started again, to be trained longer, and has not got there."""
@@ -255,7 +257,7 @@ class RunFolder:
             return "damaged"
         if is_owned(self.path):
             return "running"
-        if not found and self.damaged():
+        if not found and self.find_damaged():
             return "damaged"
         if failure:
             return "failed"

@@ -27,14 +27,14 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def hold_lock(folder: Path) -> Iterator[None]:
     """Hold a folder, or say who holds it.
 
     It is made if need be, those above it are not: a study may have been moved away with its trials.
     """
     folder.mkdir(exist_ok=True)
-    with _opened(folder / ".lock") as file:
-        if not _acquired(file):
+    with _open(folder / ".lock") as file:
+        if not _acquire(file):
             file.seek(0)
             raise RunConflict(
                 f"{folder} is in use by another process (pid {file.read().strip() or 'unknown'})"
@@ -50,7 +50,7 @@ def owned(folder: Path) -> Iterator[None]:
             _held.remove(file)
 
 
-def _opened(path: Path) -> TextIO:
+def _open(path: Path) -> TextIO:
     """Open the lock file; a link there would lead out of the folder."""
     check_file(path)
     if path.is_dir():
@@ -63,7 +63,7 @@ def _opened(path: Path) -> TextIO:
         raise
 
 
-def _acquired(file: TextIO) -> bool:
+def _acquire(file: TextIO) -> bool:
     """Take the lock; a short wait, because whoever looks whether it is held holds it for a moment."""
     for pause in (0.05, 0.2, None):
         try:

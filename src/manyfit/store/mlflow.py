@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from manyfit.config.identity import digest
+from manyfit.config.identity import hash_data
 from manyfit.core.json_numbers import as_json_tree
-from manyfit.core.lazy import optional
-from manyfit.core.secrets import redact
+from manyfit.core.lazy import import_optional
+from manyfit.core.redaction import redact
 from manyfit.store import durable
 from manyfit.store.events import Event
 from manyfit.store.files import check_fields, read_json
@@ -36,7 +36,7 @@ RECORD: Final[Mapping[str, type]] = {
 }
 
 
-def prepared() -> Any:
+def load_client() -> Any:
     """The client of MLflow, imported, quiet, and with little patience.
 
     To be called before a thread mirrors anything: imports and changes of the environment belong to the main
@@ -45,7 +45,7 @@ def prepared() -> Any:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    mlflow = optional("mlflow", "mlflow")
+    mlflow = import_optional("mlflow", "mlflow")
     for noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     return mlflow.MlflowClient
@@ -69,22 +69,22 @@ class MlflowMirror:
         self, events: Sequence[Event], summary: Mapping[str, Any] | None = None, status: str = "RUNNING"
     ) -> int:
         """Bring MLflow up to date with the committed log, and with the evaluation; return the rows sent."""
-        client = prepared()(tracking_uri=self.uri)
+        client = load_client()(tracking_uri=self.uri)
         record = self._record()
         if not record["run_id"] or self._is_gone(client, record["run_id"]) or self._is_another(record):
-            made = self._create(client, self.folder.name, self.tags, self._started())
+            made = self._create(client, self.folder.name, self.tags, self._read_start())
             record = {**self._empty(), "run_id": made}
             self._keep(record)
-        if record["params"] != digest(self._texts()):
+        if record["params"] != hash_data(self._texts()):
             for run_id in filter(None, (record["run_id"], record["evaluation_id"])):
                 self._send_params(client, run_id)
-            record["params"] = digest(self._texts())
+            record["params"] = hash_data(self._texts())
             self._keep(record)
         fresh = events[record["rows"] :]
         self._send(client, record["run_id"], [(e, e.values) for e in fresh])
         record["rows"] = max(record["rows"], len(events))
         self._keep(record)
-        found = digest(as_json_tree(dict(summary))) if summary else ""
+        found = hash_data(as_json_tree(dict(summary))) if summary else ""
         if summary and events and record.get("summary") != found:
             self._evaluation(client, record, events[-1], summary)
             self._send_files(client, record["run_id"])
@@ -157,9 +157,9 @@ class MlflowMirror:
 
     def _is_another(self, record: Mapping[str, Any]) -> bool:
         """Whether nothing was sent but the parameters of a run that was then begun anew with others."""
-        return not record["rows"] and bool(record["params"]) and record["params"] != digest(self._texts())
+        return not record["rows"] and bool(record["params"]) and record["params"] != hash_data(self._texts())
 
-    def _started(self) -> int | None:
+    def _read_start(self) -> int | None:
         """When the run was first started, in milliseconds."""
         sessions = self.folder.sessions()
         if not sessions:
@@ -201,7 +201,7 @@ class MlflowMirror:
 
     def _keep(self, record: Mapping[str, Any]) -> None:
         every = {**read_json(self._file, {}), redact(self.uri): record}
-        durable.write(self._file, json.dumps(every, indent=1) + "\n")
+        durable.write_file(self._file, json.dumps(every, indent=1) + "\n")
 
     @property
     def _file(self) -> Path:

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from manyfit.core.secrets import redacted
+from manyfit.core.redaction import redact_nested
 from manyfit.store import durable
 from manyfit.store.files import readable
 from manyfit.store.folder import RunFolder
@@ -39,9 +39,9 @@ MAX_DIFF = 1_000_000
 MAX_FILES = 500
 
 
-def record(run: RunFolder, project: Path, facts: Mapping[str, Any]) -> None:
+def record_start(run: RunFolder, project: Path, facts: Mapping[str, Any]) -> None:
     """Add this start to a provenance file."""
-    durable.write(run.provenance, added(run, session(project, facts)))
+    durable.write_file(run.provenance, append_start(run, session(project, facts)))
 
 
 def session(project: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,9 +63,9 @@ def brief_session(study: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"started": started, "study": study, "versions": {}, "code": {}, **facts}
 
 
-def added(run: RunFolder, session: Mapping[str, Any]) -> str:
+def append_start(run: RunFolder, session: Mapping[str, Any]) -> str:
     """The provenance file with one more start. Secrets are taken out of everything that is written."""
-    return readable(redacted({"sessions": [*run.sessions(), session]}), 3) + "\n"
+    return readable(redact_nested({"sessions": [*run.sessions(), session]}), 3) + "\n"
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from manyfit.core.errors import RunFailed, kind_of
+from manyfit.core.errors import RunFailed, classify_error
 from manyfit.core.state import State
 from manyfit.store import checkpoint
 from manyfit.store.buffers import Buffers, separate
@@ -125,7 +125,7 @@ class Writer:
                 f"a checkpoint could not be written to {self._folder}: {reason}; "
                 "what was committed before is whole, and the same command goes on from there"
             )
-            failed.kind = kind_of(self._error)
+            failed.kind = classify_error(self._error)
             raise failed from self._error
 
     def _next(self) -> _Waiting | None:
@@ -134,7 +134,7 @@ class Writer:
     def _drop(self) -> None:
         """Forget what waits and would be removed at once."""
         notes = [waiting.note for waiting in self._waiting]
-        kept = {note.step for note in self._keep.ranked(notes)[: self._keep.top]}
+        kept = {note.step for note in self._keep.rank(notes)[: self._keep.top]}
         kept |= {waiting.note.step for waiting in self._due()[-self._keep.last :]}
         if notes:
             kept.add(notes[-1].step)
@@ -165,9 +165,9 @@ class Writer:
 
     def _write(self, found: _Waiting) -> None:
         self._log.write_out()
-        checkpoint.save(self._folder, found.state, found.note, self._log.sync)
+        checkpoint.save_checkpoint(self._folder, found.state, found.note, self._log.sync)
         log.debug("wrote the checkpoint of step %d", found.note.step)
-        checkpoint.prune(self._folder, self._keep)
+        checkpoint.prune_checkpoints(self._folder, self._keep)
         with self._changed:
             self._give_back(found)
             self._done, self._busy = max(self._done, found.note.log_length), False

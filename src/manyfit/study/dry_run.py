@@ -18,8 +18,8 @@ from manyfit.study.drive.rehearsal import rehearsals
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import places, usable_cores
 from manyfit.study.ledger.ledger import read_only
-from manyfit.study.result import seeded
-from manyfit.study.search.survey import Survey, survey
+from manyfit.study.result import select_seeds
+from manyfit.study.search.plan import StudyPlan, plan_study
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord
 from manyfit.study.work.training import Training
@@ -36,9 +36,9 @@ def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
     before: list[PointRecord] = []
     if folder.ledger.is_file():
         points, facts, _ = read_only(folder.ledger)
-        before = seeded(points, facts)
-    found = survey(study, [point for point in before if point.origin == "asked"])
-    failed = _rehearsed(study, found)
+        before = select_seeds(points, facts)
+    found = plan_study(study, [point for point in before if point.origin == "asked"])
+    failed = _rehearse(study, found)
     if failed:
         lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
         raise ComponentFailed(
@@ -47,7 +47,7 @@ def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
     return _summary(study, found, before)
 
 
-def _rehearsed(study: StudyConfig, found: Survey) -> dict[str, str]:
+def _rehearse(study: StudyConfig, found: StudyPlan) -> dict[str, str]:
     """Rehearse in this process, from the config in memory: a dry run leaves no file behind."""
     engine = Inline(_InMemory("", study.objective.metric, study_config=study), Watch())
     with contextlib.closing(engine):
@@ -66,7 +66,7 @@ class _InMemory(Training):
         return self.study_config.base
 
 
-def _summary(study: StudyConfig, found: Survey, before: list[PointRecord]) -> dict[str, Any]:
+def _summary(study: StudyConfig, found: StudyPlan, before: list[PointRecord]) -> dict[str, Any]:
     epochs, seeds = study.base.run.train.epochs, len(study.seeds)
     done = sum(min(trial.epoch, epochs) for point in before for trial in point.trials)
     todo = max(0.0, found.planned * seeds * epochs - done)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from manyfit.config.study.study import StudyConfig, load_study
 from manyfit.core.errors import UsageError
-from manyfit.core.signals import watched
+from manyfit.core.signals import watch_signals
 from manyfit.data.randomness import own_randomness
-from manyfit.study.search.survey import survey
+from manyfit.study.search.plan import plan_study
 from manyfit.study.sweep import write_base
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import trial_name
@@ -32,7 +32,7 @@ def trials_of(study: StudyConfig) -> list[Trial]:
     folder = StudyFolder(study.folder)
     return [
         Trial(id_, str(folder.trial(id_).path), item.values, seed)
-        for item in survey(study, []).candidates
+        for item in plan_study(study, []).candidates
         for seed in study.seeds
         for id_ in [trial_name(item.id, seed)]
     ]
@@ -47,7 +47,7 @@ def train_share(place: Path, task: int, of: int) -> list[Outcome]:
         raise UsageError(f"the share must be between 0 and {of - 1}, not {task}")
     folder = StudyFolder(study.folder)
     folder.trials.mkdir(exist_ok=True)
-    with watched() as watch, own_randomness():
+    with watch_signals() as watch, own_randomness():
         base = str(write_base(study, folder))
         work, found = Training(base, study.objective.metric), list[Outcome]()
         for trial in trials_of(study)[task::of]:

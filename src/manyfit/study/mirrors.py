@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.core.errors import FolderError
-from manyfit.core.lazy import optional
-from manyfit.core.secrets import redact
-from manyfit.run.callbacks.tracking import address_of, committed_events, mlflow_mirror
+from manyfit.core.lazy import import_optional
+from manyfit.core.redaction import redact
+from manyfit.run.callbacks.tracking import mlflow_mirror, read_committed, resolve_uri
 from manyfit.store import durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder
 from manyfit.store.tensorboard import TensorBoardMirror
 from manyfit.study.ledger.ledger import read_only
-from manyfit.study.result import seeded
+from manyfit.study.result import select_seeds
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, TrialRecord
 
@@ -28,12 +28,12 @@ def mirror(place: Path, tensorboard: bool, mlflow: Any) -> dict[str, int]:
     """Bring the mirrors of a study up to date; return how many trials each has."""
     folder = StudyFolder(place)
     points, facts, _ = read_only(folder.ledger)
-    trials = [(point, trial) for point in seeded(points, facts) for trial in point.trials if trial.step]
+    trials = [(point, trial) for point in select_seeds(points, facts) for trial in point.trials if trial.step]
     sent: dict[str, int] = {}
     if tensorboard:
         sent["tensorboard"] = to_tensorboard(folder, trials, facts)
     if mlflow is not None:
-        sent["mlflow"] = to_mlflow(folder, trials, facts, address_of(mlflow, RunFolder(place)))
+        sent["mlflow"] = to_mlflow(folder, trials, facts, resolve_uri(mlflow, RunFolder(place)))
     return sent
 
 
@@ -48,7 +48,7 @@ def to_tensorboard(
     curves.mkdir(exist_ok=True)
     for point, trial in trials:
         place = curves / f"{point.number}-seed-{trial.seed}"
-        events = committed_events(folder.trial(trial.id))
+        events = read_committed(folder.trial(trial.id))
         shown = {key: _plain(value) for key, value in point.values.items()}
         first = hparams.hparams_pb({**shown, "seed": trial.seed}, trial_id=trial.id)
         written = TensorBoardMirror(place, events)
@@ -67,7 +67,7 @@ def to_mlflow(
     folder: StudyFolder, trials: list[tuple[PointRecord, TrialRecord]], facts: dict[str, Any], uri: str
 ) -> int:
     """Send a run for the study, and below it one for each trial; what was sent before is not sent again."""
-    mlflow = optional("mlflow", "mlflow")
+    mlflow = import_optional("mlflow", "mlflow")
     client = mlflow.MlflowClient(tracking_uri=uri)
     parent = ""
     for point, trial in trials:
@@ -82,7 +82,7 @@ def to_mlflow(
         summary = run.summary()
         over = bool(summary) and summary.get("step") == trial.step
         found.tags = tags
-        found.sync(committed_events(run), summary if over else None, _status(point, trial))
+        found.sync(read_committed(run), summary if over else None, _status(point, trial))
     if parent:
         _best(client, parent, trials, facts)
     return len(trials)
@@ -105,7 +105,9 @@ def _parent(client: Any, folder: StudyFolder, experiment: str, facts: dict[str, 
     number = found.experiment_id if found is not None else client.create_experiment(experiment)
     tags = {"manyfit.study": folder.name, "manyfit.objective": json.dumps(facts["objective"])}
     made = client.create_run(number, tags=tags, run_name=folder.name)
-    durable.write(file, json.dumps({**known, redact(uri): {"run_id": made.info.run_id}}, indent=1) + "\n")
+    durable.write_file(
+        file, json.dumps({**known, redact(uri): {"run_id": made.info.run_id}}, indent=1) + "\n"
+    )
     return str(made.info.run_id)
 
 

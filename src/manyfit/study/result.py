@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyfit.core.errors import FolderError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.store.lock import is_owned
 from manyfit.study.ledger.ledger import Read, read_only
 from manyfit.study.work.folder import StudyFolder
@@ -77,7 +77,7 @@ class Study:
     @property
     def trials(self) -> pandas.DataFrame:
         """One row for each trial: point, seed, state, value, epochs, and the values of the space."""
-        pandas = optional("pandas", "search")
+        pandas = import_optional("pandas", "search")
         return pandas.DataFrame(rows(self.folder))
 
     def load_model(self) -> Any:
@@ -91,7 +91,7 @@ def read_study(place: str | os.PathLike[str], read: Read | None = None) -> Study
     """Read a study from its folder, also while it is running. `read` is its ledger, if it was read."""
     folder = StudyFolder(Path(place))
     points, facts, _ = read or read_only(folder.ledger)
-    current = seeded(points, facts)
+    current = select_seeds(points, facts)
     objective = facts.get("objective", {"metric": "val_loss", "mode": "min"})
     sign = 1 if objective["mode"] == "min" else -1
     failures: dict[str, int] = {}
@@ -112,7 +112,7 @@ def read_study(place: str | os.PathLike[str], read: Read | None = None) -> Study
     )
 
 
-def seeded(points: Sequence[PointRecord], facts: Mapping[str, Any]) -> list[PointRecord]:
+def select_seeds(points: Sequence[PointRecord], facts: Mapping[str, Any]) -> list[PointRecord]:
     """The points that the study has now, with the trials of the seeds that it has now."""
     seeds = facts.get("seeds")
     current = [point for point in points if point.current]
@@ -143,7 +143,7 @@ def rows(place: Path) -> list[dict[str, Any]]:
     points, facts, _ = read_only(folder.ledger)
     owned = is_owned(folder.path)
     found = []
-    for point in seeded(points, facts):
+    for point in select_seeds(points, facts):
         for trial in point.trials:
             state = trial.state if trial.state != "running" or owned else "interrupted"
             found.append(

@@ -9,7 +9,7 @@ from typing import Any
 from manyfit.core.errors import ManyfitError
 from manyfit.store.lock import is_owned
 from manyfit.study.ledger.ledger import Read, read_only
-from manyfit.study.result import seeded
+from manyfit.study.result import select_seeds
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, TrialRecord
 
@@ -18,7 +18,7 @@ def status(place: Path, read: Read | None = None) -> dict[str, Any]:
     """State, counts, what is being trained, and failures in groups. `read` is its ledger, if it was read."""
     folder = StudyFolder(place)
     points, facts, decisions = read or read_only(folder.ledger)
-    current, running = seeded(points, facts), is_owned(folder.path)
+    current, running = select_seeds(points, facts), is_owned(folder.path)
     trials = [trial for point in current for trial in point.trials]
     asked = sum(point.origin == "asked" for point in current)
     planned = max(0, (facts.get("trials") or 0) - asked) if asked else 0
@@ -35,7 +35,7 @@ def status(place: Path, read: Read | None = None) -> dict[str, Any]:
         "steps": sum(trial.step for trial in trials),
         "seconds": round(float(facts.get("seconds") or 0.0), 1),
         "training": [_live(folder, t, facts) for t in trials if t.state == "running" and running],
-        "failures": failures(current),
+        "failures": group_failures(current),
         "decisions": len(decisions),
     }
 
@@ -59,7 +59,7 @@ def _state(point: PointRecord, trial: Any, running: bool) -> str:
     return str(trial.state)
 
 
-def failures(points: list[PointRecord]) -> list[dict[str, Any]]:
+def group_failures(points: list[PointRecord]) -> list[dict[str, Any]]:
     """Failures at the same place once, with the trials that have met them."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for point in points:

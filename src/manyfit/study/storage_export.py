@@ -8,25 +8,25 @@ from pathlib import Path
 
 from manyfit.config.study.study import load_study
 from manyfit.core.errors import UsageError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.study.ledger.ledger import read_only
-from manyfit.study.result import rows, seeded
+from manyfit.study.result import rows, select_seeds
 from manyfit.study.search.decisions import View
-from manyfit.study.search.sampling import Observation, frozen_trial
+from manyfit.study.search.sampling import Observation, to_optuna_trial
 from manyfit.study.work.folder import StudyFolder
 
 
 def to_optuna(place: Path, storage: str) -> tuple[str, int]:
     """Write every point of the space as a trial of Optuna; return the study's name and how many they are."""
-    optuna = optional("optuna", "search")
+    optuna = import_optional("optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder, study = StudyFolder(place), load_study(place)
     points, facts, _ = read_only(folder.ledger)
     found = []
-    for point in seeded(points, facts):
+    for point in select_seeds(points, facts):
         view, sign = View(point, study.objective.sign), study.objective.sign
         state = "running" if view.state == "waiting" else view.state
-        trial = frozen_trial(
+        trial = to_optuna_trial(
             study, Observation(point.values, state, point.value(sign), int(view.record.granted or 0))
         )
         if trial is None:

@@ -18,7 +18,7 @@ from manyfit.config.schema.run import Submit
 from manyfit.config.study.study import load_study
 from manyfit.config.tree.project import project_root
 from manyfit.core.errors import UsageError
-from manyfit.core.secrets import without_values
+from manyfit.core.redaction import without_values
 from manyfit.core.text import printable_line
 from manyfit.run.train import place as run_place
 from manyfit.store import durable
@@ -36,7 +36,7 @@ OPTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SubmittedJob:
     """A script, where it lies, and what has become of it."""
 
     file: Path
@@ -50,7 +50,7 @@ class Job:
 
 def submit(
     place: Path, given: dict[str, Any], *, overrides: Sequence[str] = (), only_show: bool = False
-) -> Job:
+) -> SubmittedJob:
     """Write the script of a run or a study, and send it if there is an `sbatch`."""
     resources = replace(resources_of(place, overrides), **given)
     job = job_of(place, resources, overrides)
@@ -60,18 +60,18 @@ def submit(
     if sbatch is not None:
         check_queue(resources.max_queued, job.tasks)
     job.file.parent.mkdir(parents=True, exist_ok=True)
-    durable.write(job.file, job.script)
+    durable.write_file(job.file, job.script)
     if sbatch is None:
         return job
-    sent = send(sbatch, job.file)
+    sent = submit_script(sbatch, job.file)
     if job.then:
         after = job.file.with_name("submit-sweep.sh")
-        durable.write(after, job.then)
-        sent += f", then {send(sbatch, after, [f'--dependency=afterany:{sent}'])}"
+        durable.write_file(after, job.then)
+        sent += f", then {submit_script(sbatch, after, [f'--dependency=afterany:{sent}'])}"
     return replace(job, sent=f"submitted as job {sent}")
 
 
-def send(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
+def submit_script(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
     """Hand a script to Slurm; return the number of the job."""
     command = [sbatch, "--parsable", *options, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -84,20 +84,20 @@ def send(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
 def resources_of(place: Path, overrides: Sequence[str]) -> Submit:
     """What the config says about jobs."""
     config = (
-        load_study(place, overrides).base if is_study(place) else load_config(place, overrides, trust=True)
+        load_study(place, overrides).base if names_study(place) else load_config(place, overrides, trust=True)
     )
     return config.run.submit
 
 
-def is_study(place: Path) -> bool:
+def names_study(place: Path) -> bool:
     """Whether a path means a study."""
     return place.name == "study.yaml" or (place / "study.yaml").is_file()
 
 
-def job_of(place: Path, resources: Submit, overrides: Sequence[str]) -> Job:
+def job_of(place: Path, resources: Submit, overrides: Sequence[str]) -> SubmittedJob:
     """The script of a run or a study."""
     then = ""
-    if is_study(place):
+    if names_study(place):
         folder = (place.parent if place.name == "study.yaml" else place).resolve()
         study = load_study(folder)
         tasks = len(trials_of(study)) if not is_shareable(study) else 1
@@ -113,7 +113,7 @@ def job_of(place: Path, resources: Submit, overrides: Sequence[str]) -> Job:
     else:
         folder = run_place(place, None).resolve()
         tasks, command = 1, ["manyfit", "train", str(place.resolve()), *overrides]
-    return Job(folder / "submit.sh", script(folder, command, resources, tasks), tasks, then)
+    return SubmittedJob(folder / "submit.sh", script(folder, command, resources, tasks), tasks, then)
 
 
 def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) -> str:
@@ -136,7 +136,7 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
         [
             "#!/bin/bash",
             "# Written by manyfit.",
-            *(f"#SBATCH {quoted(printable_line(line))}" for line in lines),
+            *(f"#SBATCH {quote_option(printable_line(line))}" for line in lines),
             "",
             f"cd {shlex.quote(str(project_root(folder)))} || exit 1",
             *resources.setup,
@@ -159,7 +159,7 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
     )
 
 
-def quoted(option: str) -> str:
+def quote_option(option: str) -> str:
     """An option for a line of sbatch, in which blanks divide."""
     name, equals, value = option.partition("=")
     return f'{name}{equals}"{value}"' if equals and any(c in value for c in " '") else option

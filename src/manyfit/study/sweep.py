@@ -21,19 +21,26 @@ from manyfit.config.tree.overrides import Overrides
 from manyfit.config.tree.reader import dump, read_file
 from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.core.files import make_folder, read_text
-from manyfit.core.secrets import redact
-from manyfit.core.signals import Watch, watched
+from manyfit.core.redaction import redact
+from manyfit.core.signals import Watch, watch_signals
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build.user_code import main_classes
-from manyfit.run.loop.journal import logged
+from manyfit.run.loop.journal import log_to
 from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder
-from manyfit.store.lock import owned
-from manyfit.study.drive.display import Shown, Silent, shown_for
+from manyfit.store.lock import hold_lock
+from manyfit.study.drive.display import Display, Silent, choose_display
 from manyfit.study.drive.driver import Driver, Options
 from manyfit.study.drive.inbox import Inbox, number_of
-from manyfit.study.drive.reconcile import check_base, check_code, check_pauses, keep_base, reconcile, retry
-from manyfit.study.drive.rehearsal import Asking, rehearse
+from manyfit.study.drive.reconcile import (
+    check_base,
+    check_pauses,
+    check_study_code,
+    keep_base,
+    reconcile,
+    retry,
+)
+from manyfit.study.drive.rehearsal import Asking, rehearse_points
 from manyfit.study.executors.base import Executor, Work
 from manyfit.study.executors.choose import choose
 from manyfit.study.executors.processes import prepare, usable_cores
@@ -41,8 +48,8 @@ from manyfit.study.ledger import best
 from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.mirrors import mirror
 from manyfit.study.result import Study, read_study
+from manyfit.study.search.plan import StudyPlan, plan_study
 from manyfit.study.search.sampling import is_blind, is_point
-from manyfit.study.search.survey import Survey, survey
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import trial_name
 from manyfit.study.work.training import Training
@@ -98,14 +105,14 @@ def execute(
     first = None
     if not here.ledger.exists():  # a study that cannot be started leaves no folder behind
         check_pauses(study)
-        first = survey(study)
+        first = plan_study(study)
     durable.make_place(here.path)
-    with owned(here.path), logged(here.path / "study.log"), contextlib.ExitStack() as stack:
+    with hold_lock(here.path), log_to(here.path / "study.log"), contextlib.ExitStack() as stack:
         here.check_links()
         durable.tidy(here.path)
         ledger = stack.enter_context(Ledger(here.ledger))
-        stack.enter_context(written(here.ledger))
-        watch = stack.enter_context(watched())
+        stack.enter_context(guard_ledger(here.ledger))
+        watch = stack.enter_context(watch_signals())
         stack.enter_context(own_randomness())
         if from_python:
             write_study(study, here)
@@ -121,7 +128,7 @@ def run(
     wish: Wish,
     choose: Choose,
     stack: contextlib.ExitStack,
-    found: Survey | None = None,
+    found: StudyPlan | None = None,
 ) -> None:
     """Check everything, then train, then export the best. Nothing is written before all is checked.
 
@@ -129,11 +136,11 @@ def run(
     """
     allowed = set(wish.allow_change)
     check_base(study, ledger, allowed)
-    check_code(study, ledger, allowed)
+    check_study_code(study, ledger, allowed)
     check_pauses(study)
     known = [point for point in ledger.points if point.origin == "asked"]
     if found is None or known:
-        found = survey(study, known)
+        found = plan_study(study, known)
     ready = {trial_name(id, study.base.run.seed): config for id, config in found.configs.items()}
     base = str(write_base(study, folder))
     work = Training(base, study.objective.metric, allowed=tuple(allowed), ready=ready)
@@ -149,28 +156,28 @@ def run(
         ready.clear()
     stack.callback(engine.close)
     signals = stack.enter_context(signal_pipe())
-    rehearse(study, found, ledger, engine, Asking(watch, signals))
+    rehearse_points(study, found, ledger, engine, Asking(watch, signals))
     inbox = Inbox(folder.inbox)
     stack.callback(inbox.close)
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
-    begin(driver, found, wish)
+    begin_study(driver, found, wish)
     if engine.keeps_folders:
         make_folder(folder.trials)
-    shown: Shown = Silent() if wish.quiet else shown_for(sys.stderr, study, ledger.points)
+    shown: Display = Silent() if wish.quiet else choose_display(sys.stderr, study, ledger.points)
     stack.callback(shown.close)
     driver.shown = shown
     shown.say(f"{found.planned} points × {found.seeds} seeds, {engine.slots} at once")
-    driver.options = Options(wanted(ledger, wish.only), wish.fail_fast)
+    driver.options = Options(select_points(ledger, wish.only), wish.fail_fast)
     driver.run()
     shown.close()
-    conclude(driver)
+    conclude_study(driver)
     track(study, folder)
 
 
-def begin(driver: Driver, found: Survey, wish: Wish) -> None:
+def begin_study(driver: Driver, found: StudyPlan, wish: Wish) -> None:
     """Write down what the study is now: its points, its seeds, and how it was started."""
     study, ledger = driver.study, driver.ledger
-    record(study, driver.folder, driver.executor)
+    record_study_start(study, driver.folder, driver.executor)
     with ledger.transaction():
         keep_current(study, ledger, found)
         for item in found.candidates:
@@ -189,7 +196,7 @@ def begin(driver: Driver, found: Survey, wish: Wish) -> None:
         retry(ledger, wish.retry)
 
 
-def keep_current(study: StudyConfig, ledger: Ledger, found: Survey) -> None:
+def keep_current(study: StudyConfig, ledger: Ledger, found: StudyPlan) -> None:
     """Points that the study file does not have any more do not count, but nothing is removed."""
     names = {item.id for item in found.candidates}
     for point in ledger.points:
@@ -204,11 +211,11 @@ def keep_current(study: StudyConfig, ledger: Ledger, found: Survey) -> None:
             ledger.save_point(point)
 
 
-def conclude(driver: Driver) -> None:
+def conclude_study(driver: Driver) -> None:
     """Export and evaluate the best trial, or all of them, and make room."""
     study, ledger, folder = driver.study, driver.ledger, driver.folder
     sign, objective = study.objective.sign, study.objective
-    order = best.ranked(ledger.points, sign, driver.epochs)
+    order = best.rank_points(ledger.points, sign, driver.epochs)
     if study.execute.evaluate == "all":
         todo = [(p, t) for p in order for t in p.trials if t.state == "finished"]
         driver.evaluate([item for item in todo if not best.is_evaluated(folder, item[1])])
@@ -244,7 +251,7 @@ def write_base(study: StudyConfig, folder: StudyFolder) -> Path:
     file = folder.base(hashlib.sha256(text.encode()).hexdigest())
     make_folder(file.parent)
     if not file.exists() or read_text(file) != text:
-        durable.write(file, text)
+        durable.write_file(file, text)
     return file.resolve()
 
 
@@ -256,10 +263,10 @@ def write_study(study: StudyConfig, folder: StudyFolder) -> None:
     text = plain(study.text)
     if isinstance(text["base"], str):  # in a file, paths are counted from its folder
         text["base"] = os.path.relpath(study.base.project / text["base"], folder.path.resolve())
-    durable.write(file, f"{COPIED}\n{dump(text)}")
+    durable.write_file(file, f"{COPIED}\n{dump(text)}")
 
 
-def record(study: StudyConfig, folder: StudyFolder, engine: Executor) -> None:
+def record_study_start(study: StudyConfig, folder: StudyFolder, engine: Executor) -> None:
     """Versions, hardware and code, once for all trials of this start."""
     facts = {
         "data": {},
@@ -268,10 +275,10 @@ def record(study: StudyConfig, folder: StudyFolder, engine: Executor) -> None:
         "threads": study.base.run.train.threads,
         **engine.describe(),
     }
-    provenance.record(RunFolder(folder.path), study.base.project, facts)
+    provenance.record_start(RunFolder(folder.path), study.base.project, facts)
 
 
-def wanted(ledger: Ledger, only: Sequence[str]) -> set[int] | None:
+def select_points(ledger: Ledger, only: Sequence[str]) -> set[int] | None:
     """The points that `only` names."""
     if not only:
         return None
@@ -303,7 +310,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def written(ledger: Path) -> Iterator[None]:
+def guard_ledger(ledger: Path) -> Iterator[None]:
     """Say it clearly when the ledger cannot be written, for example because the disk is full."""
     try:
         yield

@@ -9,7 +9,7 @@ import numpy as np
 
 from manyfit.core.state import State
 from manyfit.data import Order, Source, once
-from manyfit.data.nested import leaves
+from manyfit.data.nested import named_arrays
 from manyfit.learn.learner import Learner, fetch
 
 
@@ -33,7 +33,7 @@ class LearnerContract:
     def test_training_changes_the_state(self) -> None:
         """It learns something."""
         learner = self.make()
-        before = copied(learner.state())
+        before = copy_states(learner.state())
         self.train(learner, 0, 3)
         assert not equal(before, learner.state())
 
@@ -51,7 +51,7 @@ class LearnerContract:
         whole, parts, again = self.make(), self.make(), self.make()
         self.train(whole, 0, 6)
         self.train(parts, 0, 2, 1)
-        again.load(copied(parts.state()))
+        again.load(copy_states(parts.state()))
         self.train(again, 3, 3)
         left, right = whole.take()["train_loss"], again.take()["train_loss"]
         assert [float(value) for value in left] == [float(value) for value in right]
@@ -68,7 +68,7 @@ class LearnerContract:
         whole, first, second = self.make(), self.make(), self.make()
         self.train(whole, 0, 7)
         self.train(first, 0, 3)
-        second.load(copied(first.state()))
+        second.load(copy_states(first.state()))
         assert equal(first.state(), second.state())
         self.train(second, 3, 4)
         assert equal(whole.state(), second.state())
@@ -77,7 +77,7 @@ class LearnerContract:
         """`measure` gives the mean of what `evaluate` gives row by row, and learns nothing either."""
         learner, source = self.make(), self.source()
         self.train(learner, 0, 2)
-        before = copied(learner.state())
+        before = copy_states(learner.state())
         found = learner.measure(once(source, 3))
         assert equal(before, learner.state())
         rows = list(learner.evaluate(once(source, 3)))
@@ -107,7 +107,13 @@ class LearnerContract:
         """Weights, models, reasons to stop and what the model measures: one for each run."""
         learner = self.make()
         self.train(learner, 0, 2)
-        for found in (learner.models, learner.stopped(), learner.whole(), learner.weights(), learner.state()):
+        for found in (
+            learner.models,
+            learner.stop_reasons(),
+            learner.whole(),
+            learner.weights(),
+            learner.state(),
+        ):
             assert len(found) == learner.n
         assert learner.describe()
         assert learner.hardware()
@@ -120,14 +126,14 @@ class LearnerContract:
         self.train(learner, 0, 2)
         batch = next(once(self.source(), 4))
         (outputs,) = learner.evaluate(iter([batch]))
-        found = [np.asarray(value) for _, value in leaves(learner.predict(batch))]
+        found = [np.asarray(value) for _, value in named_arrays(learner.predict(batch))]
         assert np.allclose(found[0], outputs.output[0], rtol=1e-5, atol=1e-6)
 
     def test_evaluation_gives_every_row_and_learns_nothing(self) -> None:
         """One output and one loss for each row, whatever the size of the batches."""
         learner, source = self.make(), self.source()
         self.train(learner, 0, 2)
-        before = copied(learner.state())
+        before = copy_states(learner.state())
         found = list(learner.evaluate(once(source, 3)))
         assert equal(before, learner.state())
         assert np.concatenate([outputs.index for outputs in found]).tolist() == list(range(len(source)))
@@ -141,7 +147,7 @@ class LearnerContract:
         )
 
 
-def copied(states: Sequence[State]) -> list[State]:
+def copy_states(states: Sequence[State]) -> list[State]:
     """States that training does not change any more."""
     return [
         State({name: tensor.clone() for name, tensor in state.tensors.items()}, copy.deepcopy(state.values))

@@ -39,7 +39,7 @@ class Translation:
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Keys that this layout has in a mapping beside those of the run's."""
 
-    def named(self, path: str) -> str:
+    def restore_path(self, path: str) -> str:
         """A path of `tree` as the file has it."""
         return ".".join(map(str, self.own(tuple(path.split(".")))))
 
@@ -50,11 +50,11 @@ class Translation:
                 return (*self.places[path[:length]], *path[length:])
         return path
 
-    def worded(self, problem: Problem) -> Problem:
+    def restore_problem(self, problem: Problem) -> Problem:
         """A problem in the words of the file."""
         owner, _, key = problem.path.rpartition(".")
         best = problem.suggestion or nearest(key, self.further.get(owner, ()))
-        return replace(problem, path=self.named(problem.path), suggestion=best)
+        return replace(problem, path=self.restore_path(problem.path), suggestion=best)
 
     def facts(self, found: dict[Path, Any]) -> dict[Path, Any]:
         """What was learned of the places of `tree`, by those of the file."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from manyfit.config.dialects.dialect import Dialect, Translation
 from manyfit.config.schema.attributes import attributes_of, component_classes
-from manyfit.config.schema.json_types import REFERENCE, parameter, record
+from manyfit.config.schema.json_types import REFERENCE, describe_record, parameter
 from manyfit.config.schema.run import Run
 from manyfit.config.tree.nodes import Leaf, Map, Node, Path
 from manyfit.config.typed.component import Component
@@ -75,7 +75,7 @@ def is_flat(tree: Map) -> bool:
     return any(key in tree.items for key in CLASSES)
 
 
-def translate(tree: Map, project: FilePath) -> Translation:
+def translate_components(tree: Map, project: FilePath) -> Translation:
     """The same config in the layout of a run. The user's own keys are handed on as they were written."""
     problems = [_missing(tree, key, wanted) for key, wanted in REQUIRED.items() if key not in tree.items]
     if "data_dir" not in tree.items:
@@ -84,10 +84,13 @@ def translate(tree: Map, project: FilePath) -> Translation:
     for name in ("train", "evaluate", "track"):
         if not isinstance(tree.items.get(name, Map()), Map):
             problems.append(Problem(name, tree.key_origin(name), "this is not a mapping"))
-    data, model = _made(tree, "data", "data_loader_class"), _made(tree, "model", "model_builder_class")
+    data, model = (
+        _make_section(tree, "data", "data_loader_class"),
+        _make_section(tree, "model", "model_builder_class"),
+    )
     evaluate, train, track = (_section(tree, name) for name in ("evaluate", "train", "track"))
     if "evaluator_class" in tree.items:
-        made = _made(tree, "evaluator", "evaluator_class")
+        made = _make_section(tree, "evaluator", "evaluator_class")
         evaluate = evaluate.with_item("evaluator", made, tree.key_origin("evaluator_class"))
     if "epochs" in train.items:
         where = train.key_origin("epochs")
@@ -127,28 +130,28 @@ def _section(tree: Map, name: str) -> Map:
     return found if isinstance(found, Map) else Map({}, tree.key_origin(name))
 
 
-def _made(tree: Map, name: str, key: str) -> Map:
+def _make_section(tree: Map, name: str, key: str) -> Map:
     """What stands for a section in the layout of a run: a component that is given the user's whole config."""
     origin = tree.key_origin(key)
     items: dict[str, Node] = {"class": Leaf(MADE[name], origin), "settings": tree}
     origins = dict.fromkeys(items, origin)
     for own, place in PLACES.items():
         if place[-2] == name and own in tree.items:
-            items[place[-1]] = _cleaned(own, tree.items[own]) if own in CLASSES else tree.items[own]
+            items[place[-1]] = _strip_key(own, tree.items[own]) if own in CLASSES else tree.items[own]
             origins[place[-1]] = tree.key_origin(own)
     return Map(items, origin, origins)
 
 
-def _cleaned(key: str, node: Node) -> Node:
+def _strip_key(key: str, node: Node) -> Node:
     """A value that repeats its key, `'evaluator_class: evaluation.Evaluator'`, without it."""
     if not (isinstance(node, Leaf) and isinstance(node.value, str)):
         return node
     return Leaf(re.sub(rf"^\s*{key}\s*:\s*", "", node.value), node.origin)
 
 
-def schema(run: Any) -> dict[str, Any]:
+def component_schema(run: Any) -> dict[str, Any]:
     """Describe a config of five components: reserved keys, and sections of classes with attributes."""
-    known = record(Run, {})["properties"]
+    known = describe_record(Run, {})["properties"]
     properties = {key: known[key] for key in SHARED if key in known}
     properties |= {key: {"type": "string"} for key in (*CLASSES, "data_dir", "extend")}
     properties |= {
@@ -171,7 +174,7 @@ def schema(run: Any) -> dict[str, Any]:
     }
 
 
-def fed_by(data: Component) -> str:
+def find_preprocessor(data: Component) -> str:
     """The preprocessor, by its name."""
     made = data.params.get("preprocessor")
     return f"{made.__module__}.{made.__qualname__}" if isinstance(made, type) else f"data: {data.path}"
@@ -180,7 +183,7 @@ def fed_by(data: Component) -> str:
 FIVE_COMPONENTS: Final = Dialect(
     "five components",
     is_flat,
-    translate,
+    translate_components,
     epochs=("epochs",),
     alone=True,
     reserved=RESERVED,
@@ -188,6 +191,6 @@ FIVE_COMPONENTS: Final = Dialect(
     optimizer_keys=("train.optimizer", "train.groups", "model_builder"),
     adapters=frozenset(MADE.values()),
     key_beside=lambda name: name,
-    fed_by=fed_by,
-    schema=schema,
+    fed_by=find_preprocessor,
+    schema=component_schema,
 )

@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from manyfit.config.dialects.dialect import Dialect, Translation
-from manyfit.config.schema.json_types import REFERENCE, known_class, parameter, record, value
+from manyfit.config.schema.json_types import REFERENCE, describe_class, describe_record, parameter, value
 from manyfit.config.schema.run import Run, Train
 from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, Unresolved, class_word
 from manyfit.config.tree.project import below, project_root
@@ -23,7 +23,7 @@ from manyfit.config.typed.kinds import Kind
 from manyfit.config.typed.roles import DATA, FEEDER
 from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import Problem
-from manyfit.core.names import listing, nearest, show
+from manyfit.core.names import listing, nearest, show_value
 
 log = logging.getLogger("manyfit")
 
@@ -72,7 +72,7 @@ def find_variant(
     ]
     if not found:
         return None
-    chosen, others = found[0], [file for file in found[1:] if not is_shipped(file)]
+    chosen, others = found[0], [file for file in found[1:] if not is_shipped_variant(file)]
     others = [file for file in others if file.resolve() != chosen.resolve()]
     if others:
         log.warning("the variant %s is %s; not used: %s", name, chosen, ", ".join(map(str, others)))
@@ -93,14 +93,14 @@ def variant_names(folders: Sequence[FilePath] = ()) -> list[str]:
     return list(dict.fromkeys(file.stem for file in found))
 
 
-def is_shipped(file: FilePath) -> bool:
+def is_shipped_variant(file: FilePath) -> bool:
     """Whether a config is one of those that come with manyfit."""
     return file.resolve().is_relative_to(SHIPPED.resolve())
 
 
-def root_of(file: FilePath) -> FilePath | None:
+def find_project(file: FilePath) -> FilePath | None:
     """The project of a variant: one that is shipped belongs to whoever uses it; None for other configs."""
-    if is_shipped(file):
+    if is_shipped_variant(file):
         return project_root(FilePath.cwd())
     root = project_root(file)
     return root.parent if root.name == "config" and file.parent == root / "variants" else None
@@ -118,7 +118,7 @@ def is_variant(tree: Map) -> bool:
     return by_train or (isinstance(model, Map) and "model_dir" in model.items)
 
 
-def translate(tree: Map, project: FilePath) -> Translation:
+def translate_variant(tree: Map, project: FilePath) -> Translation:
     """The same config in the layout of a run."""
     problems: list[Problem] = []
     train, model = _section(tree, "train", problems), _section(tree, "model", problems)
@@ -139,7 +139,7 @@ def translate(tree: Map, project: FilePath) -> Translation:
     made, source = _model(tree, model, project, problems)
     if source is not None:
         items["src_code_path"] = Leaf(source, model.origin)
-    items |= {"data": Map(data, where, origins), "train": _trained(train, problems)}
+    items |= {"data": Map(data, where, origins), "train": _translate_train(train, problems)}
     if "model" in tree.items:
         items["model"] = made
     export, assumed = items.get("export", Map({}, tree.origin)), dict[Path, Any]()
@@ -206,7 +206,7 @@ def _check_classes(node: Node | None, at: str, problems: list[Problem]) -> None:
         _check_classes(item, f"{at}.{key}", problems)
 
 
-def _trained(train: Map, problems: list[Problem]) -> Map:
+def _translate_train(train: Map, problems: list[Problem]) -> Map:
     """`train` in the layout of a run: how often something happens stands under `every`."""
     known = signature_of(Train).parameters
     items = {key: item for key, item in train.items.items() if key in known}
@@ -223,9 +223,9 @@ def _trained(train: Map, problems: list[Problem]) -> Map:
         )
     cadences = {
         # Whichever is due first; and whatever is validated is kept.
-        "checkpoint": _joined([*(checkpoint or ["auto"]), "validation"], train, CHECKPOINT),
-        "validate": _joined(validate[:1], train, VALIDATE),
-        "log": _joined(_cadences(train, SUMMARY, problems), train, SUMMARY),
+        "checkpoint": _join_cadences([*(checkpoint or ["auto"]), "validation"], train, CHECKPOINT),
+        "validate": _join_cadences(validate[:1], train, VALIDATE),
+        "log": _join_cadences(_cadences(train, SUMMARY, problems), train, SUMMARY),
     }
     for (at, leaf), names in zip(cadences.items(), (CHECKPOINT, VALIDATE, SUMMARY), strict=True):
         if leaf is not None and at not in every.items:
@@ -260,7 +260,7 @@ def _cadences(train: Map, names: dict[str, str], problems: list[Problem]) -> lis
         if not _is_amount(number, whole=unit == "ba"):
             wanted = "a whole number above 0" if unit == "ba" else "a number of seconds above 0"
             problems.append(
-                Problem(f"train.{key}", node.origin, "not a possible value", wanted, show(number))
+                Problem(f"train.{key}", node.origin, "not a possible value", wanted, show_value(number))
             )
             continue
         found.append(f"{Decimal(str(number)):f}{unit}")
@@ -274,7 +274,7 @@ def _is_amount(number: object, whole: bool) -> bool:
     return 1e-6 <= number < 1e12 and (isinstance(number, int) or not whole)
 
 
-def _joined(cadences: list[str], train: Map, names: dict[str, str]) -> Leaf | None:
+def _join_cadences(cadences: list[str], train: Map, names: dict[str, str]) -> Leaf | None:
     where = next((train.key_origin(key) for key in names if key in train.items), train.origin)
     return Leaf(",".join(cadences), where) if cadences else None
 
@@ -285,11 +285,13 @@ def _model(tree: Map, model: Map, project: FilePath, problems: list[Problem]) ->
     named = model.items.get(word)
     if not (isinstance(named, Leaf) and isinstance(named.value, str)):
         return made, None
-    text, source = _registered(tree, named, project, problems)
+    text, source = _find_registered(tree, named, project, problems)
     return made.with_item(word, Leaf(text, named.origin), model.key_origin(word)), source
 
 
-def _registered(tree: Map, named: Leaf, project: FilePath, problems: list[Problem]) -> tuple[str, str | None]:
+def _find_registered(
+    tree: Map, named: Leaf, project: FilePath, problems: list[Problem]
+) -> tuple[str, str | None]:
     """`file:Class`, from the project's registry, from the one that is shipped, or from a module."""
     text = str(named.value)
     file, colon, name = text.partition(":")
@@ -397,14 +399,14 @@ def _folder(model: Map, problems: list[Problem]) -> str | None:
 # -- what else belongs to it ------------------------------------------------------------------------
 
 
-def schema(run: Any) -> dict[str, Any]:
+def variant_schema(run: Any) -> dict[str, Any]:
     """Describe a variant: a model with its parameters, and feeders and cadences under `train`."""
-    known = record(Run, {})["properties"]
+    known = describe_record(Run, {})["properties"]
     train, number = known["train"], {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, REFERENCE]}
     feeders: dict[str, Any] = {}
     for key, split in FEEDERS.items():
         feeder = run.data.params.get(split)
-        found: Any = known_class(feeder.path, FEEDER) if isinstance(feeder, Component) else None
+        found: Any = describe_class(feeder.path, FEEDER) if isinstance(feeder, Component) else None
         feeders[key] = {**found, "required": []} if found is not None else {"type": "object"}
         feeders[key].setdefault("properties", {})["type"] = {"type": "string"}
     cadences = dict.fromkeys((*CHECKPOINT, *VALIDATE, *SUMMARY), number)
@@ -437,14 +439,14 @@ def schema(run: Any) -> dict[str, Any]:
 VARIANTS: Final = Dialect(
     "variants",
     is_variant,
-    translate,
+    translate_variant,
     folder_key="model.model_dir",
     key_beside=lambda name: f"train.{name}",
     fed_by=lambda data: "train.train_feeder",
-    schema=schema,
+    schema=variant_schema,
     find=find_variant,
     names=variant_names,
-    root_of=root_of,
-    is_shipped=is_shipped,
+    root_of=find_project,
+    is_shipped=is_shipped_variant,
     adopt=with_shipped,
 )

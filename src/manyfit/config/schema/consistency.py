@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from manyfit.config.schema.run import FORMATS, Freeze, Run, Train, every_scheduler
 from manyfit.config.typed import extensions
-from manyfit.config.typed.cadence import Cadence, several
+from manyfit.config.typed.cadence import Cadence, parse_cadences
 from manyfit.config.typed.signatures import signature_of
 from manyfit.config.typed.torch_facts import RATES
 from manyfit.core.names import listing, nearest
@@ -61,7 +61,7 @@ def _formats(run: Run) -> Iterator[Contradiction]:
 
 
 def _names(run: Run) -> Iterator[Contradiction]:
-    named = [(name, ("train", "metrics", key)) for name, key, _ in run.train.named_metrics()]
+    named = [(name, ("train", "metrics", key)) for name, key, _ in run.train.list_metrics()]
     named += [(name, ("evaluate", "functions", name)) for name in run.evaluate.functions]
     seen: set[str] = set()
     for name, where in named:
@@ -74,8 +74,8 @@ def _names(run: Run) -> Iterator[Contradiction]:
 
 
 def _metrics(run: Run) -> Iterator[Contradiction]:
-    known = run.measured()
-    for path, metric in chosen(run):
+    known = run.list_logged()
+    for path, metric in find_deciding_metrics(run):
         if known is not None and metric not in known:
             yield Contradiction(
                 path,
@@ -102,7 +102,7 @@ HIGHER: Final = ("accuracy", "top_k_accuracy", "binary_accuracy")
 def _directions(run: Run) -> Iterator[Contradiction]:
     """The highest accuracy is the best one; to take the lowest is a slip."""
     owner = "manyfit.metrics."
-    better = {f"val_{n}" for n, _, c in run.train.named_metrics() if c.path in {owner + m for m in HIGHER}}
+    better = {f"val_{n}" for n, _, c in run.train.list_metrics() if c.path in {owner + m for m in HIGHER}}
     aims: list[tuple[tuple[str, ...], str, str]] = [(("export", "mode"), run.export.metric, run.export.mode)]
     if run.train.stop is not None:
         aims.append((("train", "stop", "mode"), run.train.stop.metric, run.train.stop.mode))
@@ -111,7 +111,7 @@ def _directions(run: Run) -> Iterator[Contradiction]:
             yield Contradiction(path, f"more of {metric!r} is better", "max", "min")
 
 
-def chosen(run: Run) -> list[tuple[tuple[str, ...], str]]:
+def find_deciding_metrics(run: Run) -> list[tuple[tuple[str, ...], str]]:
     """The metrics that decide something, and where they are named."""
     stop = [(("train", "stop", "metric"), run.train.stop.metric)] if run.train.stop is not None else []
     return [(("export", "metric"), run.export.metric), *stop]
@@ -123,13 +123,13 @@ def _times(run: Run) -> Iterator[Contradiction]:
     zero = [
         (("train", "every", key), text)
         for key, text in vars(every).items()
-        if not all(cadence.amount for cadence in several(text)[0])
+        if not all(cadence.amount for cadence in parse_cadences(text)[0])
     ]
     for where, text in zero:
         yield Contradiction(where, "nothing can be due without end", "more than 0", text)
     if zero:
         return
-    for path, metric in chosen(run):
+    for path, metric in find_deciding_metrics(run):
         key = "validate" if metric.startswith("val_") else "log"
         if Cadence.parse(getattr(every, key)).by_time and not run.train.time_dependent:
             yield Contradiction(
@@ -188,7 +188,7 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
             yield Contradiction(("train", key), "this cannot be used with LBFGS, which takes its own steps")
 
 
-def overridden(train: Train, searched: Iterable[str] | None = None) -> Iterator[str]:
+def find_overridden_rates(train: Train, searched: Iterable[str] | None = None) -> Iterator[str]:
     """Rates of optimisers that have no effect, given or searched, because a schedule has one of its own."""
     owners = train.optimizers()
     places = {name: f"train.optimizer.{name}.lr" if name else "train.optimizer.lr" for name in owners}

@@ -10,7 +10,7 @@ from manyfit.config.tree.nodes import Leaf, Map, Node, Seq, leaves
 from manyfit.config.tree.references import MIN_SECRET
 from manyfit.config.typed.artifacts import RESOLVED
 from manyfit.core.errors import ConfigError, Problem
-from manyfit.core.secrets import PATTERN, has_secrets, templated, value_of
+from manyfit.core.redaction import PATTERN, has_secrets, insert_templates, read_secret
 
 
 def know_secrets(tree: Map) -> None:
@@ -19,10 +19,10 @@ def know_secrets(tree: Map) -> None:
         if isinstance(leaf, Leaf) and isinstance(leaf.value, str) and "${" in leaf.value:
             for name in PATTERN.findall(leaf.value):
                 if len(os.environ.get(name, "")) >= MIN_SECRET:
-                    value_of(name)
+                    read_secret(name)
 
 
-def hidden(tree: Map) -> Map:
+def hide_secrets(tree: Map) -> Map:
     """A tree in which the value of a known secret is written as its name.
 
     Where no secret may stand, that is then said like any other mistake.
@@ -30,7 +30,7 @@ def hidden(tree: Map) -> Map:
     check_address(tree)
     if not has_secrets():
         return tree
-    found = _hidden(tree)
+    found = _hide(tree)
     assert isinstance(found, Map)
     return found
 
@@ -53,17 +53,17 @@ def check_address(tree: Map) -> None:
             raise ConfigError([Problem("track.mlflow", given.origin, message, hint)])
 
 
-def _hidden(node: Node) -> Node:
+def _hide(node: Node) -> Node:
     if isinstance(node, Map):
-        for key in (key for key in node.items if templated(key) != key):
-            message = f"a key has the value of a secret in its name: {templated(key)}"
+        for key in (key for key in node.items if insert_templates(key) != key):
+            message = f"a key has the value of a secret in its name: {insert_templates(key)}"
             raise ConfigError([Problem("", node.items[key].origin, message)])
-        items = {key: _hidden(item) for key, item in node.items.items()}
+        items = {key: _hide(item) for key, item in node.items.items()}
         same = all(items[key] is item for key, item in node.items.items())
         return node if same else Map(items, node.origin, node.keys)
     if isinstance(node, Seq):
-        parts = tuple(map(_hidden, node.items))
+        parts = tuple(map(_hide, node.items))
         same = all(new is old for new, old in zip(parts, node.items, strict=True))
         return node if same else Seq(parts, node.origin)
-    value = templated(node.value)
+    value = insert_templates(node.value)
     return node if value == node.value and type(value) is type(node.value) else Leaf(value, node.origin)

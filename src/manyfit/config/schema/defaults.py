@@ -12,7 +12,7 @@ from manyfit.config.schema.run import Run
 from manyfit.config.tree.nodes import Leaf, Map, Node, Path, class_word, find, from_plain
 from manyfit.config.tree.project import is_folder
 from manyfit.config.typed.artifacts import Artifact
-from manyfit.config.typed.checker import Checker, derived_mark
+from manyfit.config.typed.checker import Checker, find_derived_mark
 from manyfit.config.typed.class_paths import ResolveError, canonical, resolve
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.roles import ANY, Role, is_record
@@ -37,8 +37,8 @@ class Defaults:
         if parameter is None:
             return None
         value = parameter.default
-        if derived_mark(parameter) is not None:
-            value = self.derived(path) if is_record(owner) and role is ANY else REQUIRED
+        if find_derived_mark(parameter) is not None:
+            value = self.derive(path) if is_record(owner) and role is ANY else REQUIRED
         if value is REQUIRED or value is INHERITED:
             return None
         try:
@@ -69,7 +69,7 @@ class Defaults:
         except ResolveError:
             return None, ANY
 
-    def derived(self, path: Path) -> Any:
+    def derive(self, path: Path) -> Any:
         """A derived field of a section: make the section, and look."""
         section = self.resolved(path[:-1])
         if not isinstance(section, Map):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from manyfit.config.typed.class_paths import ResolveError, resolve
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.kinds import Derived, Kind
-from manyfit.config.typed.roles import Role, is_record, supplied_to
+from manyfit.config.typed.roles import Role, is_record, list_supplied
 from manyfit.config.typed.signatures import Parameter, signature_of
 
 REFERENCE = {"type": "string", "pattern": r"\$\{"}
@@ -30,7 +30,7 @@ _LISTS = (
 )
 
 
-def record(target: Any, named: dict[str, list[str]], at: str = "") -> dict[str, Any]:
+def describe_record(target: Any, named: dict[str, list[str]], at: str = "") -> dict[str, Any]:
     """A dataclass or pydantic model as an object with known keys."""
     parameters = {
         name: p for name, p in signature_of(target).parameters.items() if not _marks(p.annotation, Derived)
@@ -81,14 +81,14 @@ def value(annotation: Any, named: dict[str, list[str]], at: str) -> dict[str, An
     if inspect.isclass(annotation) and issubclass(annotation, Path):
         return {"type": "string"}
     if is_record(annotation) and annotation is not Component:
-        return record(annotation, named, f"{at}.")
+        return describe_record(annotation, named, f"{at}.")
     return {}
 
 
 def component(role: Role, named: Iterable[str]) -> dict[str, Any]:
     """A component: a known class with its parameters, or any other class path."""
     known = [*role.short, *(path for path in named if path not in role.short)]
-    variants = [variant for path in known if (variant := known_class(path, role)) is not None]
+    variants = [variant for path in known if (variant := describe_class(path, role)) is not None]
     other = {
         "type": "object",
         "properties": {"class": {"type": "string", "not": {"enum": known}}},
@@ -102,7 +102,7 @@ def component(role: Role, named: Iterable[str]) -> dict[str, Any]:
     return {"anyOf": [text, *variants, other, other_spellings, {"type": "null"}]}
 
 
-def known_class(path: str, role: Role) -> dict[str, Any] | None:
+def describe_class(path: str, role: Role) -> dict[str, Any] | None:
     """A class that can be imported, with its parameters."""
     try:
         target = resolve(path, role, None)
@@ -110,7 +110,7 @@ def known_class(path: str, role: Role) -> dict[str, Any] | None:
         return None
     signature = signature_of(target)
     beside = {name: Parameter(name, annotation) for name, annotation in role.beside.items()}
-    own = {n: p for n, p in signature.parameters.items() if n not in supplied_to(target, role)}
+    own = {n: p for n, p in signature.parameters.items() if n not in list_supplied(target, role)}
     parameters = {**beside, **own}
     return {
         "type": "object",

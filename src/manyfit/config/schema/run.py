@@ -187,7 +187,7 @@ class Train:
     device: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=DEVICES)] = "auto"
     threads: Annotated[int | None, Kind.NEUTRAL, Gt(0), Le(4096)] = None
 
-    def named_metrics(self) -> list[tuple[str, str, Component]]:
+    def list_metrics(self) -> list[tuple[str, str, Component]]:
         """Each metric with its name and its key in the config; a list names them as they are written."""
         if isinstance(self.metrics, Mapping):
             return [(name, name, component) for name, component in self.metrics.items()]
@@ -295,9 +295,9 @@ class Run:
     track: Track = field(default_factory=Track)
     submit: Submit = field(default_factory=Submit)
 
-    def measured(self) -> list[str] | None:
+    def list_logged(self) -> list[str] | None:
         """The names under which values are logged; None if only the model itself will say."""
         product = product_of(self.model.target)
         if not has_base(product, (MODULE,)) or has_base(product, (KERAS,)):
             return None
-        return ["train_loss", "lr", "val_loss", *(f"val_{name}" for name, _, _ in self.train.named_metrics())]
+        return ["train_loss", "lr", "val_loss", *(f"val_{name}" for name, _, _ in self.train.list_metrics())]

@@ -227,7 +227,7 @@ def lookup(patch: Patch, key: str, base: Callable[[str], Any]) -> Any:
     return base(key)
 
 
-def overrides(patch: Patch) -> list[Override]:
+def to_overrides(patch: Patch) -> list[Override]:
     """A point as overrides of the base. A mapping that names a class replaces what was there."""
     found = []
     for key in sorted(patch, key=lambda key: key.count(".")):
@@ -237,6 +237,6 @@ def overrides(patch: Patch) -> list[Override]:
     return found
 
 
-def located(values: Mapping[str, Any], origin: Origin) -> dict[str, Node]:
+def to_patch(values: Mapping[str, Any], origin: Origin) -> dict[str, Node]:
     """Plain values as a patch."""
     return {key: from_plain(value, origin) for key, value in values.items()}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from manyfit.config.study.space import MOST_POINTS, RANGES, SPECIAL, WORDS, Axis, Patch, Range, Space
 from manyfit.config.tree.expressions import Expression
-from manyfit.config.tree.nodes import Leaf, Map, Node, Seq, dotted, leaves, plain
+from manyfit.config.tree.nodes import Leaf, Map, Node, Seq, join_path, leaves, plain
 from manyfit.config.tree.overrides import split
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
@@ -50,7 +50,7 @@ class SpaceReader:
         self._check_asked(asked, axes)
         if not axes and not self._problems:
             self._fail("space", node.origin, "the space is empty", "at least one key with its values")
-        return Space(self._ordered(axes), tuple(constraints), node.origin)
+        return Space(self._order(axes), tuple(constraints), node.origin)
 
     def _axis(self, key: str, node: Node, origin: Origin) -> list[Axis]:
         if not self._is_key(key, origin):
@@ -71,7 +71,7 @@ class SpaceReader:
                     f"one of {', '.join(WORDS)}", word, nearest(word, WORDS),
                 )  # fmt: skip
                 return []
-        when = self._when(key, node.items["when"]) if "when" in node.items else {}
+        when = self._read_when(key, node.items["when"]) if "when" in node.items else {}
         if "values" in node.items:
             values = node.items["values"]
             if not isinstance(values, Seq):
@@ -148,7 +148,7 @@ class SpaceReader:
             return None
         return float(value) if not whole else int(value)
 
-    def _when(self, key: str, node: Node) -> dict[str, tuple[Any, ...]]:
+    def _read_when(self, key: str, node: Node) -> dict[str, tuple[Any, ...]]:
         if not isinstance(node, Map):
             self._fail(f"space.{key}.when", node.origin, "this is not a condition", "{key: value}")
             return {}
@@ -238,7 +238,7 @@ class SpaceReader:
                     self._fail(f"space.{key}", axis.origin, f"this key varies already, at {seen[key].origin}")
                 seen.setdefault(key, axis)
 
-    def _ordered(self, axes: list[Axis]) -> tuple[Axis, ...]:
+    def _order(self, axes: list[Axis]) -> tuple[Axis, ...]:
         """Axes in the order of the file, except that a condition comes after what it asks about."""
         done: list[Axis] = []
         rest = list(axes)
@@ -266,7 +266,7 @@ def _settable(axis: Axis) -> Iterator[str]:
     yield from axis.keys
     for option in axis.options:
         for key, node in option.items():
-            yield from (f"{key}.{dotted(path)}" for path, _ in leaves(node) if path)
+            yield from (f"{key}.{join_path(path)}" for path, _ in leaves(node) if path)
 
 
 def _touches(key: str, others: set[str]) -> bool:

@@ -16,7 +16,7 @@ from pydantic import StringConstraints
 from manyfit.config.config import Config
 from manyfit.config.dialects.table import find_config, is_shipped, root_of
 from manyfit.config.load import check_name, load_config, patch
-from manyfit.config.schema.credentials import hidden, know_secrets
+from manyfit.config.schema.credentials import hide_secrets, know_secrets
 from manyfit.config.schema.defaults import source_folder
 from manyfit.config.schema.run import Run
 from manyfit.config.study.space import SPECIAL, Space
@@ -28,9 +28,9 @@ from manyfit.config.tree.nodes import (
     Map,
     Node,
     class_word,
-    dotted,
     find,
     from_plain,
+    join_path,
     leaves,
     plain,
 )
@@ -203,7 +203,7 @@ def load_study(
     if isinstance(source, Mapping):
         if folder is None:
             raise UsageError("say where the study shall lie: sweep(study, folder='studies/<name>')")
-        laid = reader.extended(from_plain(source), project_root(folder))
+        laid = reader.extend(from_plain(source), project_root(folder))
         place = project_root(folder)
     else:
         check_name(str(source))
@@ -216,14 +216,14 @@ def load_study(
         raise ConfigError(problems)
     know_secrets(laid)
     for override in collect(overrides, problems):
-        laid = apply(laid, _dotted(laid, override), problems)
-    laid = hidden(laid)
-    laid = _known(laid, problems)
+        laid = apply(laid, _merge_dotted(laid, override), problems)
+    laid = hide_secrets(laid)
+    laid = _refuse_unknown(laid, problems)
     base = _base(laid, place, folder, problems)
-    laid = hidden(laid)  # the base may have named a secret
-    described = _described(laid, folder, problems)
-    known = [dotted(path) for path, _ in leaves(base.tree)] if base is not None else []
-    known += [dotted(path) for path in base.defaults] if base is not None else []
+    laid = hide_secrets(laid)  # the base may have named a secret
+    described = _check_sections(laid, folder, problems)
+    known = [join_path(path) for path, _ in leaves(base.tree)] if base is not None else []
+    known += [join_path(path) for path in base.defaults] if base is not None else []
     space = _space(laid, known, problems)
     if problems or base is None or described is None:
         raise ConfigError(problems)
@@ -250,7 +250,7 @@ def load_mirrors(place: Path) -> Mirrors:
     return found
 
 
-def _dotted(laid: Map, override: Override) -> Override:
+def _merge_dotted(laid: Map, override: Override) -> Override:
     """`space.model.hidden=[64]` means the key `model.hidden` of the space; the same for `set`."""
     section, *rest = map(str, override.path)
     if override.path == ("data_dir",):  # of five components, for all trials
@@ -265,7 +265,7 @@ def _dotted(laid: Map, override: Override) -> Override:
     return replace(override, path=(section, ".".join(rest)))
 
 
-def _known(laid: Map, problems: list[Problem]) -> Map:
+def _refuse_unknown(laid: Map, problems: list[Problem]) -> Map:
     """Refuse keys that no study has."""
     for key in laid.items:
         if key not in KEYS:
@@ -292,7 +292,7 @@ def _no_file(file: Path) -> Problem:
     return Problem("", Origin(str(file)), "there is no such study", expected, suggestion=near)
 
 
-def _described(laid: Map, folder: Path, problems: list[Problem]) -> Described | None:
+def _check_sections(laid: Map, folder: Path, problems: list[Problem]) -> Described | None:
     """Check everything but base and space."""
     rest = laid
     for name in ("base", "set", "space"):
@@ -361,7 +361,7 @@ def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Conf
             Problem("base", where, "a study needs a base config", "a path such as ../../runs/mlp/config.yaml")
         )
         return None
-    changes = [*_changes(laid, problems), *_forced(laid)]
+    changes = [*_changes(laid, problems), *_list_forced(laid)]
     project = project_root(folder).resolve()
     try:
         if isinstance(node, Map):
@@ -406,7 +406,7 @@ def _changes(laid: Map, problems: list[Problem]) -> list[Override]:
     ]
 
 
-def _forced(laid: Map) -> list[Override]:
+def _list_forced(laid: Map) -> list[Override]:
     """What is said once for the whole study: the objective, the threads, and who mirrors what."""
     found: list[Override] = []
 

@@ -84,13 +84,13 @@ def _check(node: ast.AST) -> None:
         )
 
 
-def _dotted(node: ast.AST) -> str:
-    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else node.id  # type: ignore[attr-defined]
+def _join_names(node: ast.AST) -> str:
+    return f"{_join_names(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else node.id  # type: ignore[attr-defined]
 
 
 def _keys(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Attribute) or (isinstance(node, ast.Name) and node.id not in _WORDS):
-        yield _dotted(node)
+        yield _join_names(node)
         return
     children = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
     for inner in children:
@@ -103,7 +103,7 @@ def _value(node: ast.AST, lookup: Callable[[str], Any]) -> Any:
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]
     if isinstance(node, ast.Name | ast.Attribute):
-        return lookup(_dotted(node))
+        return lookup(_join_names(node))
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(item, lookup) for item in node.elts]
     if isinstance(node, ast.BoolOp):

@@ -11,7 +11,7 @@ import os
 from pathlib import Path as FilePath
 from typing import Final
 
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, dotted, find, size
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, find, join_path, size
 from manyfit.config.tree.reader import MAX_DEPTH, MAX_NODES, read_file
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
@@ -37,7 +37,10 @@ def lay(base: Node | None, over: Node, problems: list[Problem], path: Path = ())
             best = nearest(key, items)
             problems.append(
                 Problem(
-                    dotted((*path, key)), over.key_origin(key), "there is nothing to delete", suggestion=best
+                    join_path((*path, key)),
+                    over.key_origin(key),
+                    "there is nothing to delete",
+                    suggestion=best,
                 )
             )
         if laid is None:
@@ -52,13 +55,13 @@ def _append(base: Node | None, over: Map, problems: list[Problem], path: Path) -
     inherited = base if base is not None else Seq((), over.origin)
     if len(over.items) > 1 or not isinstance(added, Seq):
         problems.append(
-            Problem(dotted(path), over.key_origin(EXTEND), f"{EXTEND} stands alone and holds a list")
+            Problem(join_path(path), over.key_origin(EXTEND), f"{EXTEND} stands alone and holds a list")
         )
         return over
     if not isinstance(inherited, Seq):
         problems.append(
             Problem(
-                dotted(path),
+                join_path(path),
                 over.key_origin(EXTEND),
                 f"{EXTEND} appends to a list",
                 "a list below it",
@@ -81,14 +84,14 @@ class Reader:
         """Return the file laid over the files it extends, or None when it could not be read."""
         self.seen.add(file.resolve())
         try:
-            node = read_file(file, self.shown(file))
+            node = read_file(file, self.display_file(file))
         except ConfigError as error:
             self.problems += error.problems
             return None
         self.files.append(file)
-        return self.extended(node, file.parent)
+        return self.extend(node, file.parent)
 
-    def extended(self, node: Node, folder: FilePath) -> Map | None:
+    def extend(self, node: Node, folder: FilePath) -> Map | None:
         """Lay a tree over the files that it extends, relative to `folder`."""
         if not isinstance(node, Map):
             empty = isinstance(node, Leaf) and node.value is None
@@ -169,12 +172,12 @@ class Reader:
         best = nearest(FilePath(text).name, names)
         return str(FilePath(text).with_name(best)) if best else ""
 
-    def shown(self, file: FilePath) -> str:
+    def display_file(self, file: FilePath) -> str:
         """How messages name a file."""
-        return shown(file)
+        return display_path(file)
 
 
-def shown(file: FilePath) -> str:
+def display_path(file: FilePath) -> str:
     """Name a file from the working directory, if it is near, else in full."""
     full = file.resolve()
     near = os.path.relpath(full)
@@ -226,12 +229,12 @@ class _Heirs:
         target: Path = tuple(text.split("."))
         found = find(self.root, target)
         if target in self.busy or len(self.busy) > MAX_DEPTH:
-            chain = " → ".join(dotted(step) for step in (*self.busy[:8], target))
+            chain = " → ".join(join_path(step) for step in (*self.busy[:8], target))
             return self.fail(path, word, f"mappings inherit from each other in a circle: {chain}")
         if not isinstance(found, Map):
             parent = find(self.root, target[:-1])
             best = nearest(str(target[-1]), parent.items if isinstance(parent, Map) else self.root.items)
-            suggestion = dotted((*target[:-1], best)) if best else ""
+            suggestion = join_path((*target[:-1], best)) if best else ""
             return self.fail(path, word, "there is no such mapping to inherit from", "a mapping", suggestion)
         if target not in self.done:
             self.busy.append(target)
@@ -247,5 +250,5 @@ class _Heirs:
     def fail(
         self, path: Path, word: Node, message: str, expected: str = "", suggestion: str = ""
     ) -> Node | None:
-        self.problems.append(Problem(dotted(path), word.origin, message, expected, suggestion=suggestion))
+        self.problems.append(Problem(join_path(path), word.origin, message, expected, suggestion=suggestion))
         return None

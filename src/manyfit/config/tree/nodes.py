@@ -15,8 +15,8 @@ from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from manyfit.core.errors import ConfigError, Origin, Problem
-from manyfit.core.names import show
-from manyfit.core.secrets import Secret
+from manyfit.core.names import show_value
+from manyfit.core.redaction import Secret
 
 Scalar: TypeAlias = bool | int | float | str | Secret | None
 Key: TypeAlias = str | int
@@ -83,7 +83,7 @@ def class_word(node: Map, free: bool = False) -> str:
 
 
 @functools.lru_cache(maxsize=8192)
-def dotted(path: Path) -> str:
+def join_path(path: Path) -> str:
     """Write a path as people do: `train.metrics.0`."""
     return ".".join(str(part) for part in path)
 
@@ -169,11 +169,11 @@ def from_plain(value: Any, origin: Origin = PYTHON, path: Path = ()) -> Node:
     raise ConfigError(
         [
             Problem(
-                dotted(path),
+                join_path(path),
                 origin,
                 "a value that a config cannot hold",
                 "text, a number, true, false, null, a list, a mapping, an enum, a path or a class",
-                show(value),
+                show_value(value),
             )
         ]
     )
@@ -184,7 +184,9 @@ def _text_key(key: object, origin: Origin, path: Path) -> str:
         return _clean(key, origin, path)
     if isinstance(key, int | float) and not isinstance(key, bool) and math.isfinite(key):
         return str(key)
-    raise ConfigError([Problem(dotted(path), origin, "a key that a config cannot hold", "text", show(key))])
+    raise ConfigError(
+        [Problem(join_path(path), origin, "a key that a config cannot hold", "text", show_value(key))]
+    )
 
 
 def _clean(text: str, origin: Origin, path: Path) -> str:
@@ -192,6 +194,6 @@ def _clean(text: str, origin: Origin, path: Path) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise ConfigError(
-            [Problem(dotted(path), origin, "text that is not valid Unicode", received=show(text))]
+            [Problem(join_path(path), origin, "text that is not valid Unicode", received=show_value(text))]
         ) from None
     return str(text)

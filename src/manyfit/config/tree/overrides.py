@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from manyfit.config.tree.layers import lay
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, child, dotted, from_plain
-from manyfit.config.tree.reader import NOT_YAML, read_text
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, child, from_plain, join_path
+from manyfit.config.tree.reader import NOT_YAML, parse_yaml
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 
@@ -30,10 +30,10 @@ class Override:
     origin: Origin
 
 
-def parse(text: str) -> Override:
+def parse_override(text: str) -> Override:
     """Read `key=value`, `+key=value` or `~key`. Values are YAML.
 
-    >>> parse("train.epochs=3").path
+    >>> parse_override("train.epochs=3").path
     ('train', 'epochs')
     """
     origin = Origin(f"command line ({text})")
@@ -48,30 +48,30 @@ def parse(text: str) -> Override:
         raise ConfigError(
             [Problem("", origin, "this is not an override", "key=value, +key=value or ~key", repr(text))]
         )
-    return Override(action, split(key, origin), value_of(value, origin), origin)
+    return Override(action, split(key, origin), parse_value(value, origin), origin)
 
 
 def pair(key: str, value: str) -> Override:
     """Read the two words of `-p key value`; the key may carry `+`."""
     origin = Origin(f"command line (-p {key} {value})")
     path = split(key.removeprefix("+"), origin)
-    return Override("add" if key.startswith("+") else "set", path, value_of(value, origin), origin)
+    return Override("add" if key.startswith("+") else "set", path, parse_value(value, origin), origin)
 
 
-def text(key: str, value: str) -> Override:
+def parse_text_override(key: str, value: str) -> Override:
     """Read the two words of `-P key value`: the value is text, whatever it looks like."""
     origin = Origin(f"command line (-P {key} {value})")
     return Override("set", split(key, origin), Leaf(value, origin), origin)
 
 
-def value_of(text: str, origin: Origin) -> Node:
+def parse_value(text: str, origin: Origin) -> Node:
     """Parse a value as YAML; what is not YAML is text."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ConfigError(
             [Problem("", Origin("command line"), "text that is not UTF-8", received=ascii(text))]
         )
     try:
-        return _relocate(read_text(text, origin.file), origin)
+        return _relocate(parse_yaml(text, origin.file), origin)
     except ConfigError as error:
         if text[:1] in ("{", "[") and not any(p.message.startswith(NOT_YAML) for p in error.problems):
             raise ConfigError([replace(problem, origin=origin) for problem in error.problems]) from None
@@ -115,7 +115,7 @@ def collect(overrides: Overrides, problems: list[Problem]) -> list[Override]:
         ]
     for item in overrides:
         try:
-            found.append(parse(item) if isinstance(item, str) else item)
+            found.append(parse_override(item) if isinstance(item, str) else item)
         except ConfigError as error:
             problems += error.problems
     return found
@@ -140,7 +140,9 @@ def _change(node: Node, rest: Path, override: Override, done: Path) -> Node:
     if isinstance(node, Leaf):
         if node.value is not None:
             _fail(
-                override, done, f"{dotted(done)} is not a mapping (see {node.origin}), so it has no {key!r}"
+                override,
+                done,
+                f"{join_path(done)} is not a mapping (see {node.origin}), so it has no {key!r}",
             )
         node = Map({}, override.origin)
     below = child(node, key)
@@ -148,7 +150,8 @@ def _change(node: Node, rest: Path, override: Override, done: Path) -> Node:
         _fail(
             override,
             done,
-            f"{dotted(done)} is a list of {len(node.items)} (see {node.origin}), so it has no item {key!r}",
+            f"{join_path(done)} is a list of {len(node.items)} (see {node.origin}), "
+            f"so it has no item {key!r}",
         )
     if len(rest) > 1:
         if below is None and override.action == "delete":
@@ -157,7 +160,7 @@ def _change(node: Node, rest: Path, override: Override, done: Path) -> Node:
     else:
         changed = _last(node, key, below, override, here)
     is_inside = len(rest) > 1 or override.action != "set"
-    return _replaced(node, key, changed, override, is_inside)
+    return _replace(node, key, changed, override, is_inside)
 
 
 def _last(node: Node, key: str, below: Node | None, override: Override, here: Path) -> Node | None:
@@ -183,7 +186,7 @@ def _last(node: Node, key: str, below: Node | None, override: Override, here: Pa
     return laid
 
 
-def _replaced(node: Node, key: str, changed: Node | None, override: Override, is_inside: bool) -> Node:
+def _replace(node: Node, key: str, changed: Node | None, override: Override, is_inside: bool) -> Node:
     """The node with something else under a key; `is_inside` says that only something in that has changed."""
     if isinstance(node, Seq):
         items = list(node.items)
@@ -206,11 +209,11 @@ def _missing(node: Node, key: str, override: Override, here: Path) -> Any:
         override,
         here,
         f"there is nothing to delete (the mapping is at {node.origin})",
-        dotted((*here[:-1], best)) if best else "",
+        join_path((*here[:-1], best)) if best else "",
     )
 
 
 def _fail(override: Override, path: Path, message: str, suggestion: str = "") -> Any:
     raise ConfigError(
-        [Problem(dotted(path or override.path), override.origin, message, suggestion=suggestion)]
+        [Problem(join_path(path or override.path), override.origin, message, suggestion=suggestion)]
     )

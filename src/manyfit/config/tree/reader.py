@@ -61,10 +61,10 @@ def read_file(path: Path, name: str | None = None) -> Node:
         line = data[: error.start].count(b"\n") + 1
         _fail(Origin(shown, line), "this file is not UTF-8", "UTF-8 text", f"byte 0x{data[error.start]:02x}")
     log.debug("read %s", shown)
-    return read_text(text, shown)
+    return parse_yaml(text, shown)
 
 
-def read_text(text: str, name: str) -> Node:
+def parse_yaml(text: str, name: str) -> Node:
     """Read one YAML document. `name` is how messages call it."""
     builder = _Builder(name)
     try:
@@ -258,7 +258,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def dump(value: Any) -> str:
-    """Write plain data as YAML that `read_text` reads back to the same data."""
+    """Write plain data as YAML that `parse_yaml` reads back to the same data."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 

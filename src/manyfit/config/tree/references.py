@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Scalar, Seq, Unresolved, child, dotted, size
-from manyfit.config.tree.reader import MAX_BYTES, MAX_NODES, read_text
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Scalar, Seq, Unresolved, child, join_path, size
+from manyfit.config.tree.reader import MAX_BYTES, MAX_NODES, parse_yaml
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
-from manyfit.core.secrets import Secret, value_of
+from manyfit.core.redaction import Secret, read_secret
 
 RESOLVERS: Final = ("oc.env", "oc.decode", "oc.select", "secret")
 MAX_NESTING: Final = 16
@@ -42,7 +42,7 @@ def escape(text: str) -> str:
     return _MARK.sub(lambda found: f"{found[1] * 2}\\${{", text)
 
 
-def parse(text: str) -> Text:
+def parse_references(text: str) -> Text:
     """Split text into literal parts and references. Raises ValueError for an open `${`."""
     parts, rest = _parse(text, 0, inside=False, depth=0)
     assert rest == len(text)
@@ -104,7 +104,7 @@ class Resolver:
         assert isinstance(result, Map)
         for name in self.secrets.keys() & self.environment.keys():
             message = f"{name!r} is a secret here, but a plain ${{oc.env:{name}}} elsewhere"
-            self.problems.append(Problem(dotted(self.secrets[name]), result.origin, message))
+            self.problems.append(Problem(join_path(self.secrets[name]), result.origin, message))
         return result
 
     def node(self, node: Node, path: Path) -> Node:
@@ -131,7 +131,7 @@ class Resolver:
         if not (isinstance(leaf.value, str) and "${" in leaf.value):
             return leaf
         try:
-            parts = parse(leaf.value)
+            parts = parse_references(leaf.value)
             if len(parts) == 1 and isinstance(parts[0], Reference):
                 found = self.reference(parts[0], path, leaf.origin)
                 return Leaf(found.value, leaf.origin) if isinstance(found, Leaf) else found
@@ -193,7 +193,7 @@ class Resolver:
                     f"the secret {key!r} has fewer than {MIN_SECRET} characters, too few to be hidden"
                 )
             if key in self.environ:
-                value_of(key)
+                read_secret(key)
                 self.secrets[key] = path
                 return Leaf(Secret(f"${{secret:{key}}}"), origin)
             return self.missing(
@@ -201,7 +201,7 @@ class Resolver:
             )
         if name == "oc.decode":
             try:
-                return read_text(argument, origin.file)
+                return parse_yaml(argument, origin.file)
             except ConfigError as error:
                 raise ValueError(error.problems[0].message) from None
         if name == "oc.select":
@@ -214,7 +214,10 @@ class Resolver:
         found = self.find(target)
         if found is None:
             return self.missing(
-                path, origin, f"this refers to {dotted(target)!r}, which does not exist", self.nearby(target)
+                path,
+                origin,
+                f"this refers to {join_path(target)!r}, which does not exist",
+                self.nearby(target),
             )
         if not isinstance(found, Leaf):
             self.count += size(found)
@@ -234,7 +237,9 @@ class Resolver:
         """Walk to a path and resolve what is there; what is not written may have a default."""
         if target in self.busy:
             chain = [*self.busy[self.busy.index(target) :], target]
-            raise ValueError("references form a circle: " + " → ".join(dotted(step) or "." for step in chain))
+            raise ValueError(
+                "references form a circle: " + " → ".join(join_path(step) or "." for step in chain)
+            )
         if len(self.busy) > MAX_CHAIN:
             raise ValueError(f"a reference leads through more than {MAX_CHAIN} others")
         node: Node | None = self.root
@@ -256,18 +261,18 @@ class Resolver:
             below = child(node, key)
             if below is None:
                 best = nearest(str(key), node.items) if isinstance(node, Map) else ""
-                return dotted((*target[:index], best, *target[index + 1 :])) if best else ""
+                return join_path((*target[:index], best, *target[index + 1 :])) if best else ""
             node = below
         return ""
 
     def missing(self, path: Path, origin: Origin, message: str, suggestion: str = "") -> Node:
         """Record a problem and go on, so that the others are found too."""
-        self.problems.append(Problem(dotted(path), origin, message, suggestion=suggestion))
+        self.problems.append(Problem(join_path(path), origin, message, suggestion=suggestion))
         raise _Failed
 
     def fail(self, path: Path, origin: Origin, message: str, received: str) -> Leaf:
         """Record a problem with the text of a reference itself."""
-        self.problems.append(Problem(dotted(path), origin, message, received=received))
+        self.problems.append(Problem(join_path(path), origin, message, received=received))
         return Leaf(Unresolved(), origin)
 
 

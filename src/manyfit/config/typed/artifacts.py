@@ -99,18 +99,18 @@ class Artifact:
         return f"{self.place} was not made here, and {path} is not defined in {source.name}/"
 
 
-def _placed(text: str, folder: Path) -> str:
+def _bind_to_folder(text: str, folder: Path) -> str:
     """The text of a resolved config, and where it lies: a seal holds for one folder on one machine."""
     return f"{os.path.realpath(folder)}\0{text}"
 
 
-def sealed(text: str, project: Path, folder: Path) -> str:
+def seal_config(text: str, project: Path, folder: Path) -> str:
     """The text of a resolved config with the seal of whoever writes it, if there is one."""
-    made = sealer(project).seal(_placed(text, folder))
+    made = sealer(project).seal(_bind_to_folder(text, folder))
     return f"{text}{SEAL}'{made}'\n" if made else text
 
 
-def sealed_model(model: Mapping[str, Any], project: Path) -> dict[str, Any]:
+def seal_model(model: Mapping[str, Any], project: Path) -> dict[str, Any]:
     """The description of a model with the seal of whoever writes it, if there is one."""
     made = sealer(project).seal(_canonical(model))
     return {**model, "seal": made} if made else dict(model)
@@ -122,10 +122,10 @@ def is_own_model(model: Mapping[str, Any], project: Path) -> bool:
     return sealer(project).holds(model.get("seal"), _canonical(bare))
 
 
-def moved(file: Path, folder: Path) -> str:
+def reseal_config(file: Path, folder: Path) -> str:
     """The text of a resolved config of one's own, sealed for another folder."""
     body = read_bytes(file).decode("utf-8", "surrogateescape").rpartition(SEAL)[0]
-    return sealed(body, _project(file), folder)
+    return seal_config(body, _project(file), folder)
 
 
 def _project(file: Path) -> Path:
@@ -144,7 +144,7 @@ def is_own_run(file: Path) -> bool:
     except (OSError, ConfigError, FolderError):
         return False
     body, _, last = text.rpartition(SEAL)
-    return sealer(root).holds(last.strip().strip("'"), _placed(body, file.parent))
+    return sealer(root).holds(last.strip().strip("'"), _bind_to_folder(body, file.parent))
 
 
 def artifact_at(file: Path) -> Artifact | None:

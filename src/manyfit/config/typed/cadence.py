@@ -18,10 +18,10 @@ SEVERAL: Final = rf"^(auto|validation|{ONE})(, ?(auto|validation|{ONE}))*$"
 WORDS: Final = ("auto", "validation")
 
 
-def several(text: str) -> tuple[list[Cadence], list[str]]:
+def parse_cadences(text: str) -> tuple[list[Cadence], list[str]]:
     """Read several cadences: those that are intervals, and the words among them.
 
-    >>> several("100ba, validation")[1]
+    >>> parse_cadences("100ba, validation")[1]
     ['validation']
     """
     parts = re.split(", ?", text)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, Unresolved, class_word, dotted
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, Unresolved, class_word, join_path
 from manyfit.config.typed import torch_facts
 from manyfit.config.typed.allowed_classes import LOCAL, NO_MAPPINGS, REFUSED
 from manyfit.config.typed.artifacts import HINT, Artifact
@@ -25,15 +25,22 @@ from manyfit.config.typed.roles import (
     Role,
     Trust,
     is_record,
-    qualified,
+    list_supplied,
+    qualify,
     refusal,
-    supplied_to,
 )
-from manyfit.config.typed.signatures import INHERITED, REQUIRED, Parameter, Signature, optional, signature_of
+from manyfit.config.typed.signatures import (
+    INHERITED,
+    REQUIRED,
+    Parameter,
+    Signature,
+    optional_parameters,
+    signature_of,
+)
 from manyfit.config.typed.values import INVALID, WRONG_TYPE, Values
 from manyfit.config.typed.wording import expectation, short_names
 from manyfit.core.names import indefinite, listing, nearest
-from manyfit.core.secrets import Secret
+from manyfit.core.redaction import Secret
 
 MISPLACED: Final = {
     **{key: f"train.optimizer.{key}" for key in ("lr", "weight_decay", "momentum", "betas")},
@@ -91,11 +98,11 @@ class Checker(Values):
         """
         if not keep:
             return self._component(node, role, path, wanted, keep)
-        return self.remembered(
+        return self.check_once(
             (path, role), node, lambda: self._component(node, role, path, wanted, keep=True)
         )
 
-    def remembered(
+    def check_once(
         self, key: tuple[Path, object], subject: object, check: Callable[[], Any], against: object = None
     ) -> Any:
         """Check what stands at a path, or take what was found when the same was checked before.
@@ -139,12 +146,12 @@ class Checker(Values):
         reason = refusal(target, role, self.trust(path), wanted)
         if reason:
             expected = (
-                role.wanted if wanted is None or role is not ANY else f"a subclass of {qualified(wanted)}"
+                role.wanted if wanted is None or role is not ANY else f"a subclass of {qualify(wanted)}"
             )
             return self.fail(named, named_at, f"wrong role: {reason}", expected, repr(named.value))
         self.classes[path] = canonical(named.value, role)
         params = node.without(key) if isinstance(node, Map) and key else Map({}, node.origin)
-        return self.called(target, role, params, path, named.value if keep else None)
+        return self.check_call(target, role, params, path, named.value if keep else None)
 
     def class_of(self, node: Node, role: Role, path: Path, optional: bool) -> Any:
         """The class itself, named by its path, if it can play a role."""
@@ -161,12 +168,12 @@ class Checker(Values):
         self.named_classes.append(target)
         return target
 
-    def called(self, target: Any, role: Role, params: Map, path: Path, kept_as: str | None) -> Any:
+    def check_call(self, target: Any, role: Role, params: Map, path: Path, kept_as: str | None) -> Any:
         """Check the parameters of a class or function that may stand at its place."""
         name = self.classes[path]
-        supplied = supplied_to(target, role)
+        supplied = list_supplied(target, role)
         deferred = not inspect.isclass(target) and (bool(role.function_of) or role is CALLABLE)
-        signature = optional(target) if deferred and role is CALLABLE else signature_of(target)
+        signature = optional_parameters(target) if deferred and role is CALLABLE else signature_of(target)
         keep = kept_as is not None
         waived = ["", ""]
         if keep or path[:2] == ("train", "scheduler"):  # those inside a sequence, too
@@ -183,9 +190,19 @@ class Checker(Values):
         self.inside -= 1
         if given is INVALID or INVALID in beside.values():
             return INVALID
-        where = self.located(path)
+        where = self.locate(path)
         component = Component(
-            target, name, given, role, dotted(path), where, supplied, deferred, keep, kept_as or name, beside
+            target,
+            name,
+            given,
+            role,
+            join_path(path),
+            where,
+            supplied,
+            deferred,
+            keep,
+            kept_as or name,
+            beside,
         )
         return self.finish(component, params, path) if is_record(target) and not keep else component
 
@@ -230,10 +247,10 @@ class Checker(Values):
                 open_ = Parameter(key)
                 given[key] = self.parameter(item, open_, (*path, key), name)
             else:
-                settable = [key for key, p in known.items() if derived_mark(p) is None]
+                settable = [key for key, p in known.items() if find_derived_mark(p) is None]
                 self.unknown(node, key, settable, path, name)
         missing = tuple(key for key in known if key not in node.items)
-        given |= self.remembered((path, missing), signature, lambda: self.missing(known, missing, path, name))
+        given |= self.check_once((path, missing), signature, lambda: self.missing(known, missing, path, name))
         broken = len(self.problems) > before or any(value is INVALID for value in given.values())
         return INVALID if broken else given
 
@@ -246,13 +263,13 @@ class Checker(Values):
             parameter = known[key]
             if parameter.required:
                 self.problem(
-                    self.located(path),
+                    self.locate(path),
                     (*path, key),
                     f"{owner} needs the parameter {key!r}",
                     expectation(parameter.annotation),
                     "nothing",
                 )
-            elif derived_mark(parameter) is None and parameter.default is not REQUIRED:
+            elif find_derived_mark(parameter) is None and parameter.default is not REQUIRED:
                 self.default(parameter, (*path, key))
                 if isinstance(parameter.default, FilePath) and not parameter.default.is_absolute():
                     given[key] = self.project / parameter.default
@@ -260,17 +277,17 @@ class Checker(Values):
 
     def parameter(self, node: Node, parameter: Parameter, path: Path, owner: str) -> Any:
         """Check one parameter; null fits where it is the default."""
-        return self.remembered(
+        return self.check_once(
             (path, id(parameter)), node, lambda: self._parameter(node, parameter, path, owner), parameter
         )
 
     def _parameter(self, node: Node, parameter: Parameter, path: Path, owner: str) -> Any:
-        if derived_mark(parameter) is not None:
+        if find_derived_mark(parameter) is not None:
             return self.fail(node, path, "this value is derived from others; remove it")
         if isinstance(node, Leaf) and node.value is None and parameter.default is None:
             self.mark(parameter, path)
             return None
-        if self.artifact is not None and (reason := _refused(node, parameter.name, owner)):
+        if self.artifact is not None and (reason := _explain_refusal(node, parameter.name, owner)):
             return self.fail(node, path, f"{self.artifact.place} was not made here: {reason}", HINT)
         if torch_facts.takes_dtype(owner, parameter.name):
             return self.dtype(node, path)
@@ -279,7 +296,7 @@ class Checker(Values):
     def unknown(self, node: Map, key: str, known: Iterable[str], path: Path, name: str) -> None:
         """An unknown name is an error, with the nearest valid one."""
         origin = node.key_origin(key)
-        where = "" if origin.line else f" ({dotted(path) or 'the config'} is at {self.located(path)})"
+        where = "" if origin.line else f" ({join_path(path) or 'the config'} is at {self.locate(path)})"
         names = [*known, *(["extend"] if not path and self.takes_sections else [])]
         expected = f"one of {listing(names, 24)}" if names else "no parameters"
         best = nearest(key, names)
@@ -292,7 +309,7 @@ class Checker(Values):
 
     def record(self, node: Node, wanted: type, path: Path) -> Any:
         """A dataclass, pydantic model or TypedDict, written as a mapping without `class`."""
-        return self.remembered((path, wanted), node, lambda: self._record(node, wanted, path))
+        return self.check_once((path, wanted), node, lambda: self._record(node, wanted, path))
 
     def _record(self, node: Node, wanted: type, path: Path) -> Any:
         if not isinstance(node, Map):
@@ -305,11 +322,11 @@ class Checker(Values):
                 for key, hint in hints.items()
             }
             return self.parameters(node, Signature(fields), (), path, wanted.__qualname__)
-        given = self.parameters(node, signature_of(wanted), (), path, dotted(path) or "a config")
+        given = self.parameters(node, signature_of(wanted), (), path, join_path(path) or "a config")
         if given is INVALID:
             return INVALID
         return self.finish(
-            Component(wanted, qualified(wanted), given, ANY, dotted(path), self.located(path)), node, path
+            Component(wanted, qualify(wanted), given, ANY, join_path(path), self.locate(path)), node, path
         )
 
     def finish(self, record: Component, node: Node, path: Path) -> Any:
@@ -320,9 +337,9 @@ class Checker(Values):
         derived = {}
         try:
             made = record.target(**shown)
-            for parameter, mark in derived_fields(record.target):
+            for parameter, mark in list_derived(record.target):
                 where = (*path, parameter.name)
-                key = dotted(where)
+                key = join_path(where)
                 found = self.frozen[key] if key in self.frozen else mark.compute(made)
                 derived[parameter.name] = self.derived[where] = found
                 self.mark(parameter, where)
@@ -355,7 +372,7 @@ class Checker(Values):
                 self.kinds[path] = mark
 
 
-def _refused(node: Node, name: str, owner: str) -> str:
+def _explain_refusal(node: Node, name: str, owner: str) -> str:
     """Why a parameter of a listed class may not be given by an artifact; empty if it may."""
     if name in REFUSED.get(owner, ()) and not (isinstance(node, Leaf) and not node.value):
         return f"{name} of {owner} would write a file"
@@ -381,13 +398,13 @@ class _Known:
 
 
 @functools.lru_cache(maxsize=1024)
-def derived_fields(target: Any) -> list[tuple[Parameter, Derived]]:
+def list_derived(target: Any) -> list[tuple[Parameter, Derived]]:
     """The fields of a record that are computed from the others."""
     parameters = signature_of(target).parameters.values()
-    return [(p, mark) for p in parameters if (mark := derived_mark(p)) is not None]
+    return [(p, mark) for p in parameters if (mark := find_derived_mark(p)) is not None]
 
 
-def derived_mark(parameter: Parameter) -> Derived | None:
+def find_derived_mark(parameter: Parameter) -> Derived | None:
     """The mark of a derived field."""
     marks = getattr(parameter.annotation, "__metadata__", ())
     return next((mark for mark in marks if isinstance(mark, Derived)), None)

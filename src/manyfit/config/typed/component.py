@@ -11,7 +11,7 @@ from manyfit.config.tree.nodes import PYTHON
 from manyfit.config.typed.roles import ANY, Role
 from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
-from manyfit.core.secrets import Secret, redact
+from manyfit.core.redaction import Secret, redact
 from manyfit.core.tracebacks import user_frame
 
 
@@ -56,7 +56,7 @@ class Component:
                 hidden = [f"{'.'.join(map(str, item['loc']))}: {item['type']}" for item in error.errors()]
                 raise ComponentFailed(redact(text + "; ".join(hidden))) from None
             failed = ComponentFailed(redact(f"{text}{error}\n  at {user_frame(error)}"))
-            raise blamed(failed, error) from error
+            raise assign_blame(failed, error) from error
 
     def _arguments(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Put what must be positional in front: `*args`, and what stands before them."""
@@ -71,7 +71,7 @@ class Component:
         return positional, keywords
 
 
-def blamed(failed: ComponentFailed, error: Exception) -> ComponentFailed:
+def assign_blame(failed: ComponentFailed, error: Exception) -> ComponentFailed:
     """A failure for which a value is to blame, or a file that is not there, is bad input."""
     if isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
         failed.exit_code = UsageError.exit_code

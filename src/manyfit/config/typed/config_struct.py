@@ -32,18 +32,18 @@ class ConfigStruct(MutableMapping[str, Any]):
         object.__setattr__(self, "_read", set())
         object.__setattr__(self, "_items", {})
         for key, value in {**(entries or {}), **more}.items():
-            self._items[key] = self._wrapped(key, value)
+            self._items[key] = self._wrap(key, value)
 
-    def _wrapped(self, key: str, value: Any) -> Any:
+    def _wrap(self, key: str, value: Any) -> Any:
         where = f"{self._path}{key}"
         if isinstance(value, Mapping) and not isinstance(value, ConfigStruct):
             inner = ConfigStruct()
             object.__setattr__(inner, "_path", f"{where}.")
             object.__setattr__(inner, "_read", self._read)
             for name, item in value.items():
-                inner._items[str(name)] = inner._wrapped(str(name), item)
+                inner._items[str(name)] = inner._wrap(str(name), item)
             return inner
-        return [self._wrapped(key, item) for item in value] if isinstance(value, list | tuple) else value
+        return [self._wrap(key, item) for item in value] if isinstance(value, list | tuple) else value
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._items:
@@ -63,7 +63,7 @@ class ConfigStruct(MutableMapping[str, Any]):
         return self[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._items[key] = self._wrapped(key, value)
+        self._items[key] = self._wrap(key, value)
         self._read.add(f"{self._path}{key}")
 
     def __setattr__(self, key: str, value: Any) -> None:

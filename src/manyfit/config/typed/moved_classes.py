@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from typing import Final
 
 
-def _moved(before: str, after: str, names: str) -> dict[str, str]:
+def _map_names(before: str, after: str, names: str) -> dict[str, str]:
     return {f"{before}.{name}": f"{after}.{name}" for name in names.split()}
 
 
 MOVED: Final[Mapping[str, str]] = {
-    **_moved(
+    **_map_names(
         "manyfit.learn.metrics",
         "manyfit.metrics",
         "absolute_error accuracy binary_accuracy squared_error top_k_accuracy",
     ),
-    **_moved("manyfit.pipeline.parts", "manyfit.pipeline", "ComponentData evaluator model_builder"),
-    **_moved("manyfit.study.sampling", "manyfit.samplers", "Grid"),
-    **_moved("manyfit.study.stoppers", "manyfit.stoppers", "Asha Halving Median Patience"),
+    **_map_names("manyfit.pipeline.parts", "manyfit.pipeline", "ComponentData evaluator model_builder"),
+    **_map_names("manyfit.study.sampling", "manyfit.samplers", "Grid"),
+    **_map_names("manyfit.study.stoppers", "manyfit.stoppers", "Asha Halving Median Patience"),
 }
 """From each former class path to the present one."""
 FIRST: Final[Mapping[str, str]] = {after: before for before, after in MOVED.items()}

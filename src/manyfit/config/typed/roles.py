@@ -215,7 +215,7 @@ class Trust:
             return True
         if not inspect.isclass(target):
             return False
-        return qualified(target) in BUILDING_BLOCKS or within(target.__module__, (*LIBRARIES, *self.packages))
+        return qualify(target) in BUILDING_BLOCKS or within(target.__module__, (*LIBRARIES, *self.packages))
 
 
 def within(module: str | None, packages: tuple[str, ...]) -> bool:
@@ -230,7 +230,7 @@ def is_record(target: Any) -> bool:
     )
 
 
-def qualified(target: Any) -> str:
+def qualify(target: Any) -> str:
     """The name under which a class or function was defined."""
     return (
         f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', type(target).__qualname__)}"
@@ -239,15 +239,15 @@ def qualified(target: Any) -> str:
 
 def has_base(target: Any, bases: tuple[str, ...]) -> bool:
     """Whether a class has one of the named classes among its bases."""
-    return inspect.isclass(target) and any(qualified(base) in bases for base in target.__mro__)
+    return inspect.isclass(target) and any(qualify(base) in bases for base in target.__mro__)
 
 
-def supplied_to(target: Any, role: Role) -> tuple[str, ...]:
+def list_supplied(target: Any, role: Role) -> tuple[str, ...]:
     """The parameters that manyfit supplies: by role, or for a nested component by its own bases."""
     if inspect.isclass(target):
         for base in target.__mro__:
-            if qualified(base) in BY_BASE:
-                return BY_BASE[qualified(base)].supplied
+            if qualify(base) in BY_BASE:
+                return BY_BASE[qualify(base)].supplied
         return ()
     if role.function_of:
         # A loss is called with (output, target), whatever it names them.
@@ -257,7 +257,7 @@ def supplied_to(target: Any, role: Role) -> tuple[str, ...]:
 
 def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -> str:
     """Say why `target` cannot play `role`; an empty text means that it can."""
-    what = describe(target)
+    what = describe_target(target)
     if not callable(target):
         return f"{what} cannot be called"
     product = product_of(target)
@@ -287,13 +287,13 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
 
 def _refusal_of_any(target: Any, product: Any, trust: Trust, wanted: type | None) -> str:
     """An annotation asks for a class; without one, only code that is known to build models is called."""
-    what = describe(target)
+    what = describe_target(target)
     if wanted is not None and inspect.isclass(product):
         if wanted in product.__mro__:
             return ""
         # An abstract class or protocol also says yes to what only looks alike, subprocess.Popen for one.
         if not (trust.covers(target) and _looks_like(product, wanted)):
-            return f"{what} is not a subclass of {qualified(wanted)}"
+            return f"{what} is not a subclass of {qualify(wanted)}"
     if is_record(target) or trust.covers(target):
         return ""
     return (
@@ -308,7 +308,7 @@ def _looks_like(product: type, wanted: type) -> bool:
         return True  # a protocol that cannot be checked says no more than no annotation at all
 
 
-def describe(target: Any) -> str:
+def describe_target(target: Any) -> str:
     """Name what a class path resolved to."""
     kind = (
         "the class"
@@ -319,7 +319,7 @@ def describe(target: Any) -> str:
         if callable(target)
         else "the value"
     )
-    name = target.__name__ if inspect.ismodule(target) else qualified(target)
+    name = target.__name__ if inspect.ismodule(target) else qualify(target)
     return f"{kind} {PUBLIC.get(name, name)}"
 
 

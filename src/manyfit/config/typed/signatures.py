@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from manyfit.config.typed.roles import MODULE, qualified
+from manyfit.config.typed.roles import MODULE, qualify
 
 REQUIRED: Final = inspect.Parameter.empty
 INHERITED: Final = object()
@@ -51,7 +51,7 @@ def signature_of(target: Any) -> Signature:
 
 @functools.lru_cache(maxsize=4096)
 def _signature_of(target: Callable[..., Any]) -> Signature:
-    name = qualified(target)
+    name = qualify(target)
     if name == "torch.nn.modules.linear.Identity":
         return Signature({}, open=True)
     fields = getattr(target, "model_fields", None)
@@ -67,7 +67,7 @@ def _signature_of(target: Callable[..., Any]) -> Signature:
     return Signature(own, open=keywords)
 
 
-def optional(target: Callable[..., Any]) -> Signature:
+def optional_parameters(target: Callable[..., Any]) -> Signature:
     """The parameters of a function that will be called by somebody else, who gives what is missing."""
     found = signature_of(target)
     parameters = {
@@ -81,7 +81,7 @@ def _of_class(target: type) -> Signature:
     parameters: dict[str, Parameter] = {}
     followed = False
     for base in target.__mro__:
-        if base is object or qualified(base) == MODULE:
+        if base is object or qualify(base) == MODULE:
             return Signature(parameters)
         init = base.__dict__.get("__init__")
         if init is None:
@@ -122,12 +122,12 @@ def _with_factories(target: Any, found: Signature) -> Signature:
     for field in dataclasses.fields(target):
         if field.name in parameters and field.default_factory is not dataclasses.MISSING:
             parameters[field.name] = dataclasses.replace(
-                parameters[field.name], default=_made(field.default_factory)
+                parameters[field.name], default=_call_factory(field.default_factory)
             )
     return Signature(parameters, found.open)
 
 
-def _made(factory: Callable[[], Any]) -> Any:
+def _call_factory(factory: Callable[[], Any]) -> Any:
     try:
         return factory()
     except Exception:  # the factory is the user's; it fails again, with a message, when the object is made

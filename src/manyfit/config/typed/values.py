@@ -31,7 +31,7 @@ from manyfit.config.tree.nodes import (
     Unresolved,
     child,
     class_word,
-    dotted,
+    join_path,
     leaves,
     plain,
 )
@@ -40,11 +40,11 @@ from manyfit.config.typed import torch_facts
 from manyfit.config.typed.component import is_plain
 from manyfit.config.typed.config_struct import ConfigStruct
 from manyfit.config.typed.kinds import FromProject, Kind, Verbatim
-from manyfit.config.typed.roles import ANY, BY_BASE, CALLABLE, Role, describe, is_record, qualified
+from manyfit.config.typed.roles import ANY, BY_BASE, CALLABLE, Role, describe_target, is_record, qualify
 from manyfit.config.typed.wording import MAPPINGS, PATTERNS, SEQUENCES, SETS, expectation, expectation_of_any
 from manyfit.core.errors import Origin, Problem
-from manyfit.core.names import listing, nearest, show
-from manyfit.core.secrets import Secret
+from manyfit.core.names import listing, nearest, show_value
+from manyfit.core.redaction import Secret
 
 INVALID: Final = object()
 WRONG_TYPE: Final = "wrong type"
@@ -84,7 +84,7 @@ class Values(abc.ABC):
         if isinstance(node, Leaf) and isinstance(node.value, Unresolved):
             return INVALID
         if typing.get_origin(annotation) is typing.Annotated:
-            return self.annotated(node, annotation, path)
+            return self.check_annotated(node, annotation, path)
         if isinstance(node, Leaf) and isinstance(node.value, Secret):
             return self.secret(node, annotation, path)
         while isinstance(annotation, typing.NewType):
@@ -118,7 +118,7 @@ class Values(abc.ABC):
             return self.class_itself(node, typing.get_args(annotation), path)
         return self.instance(node, origin, path) if inspect.isclass(origin) else self.anything(node, path)
 
-    def annotated(self, node: Node, annotation: Any, path: Path) -> Any:
+    def check_annotated(self, node: Node, annotation: Any, path: Path) -> Any:
         """`Annotated`: marks for the kind, a role, or constraints that pydantic knows."""
         base, *marks = typing.get_args(annotation)
         before = self.kind
@@ -246,7 +246,7 @@ class Values(abc.ABC):
             found, problems = self.attempt(node, option, path)
             if not problems:
                 return found
-            if any(p.path != dotted(path) or p.message != WRONG_TYPE for p in problems):
+            if any(p.path != join_path(path) or p.message != WRONG_TYPE for p in problems):
                 likely = likely or problems
         if likely:
             self.problems += likely
@@ -318,7 +318,7 @@ class Values(abc.ABC):
         base = options[0] if options and inspect.isclass(options[0]) else object
         if target is not INVALID and not (inspect.isclass(target) and issubclass(target, base)):
             return self.fail(
-                node, path, f"{describe(target)} does not fit", f"a subclass of {qualified(base)}"
+                node, path, f"{describe_target(target)} does not fit", f"a subclass of {qualify(base)}"
             )
         return target
 
@@ -333,14 +333,14 @@ class Values(abc.ABC):
         if issubclass(wanted, FilePath):
             text = self.scalar(node, str, path)
             return text if text is INVALID else wanted(self.project / text)
-        if torch_facts.is_dtype(qualified(wanted)):
+        if torch_facts.is_dtype(qualify(wanted)):
             return self.dtype(node, path)
         named = isinstance(node, Map) and class_word(node, free=True)
         if not named and hasattr(wanted, "_fields") and isinstance(node, Seq):
-            node = self.named_fields(node, wanted)
+            node = self.name_fields(node, wanted)
         if not named and (is_record(wanted) or typing.is_typeddict(wanted) or hasattr(wanted, "_fields")):
             return self.record(node, wanted, path)
-        role = BY_BASE.get(qualified(wanted), ANY)
+        role = BY_BASE.get(qualify(wanted), ANY)
         text = node.value if isinstance(node, Leaf) and isinstance(node.value, str) else ""
         component_only = _adapter(wanted) is None
         if named or (component_only and (isinstance(node, Map) or "." in text or text in role.short)):
@@ -350,7 +350,7 @@ class Values(abc.ABC):
         return self.pydantic(node, wanted, path)
 
     @staticmethod
-    def named_fields(node: Seq, wanted: Any) -> Map:
+    def name_fields(node: Seq, wanted: Any) -> Map:
         """A named tuple may be written as a list."""
         names = [*wanted._fields, *(str(i) for i in range(len(wanted._fields), len(node.items)))]
         items = dict(zip(names, node.items, strict=False))
@@ -419,7 +419,7 @@ class Values(abc.ABC):
 
     # -- problems ---------------------------------------------------------------------------------
 
-    def located(self, path: Path) -> Origin:
+    def locate(self, path: Path) -> Origin:
         """Where the last key of a path was written."""
         node, origin = self.root, self.root.origin
         for key in path:
@@ -444,8 +444,8 @@ class Values(abc.ABC):
         """Record a problem with a value."""
         if any(isinstance(leaf, Leaf) and isinstance(leaf.value, Unresolved) for _, leaf in leaves(node)):
             return INVALID
-        got = received or (show(plain(node)) if expected else "")
-        origin = node.origin if isinstance(node, Leaf) else self.located(path)
+        got = received or (show_value(plain(node)) if expected else "")
+        origin = node.origin if isinstance(node, Leaf) else self.locate(path)
         self.problem(origin, path, message, expected, got, suggestion)
         return INVALID
 
@@ -459,11 +459,11 @@ class Values(abc.ABC):
         suggestion: str = "",
     ) -> None:
         """Record a problem."""
-        self.problems.append(Problem(dotted(path), origin, message, expected, received, suggestion))
+        self.problems.append(Problem(join_path(path), origin, message, expected, received, suggestion))
 
 
 @functools.lru_cache(maxsize=1024)
-def _cached_adapter(annotation: Any) -> Any:
+def _get_adapter(annotation: Any) -> Any:
     from pydantic import PydanticUserError, TypeAdapter
 
     try:
@@ -475,9 +475,9 @@ def _cached_adapter(annotation: Any) -> Any:
 def _adapter(annotation: Any) -> Any:
     """pydantic's reader for an annotation; None for a class that it cannot read from JSON."""
     try:
-        return _cached_adapter(annotation)
+        return _get_adapter(annotation)
     except TypeError:  # an annotation that cannot be hashed, such as a Literal of lists
-        return _cached_adapter.__wrapped__(annotation)
+        return _get_adapter.__wrapped__(annotation)
 
 
 def _constrains(mark: Any) -> bool:

@@ -64,7 +64,7 @@ def is_ragged(feature: Feature) -> bool:
     return feature.row() is None
 
 
-def check(features: Mapping[str, Feature]) -> None:
+def check_columns(features: Mapping[str, Feature]) -> None:
     """Refuse features whose columns cannot be kept."""
     for key, feature in features.items():
         is_text = isinstance(feature, FixedLenFeature) and len(feature.shape) == 0
@@ -76,7 +76,7 @@ def check(features: Mapping[str, Feature]) -> None:
             )
 
 
-def kept(
+def load_or_decode(
     where: bool | str,
     fingerprint: str,
     rows: int,
@@ -85,7 +85,7 @@ def kept(
     together: int,
 ) -> Columns:
     """Columns that were kept before, or are decoded and kept now; by the data and by what is made of it."""
-    check(features)
+    check_columns(features)
     told = {key: [type(feature).__name__, _decoding(feature)] for key, feature in features.items()}
     text = json.dumps([FORMAT, fingerprint, rows, told], sort_keys=True, default=list)
     root = files.cache_root() / "columns" if where is True else Path(str(where))

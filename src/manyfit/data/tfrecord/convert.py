@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from manyfit.core.errors import ExtraMissing, UsageError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing, nearest
 from manyfit.core.processes import die_with_server
 from manyfit.data.tfrecord import metadata
@@ -49,7 +49,7 @@ ODD: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 Row = Mapping[str, Any]
 
 
-class Table(ABC):
+class RowTable(ABC):
     """Rows that can be read from any place on."""
 
     size: int = 0
@@ -74,7 +74,7 @@ class Table(ABC):
         return {CLASSES: "".join(f"{name}\n" for name in self.classes)} if self.classes else {}
 
 
-class ImageFolder(Table):
+class ImageFolder(RowTable):
     """A folder with a folder for each class. Classes are numbered in the order of their names."""
 
     def __init__(self, folder: Path, classes: Sequence[str] | None = None) -> None:
@@ -109,7 +109,7 @@ class ImageFolder(Table):
 
     def rows(self, begin: int, end: int) -> Iterator[Row]:
         """The image as it is, its class, and what it is called."""
-        image: Any = optional("PIL.Image", "images")
+        image: Any = import_optional("PIL.Image", "images")
         for file, number in self.files[begin:end]:
             data = file.read_bytes()
             try:
@@ -137,7 +137,7 @@ class ImageFolder(Table):
 
     def _size(self) -> str:
         """How images are made to have one size, if they have several."""
-        image: Any = optional("PIL.Image", "images")
+        image: Any = import_optional("PIL.Image", "images")
         sizes = set()
         for file, _ in self.files[:200]:
             with image.open(file) as opened:
@@ -152,7 +152,7 @@ class ImageFolder(Table):
         }
 
 
-class Csv(Table):
+class Csv(RowTable):
     """A CSV file. A column is whole numbers, numbers or text, as all of its cells say.
 
     Its first row says what the columns are called, unless `names` are given; if those are empty, they are
@@ -173,7 +173,7 @@ class Csv(Table):
             first = next(cells, [])
             self.header = first if names is None else list(names) or [f"c{i}" for i in range(len(first))]
             if "" in self.header:
-                self.header = self._named(self.header, is_given=names is not None)
+                self.header = self._name_columns(self.header, is_given=names is not None)
             if len(self.header) != len(first):
                 raise UsageError(f"{file} has {len(first)} columns, but {len(self.header)} names were given")
             if names is not None:
@@ -214,7 +214,7 @@ class Csv(Table):
         self.kinds = {name: kinds[rank] for name, rank in zip(self.header, ranks, strict=True)}
         self.gaps = {name for name, has_gaps in zip(self.header, empty, strict=True) if has_gaps}
 
-    def _named(self, header: list[str], is_given: bool) -> list[str]:
+    def _name_columns(self, header: list[str], is_given: bool) -> list[str]:
         """A name for each column; a table that pandas has written has none for the first of them."""
         place = header.index("")
         if is_given:
@@ -260,7 +260,7 @@ def _rank(cell: str) -> int:
     return 2 if NUMBER.fullmatch(cell) else 3
 
 
-class Text(Table):
+class Text(RowTable):
     """Texts, one a line, or a column of a CSV; words become numbers by a vocabulary.
 
     Number 0 is for padding, 1 for words that the vocabulary has not.
@@ -352,14 +352,14 @@ def words(text: str) -> list[str]:
     return WORDS.findall(text.lower())
 
 
-class Arrays(Table):
+class Arrays(RowTable):
     """Arrays with the same number of rows: an .npz, an .npy, or the data sets of an HDF5 file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._is_hdf5 = file.suffix.lower() in (".h5", ".hdf5")
         self.shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        with self._opened() as arrays:
+        with self._open() as arrays:
             for name, array in arrays.items():
                 if not hasattr(array, "shape") or not hasattr(array, "dtype"):
                     raise UsageError(f"{file}: {name!r} is not an array")
@@ -379,7 +379,7 @@ class Arrays(Table):
         self.count = counts.pop()
         self.size = sum(int(np.prod(shape)) * kind.itemsize for shape, kind in self.shapes.values())
 
-    def _opened(self) -> _Open:
+    def _open(self) -> _Open:
         return _Open(self.file, self._is_hdf5)
 
     def __len__(self) -> int:
@@ -387,7 +387,7 @@ class Arrays(Table):
 
     def rows(self, begin: int, end: int) -> Iterator[Row]:
         """A value, or the memory of an array, for each name."""
-        with self._opened() as arrays:
+        with self._open() as arrays:
             for start in range(begin, end, 1024):
                 stop = min(start + 1024, end)
                 try:
@@ -424,7 +424,7 @@ class Arrays(Table):
 
 def _is_text(array: Any) -> bool:
     """Whether an array of objects, as HDF5 has them, holds text."""
-    h5py: Any = optional("h5py", "hdf5")
+    h5py: Any = import_optional("h5py", "hdf5")
     return h5py.check_string_dtype(array.dtype) is not None
 
 
@@ -439,7 +439,7 @@ class _Open:
     def __enter__(self) -> dict[str, Any]:
         try:
             if self.is_hdf5:
-                h5py: Any = optional("h5py", "hdf5")
+                h5py: Any = import_optional("h5py", "hdf5")
                 self._handle = h5py.File(self.file, "r")
                 found: dict[str, Any] = {}
                 self._handle.visititems(
@@ -477,7 +477,7 @@ def table_of(
     beside: Path | None = None,
     least: int | None = None,
     names: Sequence[str] | None = None,
-) -> Table:
+) -> RowTable:
     """The rows of a folder or file, by what it is, or as what it was said to be.
 
     `beside` is where other splits may lie already: they share classes and vocabulary.
@@ -498,7 +498,7 @@ def table_of(
     found = kind or ("images" if source.is_dir() else endings.get(source.suffix.lower(), ""))
     found = "text" if found == "csv" and kind is None and wants_text else found
     file = beside / CLASSES if beside is not None else None
-    classes = _listed(file) if file and file.is_file() else None
+    classes = _read_class_names(file) if file and file.is_file() else None
     if found == "images" and source.is_dir():
         return ImageFolder(source, classes)
     if found == "text" and source.is_file():
@@ -515,7 +515,7 @@ def table_of(
     raise UsageError(f"{source} cannot be converted{f' as {kind}' if kind else ''}: it must be {wanted}")
 
 
-def _listed(file: Path) -> list[str]:
+def _read_class_names(file: Path) -> list[str]:
     """The names of classes, one a line."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -532,8 +532,8 @@ class Written:
     records: int
 
 
-def convert(
-    table: Table,
+def write_shards(
+    table: RowTable,
     folder: Path,
     prefix: str = "train",
     shards: int | None = None,
@@ -553,7 +553,7 @@ def convert(
     files = [folder / name for name in shard_names(prefix, count, compression)]
     shard = re.compile(rf"{re.escape(prefix)}-\d{{5}}-of-\d{{5}}(\.gz|\.zz)?")
     here = sorted(p for p in folder.iterdir() if shard.fullmatch(p.name)) if folder.is_dir() else []
-    known = metadata.load(str(folder))  # if it cannot be read, that is better known now
+    known = metadata.load_index(str(folder))  # if it cannot be read, that is better known now
     if here and not force:
         names = listing([file.name for file in here], 3)
         raise UsageError(f"{folder} has files of this name already: {names}; --force replaces them")
@@ -569,18 +569,18 @@ def convert(
                 yield from pool.map(_shard, jobs)
         else:
             yield from map(_shard, jobs)
-        entries = {file.name: metadata.examine(str(place / file.name)) for file in files}
+        entries = {file.name: metadata.examine_file(str(place / file.name)) for file in files}
         for name, text in table.beside().items():  # first: labels without their names would be numbered anew
-            durable.write(folder / name, text)
+            durable.write_file(folder / name, text)
         for old in here:  # only now is everything there that takes their place
             old.unlink()
         for file in files:
             (place / file.name).replace(file)
     durable.sync_folder(folder)
-    metadata.merge(str(folder), entries, [name for name in known if shard.fullmatch(name)])
+    metadata.merge_index(str(folder), entries, [name for name in known if shard.fullmatch(name)])
 
 
-def _shard(job: tuple[Table, Path, int, int, str]) -> Written:
+def _shard(job: tuple[RowTable, Path, int, int, str]) -> Written:
     table, file, begin, end, compression = job
     with RecordWriter(file, compression) as writer:
         for row in table.rows(begin, end):

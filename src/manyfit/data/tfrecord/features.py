@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt
 
 from manyfit.config.typed.arguments import check_arguments
 from manyfit.core.errors import UsageError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.data.tfrecord import images, lists
 from manyfit.data.tfrecord.message import BYTES, FLOAT, INT64, KINDS, NONE
 from manyfit.data.tfrecord.ragged import Ragged, as_objects
@@ -41,7 +41,7 @@ class Feature(ABC):
 
 def column_of(feature: Feature, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
     """The values of a feature, after seeing that no record holds something else under its name."""
-    wanted = kind_of(feature)
+    wanted = wire_type(feature)
     wrong = np.flatnonzero((spans.kind != NONE) & (spans.kind != wanted))
     if len(wrong):
         row = int(wrong[0])
@@ -49,7 +49,7 @@ def column_of(feature: Feature, buffer: Buffer, spans: Spans, each: Mapper = map
     return feature.column(buffer, spans, each)
 
 
-def kind_of(feature: Feature) -> int:
+def wire_type(feature: Feature) -> int:
     """What a feature holds on the wire."""
     return WIRE[getattr(feature, "dtype", "string")] if isinstance(feature, _Plain) else BYTES
 
@@ -87,7 +87,7 @@ class FixedLenFeature(_Plain):
         missing = np.flatnonzero(spans.kind == NONE)
         if len(missing) and self.default_value is None:
             raise Malformed(int(missing[0]), "is missing, and has no default_value")
-        found = lists.texts(buffer, spans) if kind == BYTES else lists.numbers(buffer, spans, kind)
+        found = lists.texts(buffer, spans) if kind == BYTES else lists.read_numbers(buffer, spans, kind)
         counts = np.diff(found.splits)
         wrong = np.flatnonzero((counts != count) & (spans.kind != NONE))
         if len(wrong):
@@ -149,7 +149,7 @@ class VarLenFeature(_Plain):
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """Rows of different lengths: batches are padded when they are put together."""
         kind = WIRE[self.dtype]
-        found = lists.texts(buffer, spans) if kind == BYTES else lists.numbers(buffer, spans, kind)
+        found = lists.texts(buffer, spans) if kind == BYTES else lists.read_numbers(buffer, spans, kind)
         return Ragged(found.values, found.splits)
 
     def batch(self, rows: Ragged) -> Any:
@@ -179,11 +179,11 @@ class RawFeature(Feature):
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """An array of shape (rows, *shape)."""
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        places = lists.single(buffer, spans)
+        places = lists.find_single(buffer, spans)
         if places is not None:
-            sizes, whole = places[1] - places[0], lists.joined(buffer, *places)
+            sizes, whole = places[1] - places[0], lists.join_parts(buffer, *places)
         else:
-            values = single(buffer, spans)
+            values = read_single(buffer, spans)
             sizes, whole = np.fromiter(map(len, values), np.int64, len(values)), bytearray().join(values)
         wrong = np.flatnonzero(sizes != size)
         if len(wrong):
@@ -244,24 +244,26 @@ class ImageFeature(Feature):
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """An array of shape (rows, height, width, channels); images of several sizes stay apart."""
-        optional("PIL.Image", "images")
+        import_optional("PIL.Image", "images")
         known = self.row()
         if known is None:
-            values = single(buffer, spans)
-            return as_objects([_raised(found, i) for i, found in enumerate(each(self.decode, values))])
+            values = read_single(buffer, spans)
+            return as_objects(
+                [_raise_malformed(found, i) for i, found in enumerate(each(self.decode, values))]
+            )
         values, rows, places = self._values(buffer, spans)
         made = (np.zeros if self.pad else np.empty)((len(buffer), *known[0]), known[1])
         into = [
             made[row] if self.count is None else made[row, i] for row, i in zip(rows, places, strict=True)
         ]
         for row, found in zip(rows, each(self._decode_into, zip(values, into, strict=True)), strict=True):
-            _raised(found, row)
+            _raise_malformed(found, row)
         return made
 
     def _values(self, buffer: Buffer, spans: Spans) -> tuple[list[bytes], list[int], list[int]]:
         """All encoded images, with the record of each and its place in it."""
         if self.count is None:
-            values = single(buffer, spans)
+            values = read_single(buffer, spans)
             return values, list(range(len(values))), [0] * len(values)
         found = lists.texts(buffer, spans)
         counts = np.diff(found.splits)
@@ -387,13 +389,13 @@ def _fill(pad: Any, dtype: str) -> Any:
     return pad.encode() if isinstance(pad, str) else pad
 
 
-def _raised(found: Any, row: int) -> Any:
+def _raise_malformed(found: Any, row: int) -> Any:
     if isinstance(found, str):
         raise Malformed(row, found)
     return found
 
 
-def single(buffer: Buffer, spans: Spans) -> list[bytes]:
+def read_single(buffer: Buffer, spans: Spans) -> list[bytes]:
     """The one value that every record has."""
     missing = np.flatnonzero(spans.kind == NONE)
     if len(missing):

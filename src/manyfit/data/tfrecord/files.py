@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data.tfrecord.errors import RecordError
-from manyfit.data.tfrecord.frames import HEADER, Readable, masked
+from manyfit.data.tfrecord.frames import HEADER, Readable, mask_checksum
 from manyfit.store import durable
 
 Compression: TypeAlias = Literal["", "gzip", "zlib"]
@@ -51,7 +51,7 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def matched(patterns: str | Sequence[str]) -> list[str]:
+def match_files(patterns: str | Sequence[str]) -> list[str]:
     """The files that some patterns mean: those of each pattern in the order of their names, none twice.
 
     A folder means the files in it. What begins with `_` or `.` is not data.
@@ -61,7 +61,7 @@ def matched(patterns: str | Sequence[str]) -> list[str]:
         raise UsageError("file_patterns is empty: which files are to be read?")
     chosen: dict[str, None] = {}
     for pattern in given:
-        here = found(pattern)
+        here = find_files(pattern)
         if not here and len(given) > 1 and not is_data(pattern):
             continue  # the shell has expanded a pattern
         if not here:
@@ -70,7 +70,7 @@ def matched(patterns: str | Sequence[str]) -> list[str]:
     return list(chosen)
 
 
-def canonical(pattern: str) -> str:
+def canonical_pattern(pattern: str) -> str:
     """A pattern as the files that it matches are called."""
     if not is_remote(pattern):
         return os.path.abspath(os.path.expanduser(pattern))  # noqa: PTH100, PTH111 - a pattern is not a path
@@ -78,13 +78,13 @@ def canonical(pattern: str) -> str:
     return str(fs.unstrip_protocol(path))
 
 
-def found(pattern: str) -> list[str]:
+def find_files(pattern: str) -> list[str]:
     """The files that one pattern means, in the order of their names."""
     return _remote(pattern) if is_remote(pattern) else _local(pattern)
 
 
 def _local(pattern: str) -> list[str]:
-    pattern = canonical(pattern)
+    pattern = canonical_pattern(pattern)
     if os.path.isdir(pattern):  # noqa: PTH112
         pattern = os.path.join(glob.escape(pattern), "*")  # noqa: PTH118
     is_pattern = any(mark in pattern for mark in MAGIC) and not Path(pattern).is_file()
@@ -138,7 +138,7 @@ def folder_of(file: str) -> str:
     return posixpath.dirname(file)
 
 
-def unescaped(pattern: str) -> str:
+def unescape(pattern: str) -> str:
     """A pattern in which some signs were taken literally, as a path."""
     return re.sub(r"\[([*?\[])\]", r"\1", pattern)
 
@@ -235,7 +235,7 @@ class Bytes:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Bytes]:
+def open_bytes(path: Path) -> Iterator[Bytes]:
     """The bytes of a file, while it is open."""
     data = Bytes(path)
     try:
@@ -316,7 +316,7 @@ def compression_of(head: bytes) -> Compression | None:
         return ""
     if len(head) >= HEADER.size:
         _, crc = HEADER.unpack(head[: HEADER.size])
-        if masked(head[:8]) == crc:
+        if mask_checksum(head[:8]) == crc:
             return ""
     if head[:2] == b"\x1f\x8b":
         return "gzip"
@@ -325,13 +325,13 @@ def compression_of(head: bytes) -> Compression | None:
     return None
 
 
-def strangers(paths: Sequence[str], patterns: Sequence[str], known: Collection[str] = ()) -> list[str]:
+def find_strangers(paths: Sequence[str], patterns: Sequence[str], known: Collection[str] = ()) -> list[str]:
     """Files that a pattern has found and that hold no records, such as labels.txt, or a README.
 
     What was named alone is none, nor what is `known`. Raises for one that is called like those that hold
     records: it is damaged, and not something else.
     """
-    asked = {canonical(patterns[0])} if len(patterns) == 1 else set()
+    asked = {canonical_pattern(patterns[0])} if len(patterns) == 1 else set()
     found = [path for path in paths if path not in asked and path not in known and not holds_records(path)]
     shards = {_shape(path): path for path in paths if path not in found}
     for path in found:
@@ -353,7 +353,7 @@ def holds_records(file: str) -> bool:
         fs, path = store_of(file)
         head = bytes(fs.cat_file(path, 0, PIECE))
     else:
-        with opened(Path(file)) as data:
+        with open_bytes(Path(file)) as data:
             head = data[:PIECE]
     found = compression_of(head)
     if not found:
@@ -392,19 +392,21 @@ def stream_of(data: Any, compression: str, name: str, seen: Callable[[int], None
     return Inflated(plain, compression, name) if compression else plain
 
 
-def unpacked(data: Any, compression: str, name: str, size: int, digest: str, in_memory: bool) -> bytes | Path:
+def decompress(
+    data: Any, compression: str, name: str, size: int, digest: str, in_memory: bool
+) -> bytes | Path:
     """The bytes of a compressed file, which can be read anywhere: here, or in a file that is kept."""
     if in_memory:
-        return b"".join(_limited(stream_of(data, compression, name), size, name))
+        return b"".join(_read_limited(stream_of(data, compression, name), size, name))
     kept = cache_root() / "unpacked" / digest
     if not kept.is_file() or kept.stat().st_size != size:
         with _new(kept) as target:
-            for piece in _limited(stream_of(data, compression, name), size, name):
+            for piece in _read_limited(stream_of(data, compression, name), size, name):
                 target.write(piece)
     return kept
 
 
-def _limited(stream: Readable, size: int, name: str) -> Iterator[bytes]:
+def _read_limited(stream: Readable, size: int, name: str) -> Iterator[bytes]:
     """All of a stream, which must be as long as it was when it was indexed."""
     done = 0
     while piece := stream.read(PIECE):

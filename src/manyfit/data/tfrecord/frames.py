@@ -38,20 +38,20 @@ class Readable(Protocol):
         ...
 
 
-def masked(data: bytes) -> int:
+def mask_checksum(data: bytes) -> int:
     """The checksum of a frame: CRC-32C, rotated and shifted, as the format wants it."""
     crc: int = _crc(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFF_FFFF
 
 
-def framed(data: bytes) -> bytes:
+def frame_record(data: bytes) -> bytes:
     """A record with its frame.
 
-    >>> len(framed(b"abc"))
+    >>> len(frame_record(b"abc"))
     19
     """
     length = len(data).to_bytes(8, "little")
-    return b"".join((length, FOOTER.pack(masked(length)), data, FOOTER.pack(masked(data))))
+    return b"".join((length, FOOTER.pack(mask_checksum(length)), data, FOOTER.pack(mask_checksum(data))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +87,8 @@ def records(stream: Readable, name: str) -> Iterator[tuple[int, int, bytes]]:
         if len(data) < length or len(footer) < FOOTER.size:
             raise _cut(name, number)
         (wanted,) = FOOTER.unpack(footer)
-        if masked(data) != wanted:
-            raise _damaged(name, number)
+        if mask_checksum(data) != wanted:
+            raise _damage_error(name, number)
         yield position, wanted, data
         position += AROUND + length
         number += 1
@@ -104,16 +104,16 @@ def first_wrong(data: bytes, starts: Positions, ends: Positions, known: Checksum
     feet = view[ends[:, None] + np.arange(-FOOTER.size, 0)]
     lengths = ends - starts - AROUND
     good = heads[:, :8].copy().view("<u8")[:, 0] == lengths.astype(np.uint64)
-    good &= heads[:, 8:].copy().view("<u4")[:, 0] == _masked(_crc_of_lengths(lengths))
+    good &= heads[:, 8:].copy().view("<u4")[:, 0] == _mask_checksums(_crc_of_lengths(lengths))
     good &= feet.view("<u4")[:, 0] == known
     begins, stops = (starts + HEADER.size).tolist(), (ends - FOOTER.size).tolist()
     records = [data[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
-    good &= _masked(np.fromiter(map(_crc, records), np.uint64, len(records))) == known
+    good &= _mask_checksums(np.fromiter(map(_crc, records), np.uint64, len(records))) == known
     return None if good.all() else int(np.argmin(good))
 
 
-def _masked(crc: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """`masked`, of many checksums."""
+def _mask_checksums(crc: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`mask_checksum`, of many checksums."""
     turned = (crc >> np.uint64(15)) | (crc << np.uint64(17))
     return (turned + np.uint64(0xA282EAD8)) & np.uint64(0xFFFF_FFFF)
 
@@ -142,7 +142,7 @@ def _header(header: bytes, name: str, number: int) -> int:
     if len(header) < HEADER.size:
         raise _cut(name, number)
     length, crc = HEADER.unpack(header)
-    if masked(header[:8]) != crc:
+    if mask_checksum(header[:8]) != crc:
         raise RecordError(name, "the length of the record is damaged", number)
     if length > MOST:
         raise RecordError(name, f"a record of {length:,} bytes, but at most {MOST:,} are read", number)
@@ -157,14 +157,14 @@ def why(frame: bytes, size: int, number: int, name: str) -> RecordError:
         length = _header(frame[: HEADER.size], name, number)
     except RecordError as error:
         return error
-    if length != size - AROUND or masked(frame[12:-4]) == FOOTER.unpack(frame[-4:])[0]:
+    if length != size - AROUND or mask_checksum(frame[12:-4]) == FOOTER.unpack(frame[-4:])[0]:
         return RecordError(name, "this is another record than the one that was indexed", number, "changed")
-    return _damaged(name, number)
+    return _damage_error(name, number)
 
 
 def _cut(name: str, number: int) -> RecordError:
     return RecordError(name, "the file ends inside this record: it was cut short", number, "truncated")
 
 
-def _damaged(name: str, number: int) -> RecordError:
+def _damage_error(name: str, number: int) -> RecordError:
     return RecordError(name, "the data of the record is damaged (its checksum is wrong)", number)

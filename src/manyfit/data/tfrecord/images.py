@@ -56,7 +56,7 @@ def pixels(data: bytes, decode_format: str, channels: int, size: tuple[int, int]
         image = image if image.mode == mode else image.convert(mode)
         if size is not None and (image.height, image.width) != size:
             if mode == "RGB" and _is_vectorised():
-                return resized(np.array(image), size)
+                return resize(np.array(image), size)
             image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         found = np.asarray(image)
     except (Unreadable, MemoryError):
@@ -78,7 +78,7 @@ def _colours(data: bytes, channels: int, size: tuple[int, int] | None) -> Any:
         if size is None or size == (height, width):
             return decoder.decode_jpeg(data, "RGB")
         if _is_vectorised():
-            return resized(decoder.decode_jpeg(data, "RGB"), size)
+            return resize(decoder.decode_jpeg(data, "RGB"), size)
         return _shrunk(decoder, data, (width, height), size)
     except ValueError:
         return None
@@ -100,7 +100,7 @@ def _shrunk(decoder: Any, data: bytes, given: tuple[int, int], size: tuple[int, 
     return np.frombuffer(small, np.uint8).reshape(*size, 3)
 
 
-def resized(found: Any, size: tuple[int, int] | None) -> Any:
+def resize(found: Any, size: tuple[int, int] | None) -> Any:
     """Colours of another size: bilinear, with antialiasing, as Pillow does it, but for the last bit."""
     import torch
 

@@ -20,7 +20,7 @@ SHORT: Final = 32
 """Bytes of a text that is short; no more than `PAD`."""
 
 
-class Values(NamedTuple):
+class FeatureValues(NamedTuple):
     """All values of one feature, behind each other, and where those of each record begin and end."""
 
     values: Any
@@ -28,7 +28,7 @@ class Values(NamedTuple):
     splits: Ints
 
 
-def numbers(buffer: Buffer, each: Spans, kind: int) -> Values:
+def read_numbers(buffer: Buffer, each: Spans, kind: int) -> FeatureValues:
     """The numbers of a feature in every record; none where it is missing."""
     pieces, sizes = _pieces(buffer, each, kind)
     joined = np.frombuffer(pieces, np.uint8)
@@ -36,19 +36,19 @@ def numbers(buffer: Buffer, each: Spans, kind: int) -> Values:
         wrong = np.flatnonzero(sizes % 4)
         if len(wrong):
             raise Malformed(int(wrong[0]), "a list of floats ends inside a number")
-        return Values(joined.view("<f4"), _splits(sizes // 4))
+        return FeatureValues(joined.view("<f4"), _splits(sizes // 4))
     return varints(joined, sizes)
 
 
-def varints(data: Bytes, sizes: Ints) -> Values:
+def varints(data: Bytes, sizes: Ints) -> FeatureValues:
     """Decode packed varints, those of all records together."""
     if not len(data):
-        return Values(np.zeros(0, np.int64), _splits(np.zeros(len(sizes), np.int64)))
+        return FeatureValues(np.zeros(0, np.int64), _splits(np.zeros(len(sizes), np.int64)))
     final = data < 0x80
     bounds = np.cumsum(sizes)
     filled = sizes > 0
     if final.all():
-        return Values(data.astype(np.int64), _splits(sizes))
+        return FeatureValues(data.astype(np.int64), _splits(sizes))
     unfinished = np.flatnonzero(filled & ~final[np.maximum(bounds - 1, 0)])
     if len(unfinished):
         raise Malformed(int(unfinished[0]), "a list of ints ends inside a number")
@@ -67,20 +67,20 @@ def varints(data: Bytes, sizes: Ints) -> Values:
     for _ in range(widest - 1):
         values[:-1] = parts[:-1] | (values[1:] << kind(7)) * goes_on
     found = values.take(ends + 1 - widths).astype(np.uint64).view(np.int64)
-    return Values(found, _with_zero(np.searchsorted(ends, bounds, side="left")))
+    return FeatureValues(found, _with_zero(np.searchsorted(ends, bounds, side="left")))
 
 
-def texts(buffer: Buffer, each: Spans) -> Values:
+def texts(buffer: Buffer, each: Spans) -> FeatureValues:
     """The bytes of a feature in every record; none where it is missing."""
     rows, starts, stops = text_spans(buffer, each)
     values = _cut(buffer, starts, stops)
     splits = _splits(np.bincount(rows, minlength=len(buffer)))
     alone = {row: as_objects(found.values) for row, found in each.careful.items() if found.kind == BYTES}
     if not alone:
-        return Values(values, splits)
+        return FeatureValues(values, splits)
     limits = itertools.pairwise(splits.tolist())
     parts = [alone.get(row, values[begin:end]) for row, (begin, end) in enumerate(limits)]
-    return Values(np.concatenate(parts), _splits(np.fromiter(map(len, parts), np.int64, len(parts))))
+    return FeatureValues(np.concatenate(parts), _splits(np.fromiter(map(len, parts), np.int64, len(parts))))
 
 
 def _cut(buffer: Buffer, starts: Ints, stops: Ints) -> Any:
@@ -188,7 +188,7 @@ def _any_spans(buffer: Buffer, each: Spans, wanted: npt.NDArray[np.bool_]) -> tu
     return rows[order], starts[order], stops[order]
 
 
-def single(buffer: Buffer, each: Spans) -> tuple[Ints, Ints] | None:
+def find_single(buffer: Buffer, each: Spans) -> tuple[Ints, Ints] | None:
     """Where the one text of every record lies; None if a record has none or several, or was walked alone."""
     rows, starts, stops = text_spans(buffer, each)
     is_one = len(rows) == len(buffer) and not each.careful and bool((rows == np.arange(len(rows))).all())
@@ -230,7 +230,7 @@ def _pieces(buffer: Buffer, each: Spans, kind: int) -> tuple[Any, Ints]:
     ends = np.where(here, each.ends, 0)
     sizes = ends - starts
     if not each.careful and here.all():
-        return joined(buffer, starts, ends), sizes
+        return join_parts(buffer, starts, ends), sizes
     raw = memoryview(buffer.raw)
     pieces: list[Any] = [raw[begin:end] for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     for row, (own, values) in each.careful.items():
@@ -239,7 +239,7 @@ def _pieces(buffer: Buffer, each: Spans, kind: int) -> tuple[Any, Ints]:
     return bytearray().join(pieces), sizes
 
 
-def joined(buffer: Buffer, starts: Ints, ends: Ints) -> Any:
+def join_parts(buffer: Buffer, starts: Ints, ends: Ints) -> Any:
     """Parts of a buffer behind each other, in memory that can be written to, as tensors want it."""
     sizes, strides = ends - starts, np.diff(starts)
     if len(starts) > 1 and strides[0] > 0 and (strides == strides[0]).all() and (sizes == sizes[0]).all():

@@ -53,7 +53,7 @@ def _pair(data: bytes) -> tuple[bytes, bytes]:
     return key, value
 
 
-def sequences(data: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
+def parse_sequences(data: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
     """Name and features of each list of a SequenceExample."""
     for key, value in _pairs(data, 2, "a tf.train.SequenceExample", "list"):
         steps = [p for n, w, p in _fields(value, "a list of features") if n == 1 and _is(w, 2, key)]

@@ -29,7 +29,7 @@ from manyfit.core.names import listing
 from manyfit.data.tfrecord import files
 from manyfit.data.tfrecord.errors import DataChanged, NotIndexed, RecordError
 from manyfit.data.tfrecord.frames import AROUND, Frames, records
-from manyfit.data.tfrecord.wire import Buffer, Malformed, schema
+from manyfit.data.tfrecord.wire import Buffer, Malformed, find_schema
 from manyfit.store import durable
 
 log = logging.getLogger("manyfit")
@@ -53,7 +53,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """What is known of one file."""
 
     records: int
@@ -74,16 +74,16 @@ class Entry:
             "size": self.size,
             "sha256": self.digest,
             "compression": self.compression,
-            "offsets": _packed(np.diff(self.frames.offsets).astype("<i8")),
-            "checksums": _packed(self.frames.checksums.astype("<u4")),
+            "offsets": _pack(np.diff(self.frames.offsets).astype("<i8")),
+            "checksums": _pack(self.frames.checksums.astype("<u4")),
             "features": dict(self.features),
         }
 
     @staticmethod
-    def of(found: Any) -> Entry:
+    def of(found: Any) -> FileEntry:
         """Read one, whichever program wrote it."""
         if "md5_hash" in found:
-            return Entry(
+            return FileEntry(
                 _count(found["total_records"]), _count(found["file_size"]), md5=str(found["md5_hash"])
             )
         count, size = _count(found["records"]), _count(found["size"])
@@ -94,14 +94,14 @@ class Entry:
             raise ValueError("a digest that is none")
         if count * AROUND > size * (DENSE if compression else 1):
             raise ValueError("more records than the file has room for")
-        lengths = np.frombuffer(_unpacked(found["offsets"], 8 * count), "<i8").astype(np.int64)
-        checksums = np.frombuffer(_unpacked(found["checksums"], 4 * count), "<u4").astype(np.uint32)
+        lengths = np.frombuffer(_unpack(found["offsets"], 8 * count), "<i8").astype(np.int64)
+        checksums = np.frombuffer(_unpack(found["checksums"], 4 * count), "<u4").astype(np.uint32)
         most = size * DENSE if compression else size
         if ((lengths < AROUND) | (lengths > most)).any() or (not compression and int(lengths.sum()) != size):
             raise ValueError("the places of the records do not fit the size of the file")
         frames = Frames(np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), checksums)
         features = {str(name): str(kind) for name, kind in found["features"].items()}
-        return Entry(count, size, digest, "", compression, frames, features)
+        return FileEntry(count, size, digest, "", compression, frames, features)
 
 
 def _count(value: Any) -> int:
@@ -110,11 +110,11 @@ def _count(value: Any) -> int:
     return value
 
 
-def _packed(array: Any) -> str:
+def _pack(array: Any) -> str:
     return base64.b64encode(zlib.compress(array.tobytes(), 6)).decode()
 
 
-def _unpacked(text: Any, size: int) -> bytes:
+def _unpack(text: Any, size: int) -> bytes:
     inflate = zlib.decompressobj()
     data = inflate.decompress(base64.b64decode(text, validate=True), size + 1)
     if len(data) != size:
@@ -125,7 +125,7 @@ def _unpacked(text: Any, size: int) -> bytes:
 # -- reading and writing --------------------------------------------------------------------------
 
 
-def load(folder: str) -> dict[str, Entry]:
+def load_index(folder: str) -> dict[str, FileEntry]:
     """What is known of the files in a folder; nothing if it was never indexed."""
     text = _read(folder)
     if text is None:
@@ -134,7 +134,7 @@ def load(folder: str) -> dict[str, Entry]:
         found = json.loads(text)
         if found["version"] not in (1, VERSION):
             raise ValueError(f"a version that is not known: {found['version']!r}")
-        return {str(name): Entry.of(entry) for name, entry in found["files"].items()}
+        return {str(name): FileEntry.of(entry) for name, entry in found["files"].items()}
     except (
         ValueError,
         LookupError,
@@ -170,7 +170,7 @@ def _read(folder: str) -> bytes | None:
         raise UsageError(f"{_place(folder)}: {error.strerror or error}") from error
 
 
-def save(folder: str, entries: Mapping[str, Entry]) -> None:
+def save_index(folder: str, entries: Mapping[str, FileEntry]) -> None:
     """Write what is known of a folder, whole or not at all."""
     document = {"version": VERSION, "files": {name: entries[name].plain() for name in sorted(entries)}}
     text = json.dumps(document, indent=1) + "\n"
@@ -178,15 +178,15 @@ def save(folder: str, entries: Mapping[str, Entry]) -> None:
         fs, path = files.store_of(_place(folder))
         fs.pipe_file(path, text.encode())
     else:
-        durable.write(Path(_place(folder)), text)
+        durable.write_file(Path(_place(folder)), text)
 
 
 # -- looking at files -----------------------------------------------------------------------------
 
 
-def examine(file: str, compression: str | None = None, progress: Progress | None = None) -> Entry:
+def examine_file(file: str, compression: str | None = None, progress: Progress | None = None) -> FileEntry:
     """Read all of a file: check every record, and note what there is to know."""
-    with files.opened(files.local_copy(file)) as data:
+    with files.open_bytes(files.local_copy(file)) as data:
         found = files.check_compression(data[:16], compression, file)
         offsets, checksums, features = [0], list[int](), dict[str, set[str]]()
         waiting: list[bytes] = []
@@ -205,12 +205,12 @@ def examine(file: str, compression: str | None = None, progress: Progress | None
         _collect(file, waiting, len(checksums), features)
         frames = Frames(np.array(offsets, np.int64), np.array(checksums, np.uint32))
         kinds = {name: "|".join(sorted(kinds)) for name, kinds in sorted(features.items())}
-        return Entry(len(frames), len(data), digest_of(data), "", found, frames, kinds)
+        return FileEntry(len(frames), len(data), hash_file(data), "", found, frames, kinds)
 
 
 def _collect(file: str, waiting: list[bytes], end: int, features: dict[str, set[str]]) -> None:
     try:
-        for name, kinds in schema(Buffer.of(waiting)).items():
+        for name, kinds in find_schema(Buffer.of(waiting)).items():
             known = features.setdefault(name, set())
             known |= kinds
             if len(known) > 1:
@@ -223,7 +223,7 @@ def _collect(file: str, waiting: list[bytes], end: int, features: dict[str, set[
     waiting.clear()
 
 
-def digest_of(data: Any, algorithm: str = "sha256") -> str:
+def hash_file(data: Any, algorithm: str = "sha256") -> str:
     """A hash of a file."""
     found = hashlib.new(algorithm, usedforsecurity=False)
     for begin in range(0, len(data), 1 << 24):
@@ -232,7 +232,7 @@ def digest_of(data: Any, algorithm: str = "sha256") -> str:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FileProblem:
     """Something that is wrong with a file, in one word and in a sentence."""
 
     file: str
@@ -251,52 +251,54 @@ def by_folder(paths: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def verify(
+def verify_files(
     patterns: str | Sequence[str],
     deep: bool = False,
     progress: Progress | None = None,
-    known: Mapping[str, Mapping[str, Entry]] | None = None,
-) -> Iterator[Finding]:
+    known: Mapping[str, Mapping[str, FileEntry]] | None = None,
+) -> Iterator[FileProblem]:
     """Compare files with what is known of them: their names and sizes, or, `deep`, all that is in them."""
-    given = [files.canonical(each) for each in ([patterns] if isinstance(patterns, str) else patterns)]
+    given = [
+        files.canonical_pattern(each) for each in ([patterns] if isinstance(patterns, str) else patterns)
+    ]
     here = dict.fromkeys(present(given))
     inside = by_folder(list(here))
     folders = dict.fromkeys([*inside, *(folder for pattern in given for folder in _folders(pattern))])
     read = known or {}
-    known = {folder: read[folder] if folder in read else load(folder) for folder in folders}
+    known = {folder: read[folder] if folder in read else load_index(folder) for folder in folders}
     if not here and not any(known.values()):
-        files.matched(given)  # which says what is wrong
-    strange = strangers(list(here), given, known)
+        files.match_files(given)  # which says what is wrong
+    strange = find_unindexed(list(here), given, known)
     for folder, entries in known.items():
         if not entries and folder in inside:
-            yield Finding(_place(folder), "missing", "nobody has indexed this folder")
+            yield FileProblem(_place(folder), "missing", "nobody has indexed this folder")
             continue
         for name in entries:
             path = posixpath.join(folder, name)
             if path not in here and _fits(path, given):
-                yield Finding(path, "deleted", "it was indexed, but is not there any more")
+                yield FileProblem(path, "deleted", "it was indexed, but is not there any more")
         for path in inside.get(folder, ()):
             entry = entries.get(files.name_of(path))
             if entry is None and path in strange:
                 continue
             if entry is None:
-                yield Finding(path, "added", "it is there, but was not indexed")
+                yield FileProblem(path, "added", "it is there, but was not indexed")
             else:
-                yield from compare(path, entry, deep, progress)
+                yield from compare_file(path, entry, deep, progress)
 
 
-def strangers(
-    paths: Sequence[str], patterns: Sequence[str], known: Mapping[str, Mapping[str, Entry]]
+def find_unindexed(
+    paths: Sequence[str], patterns: Sequence[str], known: Mapping[str, Mapping[str, FileEntry]]
 ) -> list[str]:
     """Files beside the records that hold none, and that nobody has indexed."""
     indexed = {posixpath.join(folder, name) for folder, entries in known.items() for name in entries}
-    return files.strangers(paths, patterns, indexed)
+    return files.find_strangers(paths, patterns, indexed)
 
 
-def indexed(patterns: Sequence[str]) -> list[str]:
+def list_indexed(patterns: Sequence[str]) -> list[str]:
     """Those of the files that are there which somebody has indexed."""
-    paths = present([files.canonical(each) for each in patterns])
-    known = {folder: load(folder) for folder in by_folder(paths)}
+    paths = present([files.canonical_pattern(each) for each in patterns])
+    known = {folder: load_index(folder) for folder in by_folder(paths)}
     return [path for path in paths if files.name_of(path) in known[files.folder_of(path)]]
 
 
@@ -304,7 +306,7 @@ def present(patterns: Sequence[str]) -> list[str]:
     """The files that are there; patterns that match nothing are passed over."""
     found: dict[str, None] = {}
     for pattern in patterns:
-        found |= dict.fromkeys(files.found(pattern))
+        found |= dict.fromkeys(files.find_files(pattern))
     return list(found)
 
 
@@ -334,41 +336,45 @@ def _fits(path: str, patterns: Sequence[str]) -> bool:
     )
 
 
-def compare(path: str, entry: Entry, deep: bool, progress: Progress | None = None) -> Iterator[Finding]:
+def compare_file(
+    path: str, entry: FileEntry, deep: bool, progress: Progress | None = None
+) -> Iterator[FileProblem]:
     """What has happened to a file since it was indexed; `deep` or not, a file of another size is read."""
     size = files.size_of(path)
     if not deep and size == entry.size:
         return
     if size == entry.size:
-        with files.opened(files.local_copy(path)) as data:
-            is_same = entry.digest and digest_of(data) == entry.digest
-            is_same = is_same or (entry.md5 and digest_of(data, "md5") == entry.md5)
+        with files.open_bytes(files.local_copy(path)) as data:
+            is_same = entry.digest and hash_file(data) == entry.digest
+            is_same = is_same or (entry.md5 and hash_file(data, "md5") == entry.md5)
         if is_same:
             yield from _misread(path, entry, progress)
             return
-    what, detail = _happened(path, entry, progress)
+    what, detail = _explain_change(path, entry, progress)
     if deep:
-        yield Finding(path, what, detail)
+        yield FileProblem(path, what, detail)
     else:
         sizes = f"{size:,} bytes; when it was indexed, {entry.size:,}"
-        yield Finding(path, "resized", f"{sizes} ({what}: {detail})")
+        yield FileProblem(path, "resized", f"{sizes} ({what}: {detail})")
 
 
-def _misread(path: str, entry: Entry, progress: Progress | None) -> Iterator[Finding]:
+def _misread(path: str, entry: FileEntry, progress: Progress | None) -> Iterator[FileProblem]:
     """A file that is what it was, but of which the index says something else."""
-    found = examine(path, None, progress)
+    found = examine_file(path, None, progress)
     wrong = found.records != entry.records
     if entry.frames is not None and found.frames is not None and not wrong:
         wrong = _first(entry, found) != found.records or dict(entry.features) != dict(found.features)
         wrong = wrong or entry.compression != found.compression
     if wrong:
-        yield Finding(path, "wrongly indexed", "the file is unchanged, but the index does not describe it")
+        yield FileProblem(
+            path, "wrongly indexed", "the file is unchanged, but the index does not describe it"
+        )
 
 
-def _happened(path: str, entry: Entry, progress: Progress | None) -> tuple[str, str]:
+def _explain_change(path: str, entry: FileEntry, progress: Progress | None) -> tuple[str, str]:
     """In one word and in a sentence, what has become of a file that is not what it was."""
     try:
-        found = examine(path, entry.compression if entry.digest else None, progress)
+        found = examine_file(path, entry.compression if entry.digest else None, progress)
     except RecordError as error:
         return error.what, error.reason if error.record is None else f"record {error.record}: {error.reason}"
     first = _first(entry, found)
@@ -381,7 +387,7 @@ def _happened(path: str, entry: Entry, progress: Progress | None) -> tuple[str, 
     return "changed", "; ".join(filter(None, (since, count))) or "its bytes are others"
 
 
-def _first(before: Entry, now: Entry) -> int | None:
+def _first(before: FileEntry, now: FileEntry) -> int | None:
     """The first record that is not what it was; None if that cannot be known."""
     if before.frames is None or now.frames is None:
         return None
@@ -407,11 +413,11 @@ class Indexed:
     """What indexing did with one file."""
 
     file: str
-    entry: Entry
+    entry: FileEntry
     is_new: bool
 
 
-def index(
+def index_files(
     paths: Sequence[str],
     force: bool = False,
     compression: str | None = None,
@@ -422,34 +428,38 @@ def index(
     The metadata of a folder is written when all of its files have been read.
     """
     for folder, inside in by_folder(paths).items():
-        known = {} if force and _is_unreadable(folder) else load(folder)
+        known = {} if force and _is_unreadable(folder) else load_index(folder)
         gone = [name for name in known if not _exists(posixpath.join(folder, name))]
         if gone and not force:
             shown = listing(gone)
             raise DataChanged(f"{folder}: files that were indexed are gone: {shown}; {_how(folder)}")
-        made: dict[str, Entry] = {}
+        made: dict[str, FileEntry] = {}
         for path in inside:
             name = files.name_of(path)
             before = known.get(name)
             if before is not None and not force:
-                for change in compare(path, before, True, progress):
+                for change in compare_file(path, before, True, progress):
                     raise DataChanged(f"{change}; {_how(folder)}")
             if before is None or force or before.frames is None:
-                made[name] = examine(path, compression, progress)
+                made[name] = examine_file(path, compression, progress)
             yield Indexed(path, made.get(name) or known[name], name in made)
         for name, entry in known.items():
             if entry.frames is None and name not in made and name not in gone:
-                made[name] = examine(posixpath.join(folder, name))  # of another program, not asked for now
+                made[name] = examine_file(
+                    posixpath.join(folder, name)
+                )  # of another program, not asked for now
         if made or gone:
-            merge(folder, made, gone, force)
+            merge_index(folder, made, gone, force)
 
 
-def merge(folder: str, made: Mapping[str, Entry], gone: Collection[str] = (), force: bool = False) -> None:
+def merge_index(
+    folder: str, made: Mapping[str, FileEntry], gone: Collection[str] = (), force: bool = False
+) -> None:
     """Add files to what is known of a folder: somebody may have indexed others of its files meanwhile."""
     with _alone(folder):
-        known = {} if force and _is_unreadable(folder) else load(folder)
+        known = {} if force and _is_unreadable(folder) else load_index(folder)
         kept = {name: entry for name, entry in known.items() if name not in gone and entry.frames is not None}
-        save(folder, {**kept, **made})
+        save_index(folder, {**kept, **made})
 
 
 @contextlib.contextmanager
@@ -465,7 +475,7 @@ def _alone(folder: str) -> Iterator[None]:
 
 def _is_unreadable(folder: str) -> bool:
     try:
-        load(folder)
+        load_index(folder)
     except DataChanged:
         return True
     return False
@@ -483,17 +493,17 @@ def _how(folder: str) -> str:
     return f"put the old data back, or index it anew: {again}"
 
 
-def known_files(
+def find_entries(
     patterns: str | Sequence[str], generate: bool = False, compression: str | None = None
-) -> dict[str, Entry]:
+) -> dict[str, FileEntry]:
     """The files of a data set with what is known of them, after a look at their names and sizes.
 
     Raises if one was deleted, added or resized. With `generate`, what was never indexed is indexed now.
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
-    paths = files.matched(given)
-    known = {folder: load(folder) for folder in by_folder(paths)}
-    strange = strangers(paths, given, known)
+    paths = files.match_files(given)
+    known = {folder: load_index(folder) for folder in by_folder(paths)}
+    strange = find_unindexed(paths, given, known)
     if strange and len(strange) < len(paths):
         log.info("no files of records, and not read: %s", listing(strange))
         paths = [path for path in paths if path not in strange]
@@ -511,10 +521,10 @@ def known_files(
     if generate and fresh:  # a file beside others that are known is one that was added
         log.warning("indexing files of %s, because nobody has yet", ", ".join(fresh))
         unknown = [path for path in paths if files.folder_of(path) in fresh]
-        for _ in index(unknown, compression=compression):
+        for _ in index_files(unknown, compression=compression):
             pass
-        known |= {folder: load(folder) for folder in fresh}
-    findings = list(verify(given, known=known))
+        known |= {folder: load_index(folder) for folder in fresh}
+    findings = list(verify_files(given, known=known))
     if findings:
         lines = "\n".join(f"  {finding}" for finding in findings[:10])
         more = f"\n  and {len(findings) - 10} more" if len(findings) > 10 else ""
@@ -527,6 +537,6 @@ def known_files(
     )
     for path, entry in found.items():
         if compression is not None and entry.digest and entry.compression != compression:
-            with files.opened(files.local_copy(path)) as data:
+            with files.open_bytes(files.local_copy(path)) as data:
                 files.check_compression(data[:16], compression, path)
     return found

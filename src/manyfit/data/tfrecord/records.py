@@ -23,13 +23,13 @@ from manyfit.data.tfrecord.features import (
     SequenceFeature,
     VarLenFeature,
     column_of,
-    kind_of,
+    wire_type,
 )
 from manyfit.data.tfrecord.frames import Frames
 from manyfit.data.tfrecord.message import KINDS, NONE
-from manyfit.data.tfrecord.metadata import Entry
+from manyfit.data.tfrecord.metadata import FileEntry
 from manyfit.data.tfrecord.ragged import as_objects
-from manyfit.data.tfrecord.wire import PAD, SEQUENCE, Buffer, Malformed, sequences, spans
+from manyfit.data.tfrecord.wire import PAD, SEQUENCE, Buffer, Malformed, find_sequences, spans
 
 log = logging.getLogger("manyfit")
 
@@ -40,7 +40,7 @@ EMPTY: Final = ("", KINDS[NONE], SEQUENCE + KINDS[NONE])
 class RecordFile:
     """One file. It is opened while something is read, so that a data set may have any number of them."""
 
-    def __init__(self, path: str, entry: Entry, in_memory: bool) -> None:
+    def __init__(self, path: str, entry: FileEntry, in_memory: bool) -> None:
         self.path = path
         self.entry = entry
         self._in_memory = in_memory
@@ -63,30 +63,30 @@ class RecordFile:
         """Some pieces of it, unpacked; shorter ones where it ends too early."""
         with self._lock:
             if self._place is None:
-                self._place = self._located()
+                self._place = self._locate()
         place = self._place
         if isinstance(place, bytes):
             return [place[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        with files.opened(place) as data:
+        with files.open_bytes(place) as data:
             return data.parts(begins, ends)
 
-    def _located(self) -> bytes | Path:
+    def _locate(self) -> bytes | Path:
         """Where its bytes lie, unpacked."""
         local, entry = files.local_copy(self.path), self.entry
-        with files.opened(local) as data:
+        with files.open_bytes(local) as data:
             if len(data) != entry.size:
                 raise DataChanged(f"{self.path} has {len(data):,} bytes; when it was indexed, {entry.size:,}")
             files.check_compression(data[:16], entry.compression, self.path)
             if not entry.compression:
                 return local
             size = self.frames.size
-            return files.unpacked(data, entry.compression, self.path, size, entry.digest, self._in_memory)
+            return files.decompress(data, entry.compression, self.path, size, entry.digest, self._in_memory)
 
 
 class Records:
     """Several files as one sequence of records."""
 
-    def __init__(self, known: Mapping[str, Entry]) -> None:
+    def __init__(self, known: Mapping[str, FileEntry]) -> None:
         entries = {path: complete(path, entry) for path, entry in known.items()}
         packed = sum(e.frames.size for e in entries.values() if e.compression and e.frames is not None)
         self.files = [RecordFile(p, entry, packed <= files.IN_MEMORY) for p, entry in entries.items()]
@@ -152,7 +152,7 @@ class Records:
         try:
             lists = {wanted for wanted, feature in features.values() if isinstance(feature, SequenceFeature)}
             plain = [wanted for wanted, each in features.values() if not isinstance(each, SequenceFeature)]
-            found, steps = spans(buffer, dict.fromkeys(plain)), sequences(buffer, lists)
+            found, steps = spans(buffer, dict.fromkeys(plain)), find_sequences(buffer, lists)
             made = {}
             for key, (name, feature) in features.items():
                 here = steps if isinstance(feature, SequenceFeature) else found
@@ -169,7 +169,7 @@ class Records:
         for file in filled:
             for name, feature in features:
                 kinds = [k for k in file.entry.features.get(name, "").split("|") if k not in EMPTY]
-                wanted = held_by(feature)
+                wanted = describe_contents(feature)
                 if name not in file.entry.features and needs_values(feature):
                     raise RecordError(file.path, f"has no feature {name!r}{_instead(name, [file])}")
                 if kinds and wanted not in kinds:
@@ -196,10 +196,10 @@ def _instead(name: str, files: Sequence[RecordFile]) -> str:
     return f"; did you mean {best!r}?" if best else f"; there are {listing(known, 12)}"
 
 
-def held_by(feature: Feature) -> str:
+def describe_contents(feature: Feature) -> str:
     """What a feature holds, as the index calls it."""
     before = SEQUENCE if isinstance(feature, SequenceFeature) else ""
-    return before + KINDS[kind_of(feature)]
+    return before + KINDS[wire_type(feature)]
 
 
 def needs_values(feature: Feature) -> bool:
@@ -211,13 +211,13 @@ def needs_values(feature: Feature) -> bool:
     return not (isinstance(feature, VarLenFeature) or getattr(feature, "allow_missing", False))
 
 
-def complete(path: str, entry: Entry) -> Entry:
+def complete(path: str, entry: FileEntry) -> FileEntry:
     """An entry that another program has written says too little: look at the file itself."""
     if entry.frames is not None:
         return entry
-    for finding in metadata.compare(path, entry, deep=True):
+    for finding in metadata.compare_file(path, entry, deep=True):
         raise DataChanged(str(finding))
-    return metadata.examine(path)
+    return metadata.examine_file(path)
 
 
 def _short(paths: Sequence[str]) -> list[str]:

@@ -106,14 +106,14 @@ def spans(buffer: Buffer, names: Iterable[str]) -> dict[str, Spans]:
     return {name.decode(): each for name, each in found.items()}
 
 
-def sequences(buffer: Buffer, names: Collection[str]) -> dict[str, Spans]:
+def find_sequences(buffer: Buffer, names: Collection[str]) -> dict[str, Spans]:
     """Find some lists of features, which a SequenceExample has beside its context, by name."""
     found = {name: Spans.none(len(buffer)) for name in names}
     for each in found.values():
         each.steps = [None] * len(buffer)
     for row in range(len(buffer) if names else 0):
         try:
-            for name, steps in message.sequences(_record(buffer, row)):
+            for name, steps in message.parse_sequences(_record(buffer, row)):
                 each_of = found.get(name.decode(errors="replace"))
                 if each_of is not None and each_of.steps is not None:
                     each_of.steps[row] = steps
@@ -126,7 +126,7 @@ def _record(buffer: Buffer, row: int) -> bytes:
     return buffer.raw[int(buffer.starts[row]) : int(buffer.ends[row])]
 
 
-def schema(buffer: Buffer) -> dict[str, set[str]]:
+def find_schema(buffer: Buffer) -> dict[str, set[str]]:
     """Every feature of some records, with what it holds."""
     kinds: dict[bytes, set[int]] = {}
     found: dict[bytes, Spans] = {}
@@ -149,19 +149,19 @@ def schema(buffer: Buffer) -> dict[str, set[str]]:
         for name, held in kinds.items()
     }
     for row in np.flatnonzero(~walked).tolist():
-        for list_name, inside in _listed(_record(buffer, row)).items():
+        for list_name, inside in _list_features(_record(buffer, row)).items():
             known = listed.setdefault(list_name, set())
             known |= {SEQUENCE + KINDS[kind] for kind in inside}
     return listed
 
 
-def _listed(data: bytes) -> dict[str, set[int]]:
+def _list_features(data: bytes) -> dict[str, set[int]]:
     """The lists of features of a record, with what they hold; none if something else is at their place."""
     try:
         return {
             name.decode(errors="backslashreplace"): {message.feature(step, name)[0] for step in steps}
             or {NONE}
-            for name, steps in message.sequences(data)
+            for name, steps in message.parse_sequences(data)
         }
     except Broken:
         return {}

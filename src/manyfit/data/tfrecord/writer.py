@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from manyfit.core.errors import UsageError
-from manyfit.data.tfrecord.frames import framed
+from manyfit.data.tfrecord.frames import frame_record
 from manyfit.store import durable
 
 SUFFIX: Final = {"": "", "gzip": ".gz", "zlib": ".zz"}
@@ -96,7 +96,7 @@ class RecordWriter:
 
     def write(self, record: bytes) -> None:
         """Write one record."""
-        data = framed(record)
+        data = frame_record(record)
         self._file.write(self._deflate.compress(data) if self._deflate is not None else data)
         self.count += 1
 
@@ -125,7 +125,7 @@ class RecordWriter:
             self.discard()
 
 
-def write(path: Path, rows: Iterable[Mapping[str, Any]], compression: str = "") -> int:
+def write_records(path: Path, rows: Iterable[Mapping[str, Any]], compression: str = "") -> int:
     """Write rows as Examples into one file; say how many they were."""
     with RecordWriter(path, compression) as file:
         for row in rows:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manyfit.config.schema.run import Train
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.core.state import State
 from manyfit.data import ArraySource, Batch
 from manyfit.learn.estimator.learner import EstimatorLearner
@@ -18,7 +18,7 @@ from manyfit.learn.kind import Format, LearnerKind, Setup
 
 def write_skops(learner: EstimatorLearner, batch: Batch, file: Path) -> None:
     """Write an estimator as a file that skops opens, also where there is no manyfit."""
-    skops: Any = optional("skops.io", "estimators")
+    skops: Any = import_optional("skops.io", "estimators")
     skops.dump(learner.model, file)
 
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
-from manyfit.core.lazy import optional
-from manyfit.core.secrets import holds_secret
+from manyfit.core.lazy import import_optional
+from manyfit.core.redaction import holds_secret
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch, Source, once
@@ -67,11 +67,11 @@ class EstimatorLearner(BaseLearner):
     def train(self, batches: Iterator[Batch], steps: int) -> None:
         """Fit, on the first step; there is no second one."""
         if self.step == 0:
-            inputs, target, weight = self._gathered()
+            inputs, target, weight = self._gather()
             with own_randomness():
                 seed_for(derive(self.seed, "model"))
                 self.model.fit(inputs, target, **self._weights(weight))
-            self._loss = float(self._losses(self._predicted(inputs), target).mean())
+            self._loss = float(self._losses(self._predict(inputs), target).mean())
             self.load(self.state())  # what cannot be loaded is better found now
         self.step += steps
 
@@ -106,7 +106,7 @@ class EstimatorLearner(BaseLearner):
         log.warning("%s takes no weights of rows: they do not count", type(self.model).__name__)
         return {}
 
-    def _gathered(self) -> tuple[Any, Any, Any]:
+    def _gather(self) -> tuple[Any, Any, Any]:
         found = list(once(self.source, self.batch_size))
         if any(batch.target is None for batch in found):
             raise RunFailed("an estimator is fitted to targets, but the data has none")
@@ -127,14 +127,14 @@ class EstimatorLearner(BaseLearner):
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Predict: probabilities of classes where there are any."""
         for batch in batches:
-            output = self._predicted(_rows(batch))
+            output = self._predict(_rows(batch))
             target = None if batch.target is None else np.asarray(batch.target)
             if target is not None and target.ndim == 2 and target.shape[1] == 1:
                 target = target[:, 0]
             rows = {} if target is None else {"loss": self._losses(output, target)[None]}
             yield Outputs(batch.index, output[None], None if target is None else target[None], rows)
 
-    def stopped(self) -> Sequence[str]:
+    def stop_reasons(self) -> Sequence[str]:
         """After its only step there is nothing more to train."""
         return ["fitted in one step" if self.step else ""]
 
@@ -150,7 +150,7 @@ class EstimatorLearner(BaseLearner):
 
     def state(self) -> Sequence[State]:
         """The estimator in the form of skops, and whether it was fitted."""
-        skops = optional("skops.io", "estimators")
+        skops = import_optional("skops.io", "estimators")
         kept = skops.dumps(self.model)
         with zipfile.ZipFile(io.BytesIO(kept)) as archive:
             if any(holds_secret(archive.read(name)) for name in archive.namelist()):
@@ -161,7 +161,7 @@ class EstimatorLearner(BaseLearner):
 
     def load(self, states: Sequence[State]) -> None:
         """Go on from a state. Only what scikit-learn and the user's own code define is made anew."""
-        skops = optional("skops.io", "estimators")
+        skops = import_optional("skops.io", "estimators")
         data = states[0].tensors[KEPT].numpy().tobytes()
         known = self._parts()
         try:
@@ -201,7 +201,7 @@ class EstimatorLearner(BaseLearner):
             name, lambda found: inspect.isclass(found) or inspect.isfunction(found)
         )
 
-    def _predicted(self, inputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _predict(self, inputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         classes = getattr(self.model, "classes_", None)
         if classes is None or not hasattr(self.model, "predict_proba"):
             return np.asarray(self.model.predict(inputs))

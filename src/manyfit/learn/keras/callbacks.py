@@ -21,7 +21,7 @@ class Callbacks:
     """
 
     def __init__(self, keras: Any, given: Iterable[Any], model: Any, epochs: int, steps: int) -> None:
-        self._given = list(flattened(given))
+        self._given = list(flatten_callbacks(given))
         self._model = model
         self._list: Any = None
         self._kind = keras.callbacks.CallbackList
@@ -68,10 +68,10 @@ class Callbacks:
         return [f"{i}/{type(callback).__name__}" for i, callback in enumerate(self._given)]
 
 
-def flattened(given: Iterable[Any]) -> Iterable[Any]:
+def flatten_callbacks(given: Iterable[Any]) -> Iterable[Any]:
     """Callbacks, also those in lists of lists."""
     for each in given:
-        yield from flattened(each) if isinstance(each, list | tuple) else [each]
+        yield from flatten_callbacks(each) if isinstance(each, list | tuple) else [each]
 
 
 def _is_own(callback: Any, method: str) -> bool:
@@ -127,7 +127,7 @@ def _same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def several(logs: Mapping[str, Any], numpy: Any) -> dict[str, float]:
+def expand_logs(logs: Mapping[str, Any], numpy: Any) -> dict[str, float]:
     """Logs as numbers; a metric that has several of them becomes several."""
     found: dict[str, float] = {}
     for name, value in logs.items():

@@ -18,10 +18,10 @@ from manyfit.config.typed.allowed_classes import KERAS_CLASSES, KERAS_DATA, KERA
 from manyfit.config.typed.class_paths import resolve
 from manyfit.config.typed.roles import ANY
 from manyfit.core.errors import FolderError, UsageError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.data import Batch
-from manyfit.data.nested import mapped
-from manyfit.learn.exporting import compare
+from manyfit.data.nested import map_arrays
+from manyfit.learn.exporting import compare_outputs
 from manyfit.learn.keras.learner import KerasLearner
 
 log = logging.getLogger("manyfit")
@@ -30,7 +30,7 @@ log = logging.getLogger("manyfit")
 def write_keras(learner: KerasLearner, batch: Batch, file: Path) -> None:
     """Write `model.keras`, and see that it can be loaded without running code of its own."""
     learner.model.save(file)
-    carried = carried_code(file)
+    carried = find_carried_code(file)
     if carried:
         log.warning(
             "model.keras holds code (%s): load_model refuses it unless it is named, allow=%s",
@@ -38,23 +38,23 @@ def write_keras(learner: KerasLearner, batch: Batch, file: Path) -> None:
             carried,
         )
     else:
-        compare(learner.predict(batch), learner.predict(batch, load_keras(file)), "model.keras")
+        compare_outputs(learner.predict(batch), learner.predict(batch, load_keras(file)), "model.keras")
 
 
 def write_saved_model(learner: KerasLearner, batch: Batch, folder: Path) -> None:
     """Write a SavedModel for TensorFlow's servers, and check what it says."""
     if learner.backend != "tensorflow":
         raise UsageError(f"a SavedModel needs Keras on tensorflow, not on {learner.backend}")
-    tensorflow: Any = optional("tensorflow", "tensorflow")
+    tensorflow: Any = import_optional("tensorflow", "tensorflow")
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         learner.model.export(str(folder), verbose=False)
         loaded = tensorflow.saved_model.load(str(folder))  # which has to live while it is called
-        found = _served(loaded, _cast(tensorflow, learner.inputs(batch), learner.model))
-    compare(learner.predict(batch), mapped(learner.numpy, found), "the SavedModel", loose=True)
+        found = _call_saved_model(loaded, _cast(tensorflow, learner.inputs(batch), learner.model))
+    compare_outputs(learner.predict(batch), map_arrays(learner.numpy, found), "the SavedModel", loose=True)
 
 
-def _served(loaded: Any, given: Any) -> Any:
+def _call_saved_model(loaded: Any, given: Any) -> Any:
     """Call a SavedModel with several inputs as it wants them: together, or one by one."""
     ways: list[Callable[[], Any]] = [lambda: loaded.serve(given)]
     if isinstance(given, tuple | list):
@@ -103,7 +103,7 @@ UNREADABLE: Final = (
 """What reading a file raises that is no archive, or not one that Keras wrote."""
 
 
-def carried_code(file: Path) -> list[str]:
+def find_carried_code(file: Path) -> list[str]:
     """What in a `.keras` file is not a listed part of Keras: it may carry code, name it, or load it."""
     if not file.is_file():
         raise FolderError(f"there is no file {file}")
@@ -152,8 +152,8 @@ def _name_of(part: Mapping[str, Any]) -> str:
 
 def load_keras(file: Path, allow: Collection[str] = ()) -> Any:
     """Load a `.keras` file. Code that it carries or names is refused, unless it is named here."""
-    keras: Any = optional("keras", "keras")
-    refused = [name for name in carried_code(file) if name not in allow]
+    keras: Any = import_optional("keras", "keras")
+    refused = [name for name in find_carried_code(file) if name not in allow]
     if refused:
         raise UsageError(
             f"{file} holds code ({', '.join(refused)}), which is not run; if you trust it: allow={refused}"

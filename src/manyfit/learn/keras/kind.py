@@ -58,7 +58,7 @@ class KerasKind(LearnerKind):
             unused=run.data.beside.get("unused", ()),
             fed_by=setup.fed_by,
         )
-        if setup.warm and (count := warm_start(setup.config, learner.model.variables)):
+        if setup.warm and (count := assign_weights(setup.config, learner.model.variables)):
             log.info("began with %d variables from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
         return learner
 
@@ -84,7 +84,7 @@ class KerasKind(LearnerKind):
         return ["keras", "saved_model"] if learner.backend == "tensorflow" else ["keras"]
 
 
-def warm_start(config: Config, variables: Sequence[Any]) -> int:
+def assign_weights(config: Config, variables: Sequence[Any]) -> int:
     """Assign weights from elsewhere to variables, which are kept by their places; return how many."""
     wanted = config.run.train.warm_start
     if wanted is None:

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from manyfit.core.errors import FolderError, RunFailed, UsageError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
-from manyfit.core.tracebacks import reason
+from manyfit.core.tracebacks import explain_error
 from manyfit.data import Batch
 from manyfit.data.native import native_of
-from manyfit.data.nested import Nested, leaves, mapped, paired
+from manyfit.data.nested import Nested, map_arrays, named_arrays, pair_outputs
 from manyfit.data.randomness import own_randomness, seed_for
-from manyfit.learn.keras.callbacks import Callbacks, several
+from manyfit.learn.keras.callbacks import Callbacks, expand_logs
 from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.row_outputs import PerRow
@@ -60,7 +60,7 @@ class KerasLearner(BaseLearner):
     """Whom to name if it takes others than there are."""
 
     def __post_init__(self) -> None:
-        keras: Any = optional("keras", "keras")
+        keras: Any = import_optional("keras", "keras")
 
         self._keras = keras
         self.backend = keras.backend.backend()
@@ -125,7 +125,7 @@ class KerasLearner(BaseLearner):
                     self._reseed(step)
                 if callbacks is not None:
                     callbacks.on_train_batch_begin(step % self.steps_per_epoch)
-                logs = function(iterator if native is not None else self._fed(next(batches, None)))
+                logs = function(iterator if native is not None else self._to_feed(next(batches, None)))
                 if callbacks is not None:
                     callbacks.on_train_batch_end(step % self.steps_per_epoch, self._numbers(logs))
             self.step += ready
@@ -139,7 +139,7 @@ class KerasLearner(BaseLearner):
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _fed(self, batch: Batch | None) -> Any:
+    def _to_feed(self, batch: Batch | None) -> Any:
         """A batch in the form in which a train function takes it."""
         if batch is None:
             raise RunFailed(f"the data ended at step {self.step}; a source goes on, epoch after epoch")
@@ -148,7 +148,7 @@ class KerasLearner(BaseLearner):
 
     def _data(self, batch: Batch) -> Any:
         convert = self._keras.ops.convert_to_tensor
-        inputs, target, weight = (mapped(convert, v) for v in (batch.inputs, batch.target, batch.weight))
+        inputs, target, weight = (map_arrays(convert, v) for v in (batch.inputs, batch.target, batch.weight))
         return inputs, target, weight
 
     def take(self) -> Metrics:
@@ -169,16 +169,16 @@ class KerasLearner(BaseLearner):
         return self._numbers(self.model.get_metrics_result())
 
     def _numbers(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        return several(logs, self._keras.ops.convert_to_numpy)
+        return expand_logs(logs, self._keras.ops.convert_to_numpy)
 
     # -- evaluation -------------------------------------------------------------------------------
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Predict; the metrics of the model see every row, and `whole` says what they are."""
-        for batch, output, losses in self._evaluated(batches):
+        for batch, output, losses in self._evaluate(batches):
             rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
-            output = self._per_row.of(self._named(output), len(batch))
-            if not (pairs := paired(output, batch.target)):
+            output = self._per_row.of(self._name_outputs(output), len(batch))
+            if not (pairs := pair_outputs(output, batch.target)):
                 raise UsageError("none of the outputs of the model has an entry for each row")
             _, main, shown = pairs[0]
             target = None if shown is None else np.asarray(shown)[None]
@@ -189,16 +189,16 @@ class KerasLearner(BaseLearner):
         """What the model's own metrics say; no row leaves the device."""
         if any(further):
             return super().measure(batches, further)
-        for _ in self._evaluated(batches):
+        for _ in self._evaluate(batches):
             pass
         return {name: np.array([value]) for name, value in self._whole.items()}
 
-    def _evaluated(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any, Any]]:
+    def _evaluate(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any, Any]]:
         """Every batch with its output and the losses of its rows, once the model's metrics have seen it."""
         self._build()
         if self.backend == "torch":
             self.model.eval()
-        with self._untouched(), own_randomness():
+        with self._preserve_state(), own_randomness():
             seed_for(derive(self.seed, "evaluate"))
             self.model.reset_metrics()
             callbacks = self._callbacks.begun()
@@ -206,12 +206,12 @@ class KerasLearner(BaseLearner):
                 callbacks.on_test_begin()
             for batch in batches:
                 inputs, target, weight = self._data(batch)
-                yield batch, *self._measured(inputs, target, weight)
+                yield batch, *self._measure_batch(inputs, target, weight)
             self._whole = self._results()
             if callbacks is not None:
                 callbacks.on_test_end(self._whole)
 
-    def _named(self, output: Any) -> Any:
+    def _name_outputs(self, output: Any) -> Any:
         """Outputs in a list by their names, where targets have names."""
         names = getattr(self.model, "output_names", None) or ()
         if isinstance(output, tuple | list) and self._has_names and len(names) == len(output):
@@ -222,15 +222,15 @@ class KerasLearner(BaseLearner):
         return output
 
     def _every(self, output: Any, target: Any) -> Callable[[], tuple[Nested, Nested]] | None:
-        if max(len(list(leaves(output))), len(list(leaves(target)))) < 2:
+        if max(len(list(named_arrays(output))), len(list(named_arrays(target)))) < 2:
             return None
         return lambda: (
-            mapped(lambda value: self._numpy(value)[None], output),
-            mapped(lambda value: np.asarray(value)[None], target),
+            map_arrays(lambda value: self._numpy(value)[None], output),
+            map_arrays(lambda value: np.asarray(value)[None], target),
         )
 
     @contextmanager
-    def _untouched(self) -> Iterator[None]:
+    def _preserve_state(self) -> Iterator[None]:
         """Put back what an evaluation changes: the sums of metrics, and the seeds of layers that draw."""
         weights = {id(v) for v in self.model.non_trainable_weights}
         seeds = [v for v in self.model.non_trainable_variables if id(v) not in weights]
@@ -246,12 +246,12 @@ class KerasLearner(BaseLearner):
         """What the model's own metrics said of the rows that were evaluated last."""
         return [self._whole]
 
-    def _measured(self, inputs: Any, target: Any, weight: Any) -> Any:
+    def _measure_batch(self, inputs: Any, target: Any, weight: Any) -> Any:
         if self._measure is None:
-            self._measure = self._made_measure()
+            self._measure = self._make_measure()
         return self._measure(inputs, target, weight)
 
-    def _made_measure(self) -> Callable[[Any, Any, Any], Any]:
+    def _make_measure(self) -> Callable[[Any, Any, Any], Any]:
         model = self.model
 
         def measure(inputs: Any, target: Any, weight: Any) -> Any:
@@ -263,7 +263,7 @@ class KerasLearner(BaseLearner):
             return output, None if self._row_loss is None else self._row_loss(target, output)
 
         if self.backend == "tensorflow":
-            tf: Any = optional("tensorflow", "tensorflow")
+            tf: Any = import_optional("tensorflow", "tensorflow")
 
             if getattr(model, "run_eagerly", False):
                 return measure
@@ -292,7 +292,7 @@ class KerasLearner(BaseLearner):
             self._loaded_rate = None
         return callbacks
 
-    def stopped(self) -> Sequence[str]:
+    def stop_reasons(self) -> Sequence[str]:
         """Why a callback has ended the training."""
         return [self._stopped]
 
@@ -376,7 +376,7 @@ class KerasLearner(BaseLearner):
     def predict(self, batch: Batch, model: Any = None) -> Nested:
         """The outputs of the model, or of another one in its place."""
         model = self.model if model is None else model
-        return mapped(self.numpy, model(self.inputs(batch), training=False))
+        return map_arrays(self.numpy, model(self.inputs(batch), training=False))
 
     def without_callbacks(self) -> KerasLearner:
         """The same model without its callbacks."""
@@ -385,7 +385,7 @@ class KerasLearner(BaseLearner):
     def hardware(self) -> str:
         """The device, as the backend sees it."""
         if self.backend == "tensorflow":
-            found = optional("tensorflow", "tensorflow").config.get_visible_devices("GPU")
+            found = import_optional("tensorflow", "tensorflow").config.get_visible_devices("GPU")
             return f"{len(found)} GPUs (tensorflow)" if found else "cpu"
         if self.device.type == "cpu":
             return "cpu"
@@ -437,23 +437,25 @@ class KerasLearner(BaseLearner):
         data = self._data(batch)
         before = self._array(self._random)
         try:
-            output, _ = self._measured(*data)
+            output, _ = self._measure_batch(*data)
         except Exception as error:
             row_loss, self._row_loss, self._measure = self._row_loss, None, None
             try:  # the loss may be one that does not work row by row
-                output, _ = self._measured(*data)
+                output, _ = self._measure_batch(*data)
             except Exception:
                 self._measure = None
-                inputs, target = (mapped(np.shape, value) for value in (batch.inputs, batch.target))
+                inputs, target = (map_arrays(np.shape, value) for value in (batch.inputs, batch.target))
                 shapes = f"inputs {inputs}, target {target}"
                 raise UsageError(
-                    f"the model cannot be called on a batch of {shapes}: {_said(error)}"
+                    f"the model cannot be called on a batch of {shapes}: {_clean_message(error)}"
                 ) from error
             assert row_loss is not None
-            log.warning("there is no loss for each row: %s", _said(error))
+            log.warning("there is no loss for each row: %s", _clean_message(error))
         part = batch.part(0, len(batch) - 1)
         self._per_row.look(
-            self._named(output), len(batch), lambda: self._named(self._measured(*self._data(part))[0])
+            self._name_outputs(output),
+            len(batch),
+            lambda: self._name_outputs(self._measure_batch(*self._data(part))[0]),
         )
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
@@ -542,9 +544,9 @@ def _row_loss(keras: Any, model: Any) -> Callable[[Any, Any], Any] | None:
     return rows
 
 
-def _said(error: Exception) -> str:
+def _clean_message(error: Exception) -> str:
     """What Keras says of a mistake, without its colours and its list of arguments."""
-    lines = [line for line in re.sub(r"\x1b\[\d+m", "", reason(error)).splitlines() if line.strip()]
+    lines = [line for line in re.sub(r"\x1b\[\d+m", "", explain_error(error)).splitlines() if line.strip()]
     return " ".join(lines[:2])[:400]
 
 
@@ -554,7 +556,7 @@ def _device(model: Any) -> torch.device:
 
 def fresh_generator(seed: int) -> Any:
     """The state of Keras' own generator, from which layers draw that have none, begun anew."""
-    keras: Any = optional("keras", "keras")
+    keras: Any = import_optional("keras", "keras")
     made = keras.random.SeedGenerator(seed & 0x7FFF_FFFF)
     keras.src.backend.common.global_state.set_global_attribute("global_seed_generator", made)
     return made.state

@@ -41,7 +41,7 @@ def build_loss(config: Config, device: torch.device, train: Source) -> Any:
         if not name:
             raise UsageError(f"{where}: train.class_weights: {component.path} takes no weight for classes")
         weights = given.class_weights
-        values = balanced(train) if isinstance(weights, str) else np.asarray(weights, dtype=np.float64)
+        values = balance_classes(train) if isinstance(weights, str) else np.asarray(weights, dtype=np.float64)
         tensor = torch.tensor(values, dtype=torch.float32, device=device)
         component = dataclasses.replace(component, params={**component.params, name: tensor})
     loss = component.build()
@@ -54,7 +54,7 @@ def _weight_parameter(loss: Component) -> str:
     return next((name for name in ("pos_weight", "weight") if name in known and name not in loss.params), "")
 
 
-def balanced(source: Source) -> Any:
+def balance_classes(source: Source) -> Any:
     """A weight for each class, so that all classes count the same: rows / (classes · rows of the class)."""
     source = inner(source)  # all rows, however few are trained on
     target = getattr(source, "target", None)
@@ -79,7 +79,7 @@ def build_update(
     optimizers = {
         name: component.build(params=groups)
         for (name, component), groups in zip(
-            train.optimizers().items(), assigned(config, trained), strict=True
+            train.optimizers().items(), assign_parameters(config, trained), strict=True
         )
     }
     if own is not None:
@@ -106,7 +106,7 @@ def build_update(
     )
 
 
-def assigned(config: Config, trained: Named) -> list[Any]:
+def assign_parameters(config: Config, trained: Named) -> list[Any]:
     """For each optimiser, what it is given: parameters, or groups of them with options of their own."""
     train = config.run.train
     names = list(train.optimizers())
@@ -232,10 +232,10 @@ def build_scheduler(
     scale = steps_per_epoch if train.scheduler_every == "step" else 1
     total = (train.horizon or train.epochs) * scale
     rates = [group["lr"] for group in optimizer.param_groups]
-    return lengthened(component, total, rates).build(optimizer=optimizer)
+    return set_length(component, total, rates).build(optimizer=optimizer)
 
 
-def lengthened(component: Component, total: int, rates: list[float]) -> Component:
+def set_length(component: Component, total: int, rates: list[float]) -> Component:
     """A schedule with its length; those of a sequence last from one milestone to the next."""
     params = dict(component.params)
     if missing := missing_horizon(component.path, params):
@@ -249,12 +249,12 @@ def lengthened(component: Component, total: int, rates: list[float]) -> Componen
         lengths = [max(1, int(end) - int(begin)) for begin, end in zip(begins, ends, strict=False)]
         lengths += [1] * len(parts)  # if there are too few milestones, torch says so
         params["schedulers"] = [
-            lengthened(part, length, rates) for part, length in zip(parts, lengths, strict=False)
+            set_length(part, length, rates) for part, length in zip(parts, lengths, strict=False)
         ]
     return dataclasses.replace(component, params=params)
 
 
-def warm_start(config: Config, module: nn.Module) -> int:
+def load_weights(config: Config, module: nn.Module) -> int:
     """Begin with weights from elsewhere, those whose names match and whose shapes fit; say how many."""
     wanted = config.run.train.warm_start
     if wanted is None:

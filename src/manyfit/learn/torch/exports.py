@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.data import Batch
-from manyfit.learn.exporting import compare
+from manyfit.learn.exporting import compare_outputs
 from manyfit.learn.torch.learner import TorchLearner
 
 log = logging.getLogger("manyfit")
@@ -30,15 +30,15 @@ def write_program(learner: TorchLearner, batch: Batch, file: Path) -> None:
     except Exception:  # of whatever kind: not every model can be told about several sizes
         log.info("only the number of rows is free in the exported program", exc_info=True)
         program = torch.export.export(module, args, named, dynamic_shapes=_dynamic(args, named, rows=True))
-    compare(module(*args, **named), program.module()(*args, **named), "the exported program")
+    compare_outputs(module(*args, **named), program.module()(*args, **named), "the exported program")
     torch.export.save(program, file)
 
 
 def write_onnx(learner: TorchLearner, batch: Batch, file: Path) -> None:
     """Write ONNX, and check it with onnxruntime."""
-    optional("onnx", "onnx")
-    optional("onnxscript", "onnx")
-    runtime = optional("onnxruntime", "onnx")
+    import_optional("onnx", "onnx")
+    import_optional("onnxscript", "onnx")
+    runtime = import_optional("onnxruntime", "onnx")
     module = copy.deepcopy(learner.evaluated).eval().cpu()
     args, named = call_arguments(learner, batch)
     outputs = output_names(module(*args, **named))
@@ -59,7 +59,7 @@ def write_onnx(learner: TorchLearner, batch: Batch, file: Path) -> None:
     names = [given.name for given in session.get_inputs()]
     given = {**dict(zip(names, args, strict=False)), **named}
     found = session.run(None, {n: given[n].numpy() for n in names})
-    compare(module(*args, **named), found, "the ONNX model", loose=True)
+    compare_outputs(module(*args, **named), found, "the ONNX model", loose=True)
 
 
 def output_names(output: Any) -> list[str]:
@@ -77,7 +77,7 @@ def call_arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, .
     """Return the inputs of a batch as a model is called with them: by position, or by name."""
     inputs = batch.inputs
     if isinstance(inputs, dict):
-        taken = learner.objective.taken(inputs)
+        taken = learner.objective.select_inputs(inputs)
         return (), {name: torch.as_tensor(np.asarray(array)) for name, array in taken.items()}
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     return tuple(torch.as_tensor(np.asarray(array)) for array in given), {}

@@ -18,10 +18,10 @@ from manyfit.core.state import State
 from manyfit.learn.kind import Format, LearnerKind, Setup
 from manyfit.learn.models import Compiled, Made
 from manyfit.learn.packing import unpack
-from manyfit.learn.torch.build import build_loss, build_update, warm_start
+from manyfit.learn.torch.build import build_loss, build_update, load_weights
 from manyfit.learn.torch.exports import write_onnx, write_program
 from manyfit.learn.torch.learner import TorchLearner, own_optimizers
-from manyfit.learn.torch.objective import Objective
+from manyfit.learn.torch.objective import TorchObjective
 
 log = logging.getLogger("manyfit")
 
@@ -49,7 +49,7 @@ class TorchKind(LearnerKind):
         """Move the module to its device, and load the weights that it begins with."""
         check_gpu(device)
         made.model.to(device)
-        if warm and (count := warm_start(config, made.model)):
+        if warm and (count := load_weights(config, made.model)):
             log.info("began with %d tensors from %s", count, config.run.train.warm_start.path)  # type: ignore[union-attr]
 
     def build(self, setup: Setup) -> TorchLearner:
@@ -76,7 +76,7 @@ class TorchKind(LearnerKind):
         unused = config.run.data.beside.get("unused", ())
         return TorchLearner(
             module,
-            Objective(module, loss, setup.device, unused, setup.fed_by, setup.unused_key),
+            TorchObjective(module, loss, setup.device, unused, setup.fed_by, setup.unused_key),
             update,
             {**compiled.metrics, **setup.metrics},
             train.accumulate,

@@ -18,13 +18,13 @@ from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch
-from manyfit.data.nested import Nested, leaves, mapped
+from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.torch.loss_sums import RowSums, Sums
-from manyfit.learn.torch.objective import Objective
+from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.update import Update
 
 RowMetric = Callable[[Tensor, Tensor], Tensor]
@@ -37,7 +37,7 @@ class TorchLearner(BaseLearner):
     """Trains one module. Randomness inside the model is a function of (seed, step)."""
 
     module: nn.Module
-    objective: Objective
+    objective: TorchObjective
     update: Update
     metrics: Mapping[str, RowMetric] = field(default_factory=dict)
     accumulate: int = 1
@@ -140,7 +140,7 @@ class TorchLearner(BaseLearner):
     def _one(self, batch: Batch) -> Tensor | None:
         """One step of any kind."""
         if self._stepper is not None:
-            return self._stepped(batch)
+            return self._call_train_step(batch)
         first: list[Tensor | None] = []
 
         def closure() -> Tensor:
@@ -166,7 +166,7 @@ class TorchLearner(BaseLearner):
                 self.update.apply(closure)
         return first[0]
 
-    def _stepped(self, batch: Batch) -> Tensor | None:
+    def _call_train_step(self, batch: Batch) -> Tensor | None:
         """A model with a `train_step` of its own: it gets the batch and the optimisers."""
         optimizers = self.update.optimizers
         given: Any = optimizers[""] if list(optimizers) == [""] else dict(optimizers)
@@ -214,20 +214,20 @@ class TorchLearner(BaseLearner):
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Predict, with a loss and every metric for each row."""
-        for batch, output, target, rows, every in self._evaluated(batches):
+        for batch, output, target, rows, every in self._evaluate(batches):
             shared = _LOSS if "loss" in rows and not rows["loss"].ndim else _NONE
             found = {
                 name: numpy_of(values.expand(len(batch))).astype(np.float64)[None]
                 for name, values in rows.items()
             }
             shown = None if target is None else numpy_of(target)[None]
-            several = None if len(list(leaves(every))) < 2 else partial(_fetched, every, shown)
+            several = None if len(list(named_arrays(every))) < 2 else partial(_fetch, every, shown)
             yield Outputs(batch.index, numpy_of(output)[None], shown, found, shared, several)
 
     def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
         """Means over rows; only they leave the device."""
         sums: dict[str, RowSums] = {}
-        for batch, output, target, rows, _ in self._evaluated(batches):
+        for batch, output, target, rows, _ in self._evaluate(batches):
             for name, values in rows.items():
                 if name not in sums:
                     sums[name] = RowSums(self.device, skips_undefined=name != "loss")
@@ -237,7 +237,7 @@ class TorchLearner(BaseLearner):
         return {name: each.mean() for name, each in sums.items()}
 
     @torch.no_grad()
-    def _evaluated(
+    def _evaluate(
         self, batches: Iterator[Batch]
     ) -> Iterator[tuple[Batch, Tensor, Tensor | None, dict[str, Tensor], Nested]]:
         """Every batch with its output, its target, a number for each row by name, and all outputs.
@@ -260,7 +260,7 @@ class TorchLearner(BaseLearner):
                 target = None if batch.target is None else self.objective.tensor(batch.target)
                 if target is not None:
                     for name, metric in self.metrics.items():
-                        rows[name] = measured(name, metric, output, target)
+                        rows[name] = call_metric(name, metric, output, target)
                         _check_rows(name, rows[name], batch)
                 yield batch, output, target, rows, every
 
@@ -319,7 +319,7 @@ class TorchLearner(BaseLearner):
         """The outputs of the module, or of another one in its place."""
         module = self.evaluated if model is None else model.to(self.device)
         with own_randomness(), torch.no_grad(), self._autocast():
-            return mapped(numpy_of, self.objective.rows(module, batch)[2])
+            return map_arrays(numpy_of, self.objective.rows(module, batch)[2])
 
     def weights(self) -> Sequence[Weights]:
         """The state of the module that is evaluated."""
@@ -394,7 +394,7 @@ def _check_rows(name: str, values: Tensor, batch: Batch) -> None:
         )
 
 
-def measured(name: str, metric: RowMetric, output: Tensor, target: Tensor) -> Tensor:
+def call_metric(name: str, metric: RowMetric, output: Tensor, target: Tensor) -> Tensor:
     """Call a metric; what it raises names it."""
     try:
         return torch.as_tensor(metric(output, target))
@@ -430,8 +430,8 @@ def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
     return found
 
 
-def _fetched(outputs: Nested, target: Any) -> tuple[Nested, Any]:
-    return mapped(lambda output: numpy_of(output)[None], outputs), target
+def _fetch(outputs: Nested, target: Any) -> tuple[Nested, Any]:
+    return map_arrays(lambda output: numpy_of(output)[None], outputs), target
 
 
 def seed_slow(seed: int) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
-from manyfit.data.nested import Nested, leaves
+from manyfit.data.nested import Nested, named_arrays
 from manyfit.learn.row_outputs import PerRow
 from manyfit.learn.torch.row_losses import is_separable, reduction_of, rowwise
 
@@ -42,14 +42,14 @@ NEAR: Final = 1e-3
 as far."""
 
 
-def _nested(rows: Any) -> Tensor:
+def _to_nested(rows: Any) -> Tensor:
     """Rows of different lengths as one tensor."""
     if any(not hasattr(row, "dtype") or row.dtype == object for row in rows.reshape(-1)):
         raise RunFailed("the data has text where a model needs numbers; read it as numbers, or leave it out")
     return torch.nested.nested_tensor([torch.from_numpy(row) for row in rows], layout=torch.jagged)
 
 
-class Objective:
+class TorchObjective:
     """A module and what it is measured by."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Objective:
 
     def __call__(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The output and the loss to descend; None if the model has updated itself."""
-        result = self._called(module, batch)
+        result = self._call_model(module, batch)
         if isinstance(result, Tensor):
             return result, self._own_loss(result, batch)
         output, loss = self._split(module, result, len(batch))
@@ -107,12 +107,12 @@ class Objective:
 
     def rows(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None, Nested]:
         """The first output, one loss for each row, or None where there is no loss, and all outputs."""
-        result = self._called(module, batch)
+        result = self._call_model(module, batch)
         output, given = self._split(module, result, len(batch))
         every: Nested = output
         if not isinstance(result, Tensor):
             part = batch.part(0, len(batch) - 1)
-            self._per_row.look(result[0], len(batch), lambda: self._called(module, part)[0])
+            self._per_row.look(result[0], len(batch), lambda: self._call_model(module, part)[0])
             output, every = self._main(result[0], len(batch)), self._per_row.of(result[0], len(batch))
         return output, self._losses(module, batch, output, given), every
 
@@ -121,7 +121,7 @@ class Objective:
         if given is not None:
             self._check_single(module)
         if self.row_loss is not None and batch.target is not None:
-            return self._measured(output, self.target(batch))
+            return self._compute_loss(output, self.target(batch))
         if given is None or given.shape == (len(batch),):
             return given
         if given.ndim:
@@ -134,18 +134,18 @@ class Objective:
 
         def alone() -> Tensor:
             parts = [batch.part(i, i + 1) for i in range(len(batch))]
-            found = [self._split(module, self._called(module, part), 1)[1] for part in parts]
+            found = [self._split(module, self._call_model(module, part), 1)[1] for part in parts]
             return torch.stack([loss.reshape(()) for loss in found if loss is not None])
 
         return self._by_row(f"{type(module).__name__} returns one loss for a batch", given, alone)
 
-    def _measured(self, output: Tensor, target: Tensor) -> Tensor:
+    def _compute_loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of each row, or of the batch if it couples them."""
         assert self.row_loss is not None
         assert self.loss is not None
         if self.is_coupled is False or (self.is_coupled is None and len(output) < 2):
-            return self._checked(self.row_loss, output, target)
-        whole, row_loss = single(self._checked(self.loss, output, target)), self.row_loss
+            return self._call_loss(self.row_loss, output, target)
+        whole, row_loss = check_scalar(self._call_loss(self.loss, output, target)), self.row_loss
         return self._by_row(
             "train.loss gives one number for a batch", whole, lambda: row_loss(output, target)
         )
@@ -194,7 +194,7 @@ class Objective:
         if isinstance(array, Tensor):
             found = array
         else:
-            found = torch.from_numpy(array) if array.dtype.kind not in "OUS" else _nested(array)
+            found = torch.from_numpy(array) if array.dtype.kind not in "OUS" else _to_nested(array)
         return found if self.on_cpu else found.to(self.device, non_blocking=True)
 
     def _own_loss(self, output: Tensor, batch: Batch) -> Tensor:
@@ -205,27 +205,29 @@ class Objective:
             )
         target = self.target(batch)
         if batch.weight is None:
-            return single(self._checked(self.loss, output, target))
+            return check_scalar(self._call_loss(self.loss, output, target))
         assert self.row_loss is not None
         if self.is_coupled is None:
             with torch.no_grad():
-                self._measured(output, target)
+                self._compute_loss(output, target)
         if self.is_coupled:
             raise UsageError(
                 f"{self._fed_by} has weights for rows, but train.loss couples the rows of a batch, so that "
                 "they cannot be weighed one by one"
             )
-        losses: Tensor = self._checked(self.row_loss, output, target) * self._weight(batch)
+        losses: Tensor = self._call_loss(self.row_loss, output, target) * self._weight(batch)
         return losses.sum() if self.sums else losses.mean()
 
-    def _checked(self, loss: Callable[..., Tensor], output: Tensor, target: Tensor) -> Tensor:
+    def _call_loss(self, loss: Callable[..., Tensor], output: Tensor, target: Tensor) -> Tensor:
         """Call a loss; what it raises says what it was given."""
         if not self._has_looked:  # a GPU would only say, later, that something was asserted
             self._has_looked = True
             if isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss) and (
                 hint := class_hint(output, target, self.loss.ignore_index)
             ):
-                raise UsageError(f"train.loss was given {shown(output)} and {shown(target)}: {hint}")
+                raise UsageError(
+                    f"train.loss was given {describe_array(output)} and {describe_array(target)}: {hint}"
+                )
         try:
             return loss(output, target)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -235,7 +237,9 @@ class Objective:
                     f"train.class_weights has {len(weights)} numbers, but the model has {output.shape[1]} "
                     "outputs; give one for each class"
                 ) from error
-            error.add_note(f"train.loss was given {shown(output)} and {shown(target)} as the target")
+            error.add_note(
+                f"train.loss was given {describe_array(output)} and {describe_array(target)} as the target"
+            )
             if hint := loss_hint(output, target):
                 error.add_note(hint)
             raise
@@ -243,7 +247,7 @@ class Objective:
     def _weight(self, batch: Batch) -> Any:
         return None if batch.weight is None else self.tensor(batch.weight)
 
-    def _called(self, module: nn.Module, batch: Batch) -> Any:
+    def _call_model(self, module: nn.Module, batch: Batch) -> Any:
         try:
             return self._forward(module, batch)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -256,7 +260,7 @@ class Objective:
                 else {}
             )
             arrays = {f"{name}: ": array for name, array in named.items()} or {"": given}
-            text = ", ".join(f"{name}{shown(array)}" for name, array in arrays.items())
+            text = ", ".join(f"{name}{describe_array(array)}" for name, array in arrays.items())
             error.add_note(f"{type(module).__name__}.forward was given {text} by {self._fed_by}")
             if any("float64" in str(getattr(array, "dtype", "")) for array in arrays.values()):
                 error.add_note(
@@ -267,18 +271,18 @@ class Objective:
     def _forward(self, module: nn.Module, batch: Batch) -> Any:
         inputs = batch.inputs
         if isinstance(inputs, dict):
-            return module(**self._matched(module, inputs, batch))
+            return module(**self._match_inputs(module, inputs, batch))
         extra = {"target": self.target(batch)} if self._takes_target and batch.target is not None else {}
         if isinstance(inputs, tuple | list):
             return module(*(self.tensor(array) for array in inputs), **extra)
         return module(self.tensor(inputs), **extra) if extra else module(self.tensor(inputs))
 
-    def taken(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def select_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Those of several inputs that `forward` has parameters for."""
         return {name: array for name, array in inputs.items() if self._open or name in self._names}
 
-    def _matched(self, module: nn.Module, inputs: Mapping[str, Any], batch: Batch) -> dict[str, Tensor]:
-        given = self.taken(inputs)
+    def _match_inputs(self, module: nn.Module, inputs: Mapping[str, Any], batch: Batch) -> dict[str, Tensor]:
+        given = self.select_inputs(inputs)
         if self._takes_target and "target" not in given and batch.target is not None:
             given["target"] = batch.target
         if self._matching != inputs.keys():
@@ -307,7 +311,7 @@ class Objective:
 
     def _main(self, outputs: Nested, rows: int) -> Any:
         """The first output that has an entry for each row; if none has, the first of any length."""
-        known = {name: value for name, value in leaves(outputs) if isinstance(value, Tensor)}
+        known = {name: value for name, value in named_arrays(outputs) if isinstance(value, Tensor)}
         fits = [value for name, value in known.items() if self._per_row.fits(name, value, rows)]
         fits += [value for value in known.values() if value.is_nested or value.ndim]
         return next(iter([*fits, *known.values()]), None)
@@ -340,7 +344,7 @@ def has_rows(value: Any, rows: int) -> bool:
     )
 
 
-def single(loss: Any) -> Tensor:
+def check_scalar(loss: Any) -> Tensor:
     """A loss, after a look whether it is one number."""
     if isinstance(loss, Tensor) and not loss.ndim:
         return loss
@@ -358,7 +362,7 @@ def agree(whole: Tensor, rows: Tensor) -> bool:
     return any(abs(float(found) - total) <= near * abs(total) + 1e-6 for found in (rows.mean(), rows.sum()))
 
 
-def shown(array: Any) -> str:
+def describe_array(array: Any) -> str:
     """An array, or a tensor, in a few words."""
     dtype = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
     return f"{dtype}{list(getattr(array, 'shape', []))}"

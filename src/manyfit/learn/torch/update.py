@@ -22,7 +22,7 @@ class Frozen:
     """Layers whose running statistics stand still as long."""
 
 
-def _rated(optimizers: Optimizers) -> Iterator[tuple[str, torch.optim.Optimizer, int]]:
+def _iterate_rates(optimizers: Optimizers) -> Iterator[tuple[str, torch.optim.Optimizer, int]]:
     """The names of all rates, and the groups of the optimisers that have them."""
     for number, (name, optimizer) in enumerate(optimizers.items()):
         for i in range(len(optimizer.param_groups)):
@@ -53,7 +53,7 @@ class Update:
         self.stepping = [s for s in self.schedulers.values() if not isinstance(s, plateau)]
         self.thaws_at = {entry.until for entry in self.frozen}
         self._all = list(self.optimizers.values())
-        self._rated = list(_rated(self.optimizers))
+        self._rated = list(_iterate_rates(self.optimizers))
         self._parameters = [p for o in self._all for group in o.param_groups for p in group["params"]]
         self.plain = (
             len(self._all) == 1

@@ -17,10 +17,10 @@ import torch
 from manyfit.config import Component, Config
 from manyfit.config.dialects.table import dialect_of
 from manyfit.config.schema.consistency import RESERVED
-from manyfit.config.typed.component import blamed
+from manyfit.config.typed.component import assign_blame
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.names import listing
-from manyfit.core.secrets import redact
+from manyfit.core.redaction import redact
 from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
 from manyfit.data import (
@@ -41,7 +41,7 @@ from manyfit.learn.learner import Learner
 from manyfit.learn.models import Made, make_model
 from manyfit.learn.split_metrics import is_split_metric
 from manyfit.run.build.evaluator import Evaluator
-from manyfit.run.build.shared_data import SharedData, Splits, read_surroundings
+from manyfit.run.build.shared_data import BuiltData, SharedData, read_surroundings
 from manyfit.run.loop.plan import Plan
 
 log = logging.getLogger("manyfit")
@@ -68,7 +68,7 @@ class Built:
     """Metrics that see a whole split."""
     evaluator: Evaluator
     """Functions of one row."""
-    splits: Splits
+    splits: BuiltData
     """The data as it was built, of which the sources above may be parts."""
     settings: Any = None
     """The config as components were given it, which knows what they have read."""
@@ -96,11 +96,11 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     """
     run = config.run
     device = device_of(run.train.device, config.origin("train.device"))
-    made = seeded_model(config)
+    made = build_model(config)
     kind = kind_of(made.model)
     kind.check(config, made)
     kind.prepare(config, made, device, warm)
-    metrics = {name: component.build() for name, _, component in run.train.named_metrics()}
+    metrics = {name: component.build() for name, _, component in run.train.list_metrics()}
     splits = read_splits(config, shared)
     order, sources = limit_splits(config, splits)
     train, validation, test = (sources[split] for split in SPLITS)
@@ -116,8 +116,8 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     learner = build_learner(
         kind,
         Setup(
-            config, made, device, order, train, validation, steps, epochs, by_row, warm, fed_by(config),
-            key_of(config, "unused"),
+            config, made, device, order, train, validation, steps, epochs, by_row, warm,
+            describe_feeder(config), key_of(config, "unused"),
         )
     )  # fmt: skip
     plan = Plan.of(dataclasses.replace(run.train, epochs=epochs), steps, learner.grain)
@@ -173,7 +173,7 @@ def without_callbacks(built: Built) -> Built:
     return dataclasses.replace(built, learner=built.learner.without_callbacks())
 
 
-def seeded_model(config: Config) -> Made:
+def build_model(config: Config) -> Made:
     """The model, with weights that follow from the seed: also if something was imported while it was made.
 
     What is imported may draw random numbers, and it is imported only once in a process.
@@ -187,7 +187,7 @@ def seeded_model(config: Config) -> Made:
     return made
 
 
-def fed_by(config: Config) -> str:
+def describe_feeder(config: Config) -> str:
     """What feeds the model, in the words of the user's file."""
     return f"{config.run.data.origin}: {dialect_of(config.tree).fed_by(config.run.data)}"
 
@@ -216,7 +216,7 @@ def build_evaluator(config: Config) -> Evaluator:
     return Evaluator(functions, points)
 
 
-def read_splits(config: Config, shared: SharedData | None = None) -> Splits:
+def read_splits(config: Config, shared: SharedData | None = None) -> BuiltData:
     """The source of each split; what another run has built is not built again."""
     run = config.run
     if shared is not None and (known := shared.get(config)) is not None:
@@ -233,13 +233,13 @@ def read_splits(config: Config, shared: SharedData | None = None) -> Splits:
             f"{run.data.origin}: data: the batch_size of {run.data.path} must be a whole number above 0, "
             f"but is {data.batch_size!r}"
         )
-    found = Splits(data.batch_size, {split: split_of(run.data, data, split) for split in SPLITS})
+    found = BuiltData(data.batch_size, {split: split_of(run.data, data, split) for split in SPLITS})
     if shared is None:
         return found
     return shared.put(config, found, was_left_alone=read_surroundings(run.data) == before)
 
 
-def limit_splits(config: Config, found: Splits) -> tuple[Order, dict[str, Source | None]]:
+def limit_splits(config: Config, found: BuiltData) -> tuple[Order, dict[str, Source | None]]:
     """The order of rows and the source of each split, within the limits that the config sets."""
     run, size, sources = config.run, found.batch_size, dict(found.sources)
     limit = run.train.limit
@@ -307,7 +307,7 @@ def _split_failed(component: Component, split: str, error: Exception) -> Compone
         )
     )
     failed.kind = "data"
-    return blamed(failed, error)
+    return assign_blame(failed, error)
 
 
 def device_of(name: str, asked: Origin | None) -> torch.device:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from manyfit.config.typed.roles import METRIC
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
-from manyfit.core.quiet import muted
+from manyfit.core.quiet import mute
 from manyfit.core.tracebacks import user_frame
-from manyfit.data.nested import Nested, count, mapped, paired
+from manyfit.data.nested import Nested, count_rows, map_arrays, pair_outputs
 
 log = logging.getLogger("manyfit")
 
@@ -39,7 +39,7 @@ def batched(function: F) -> F:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArrayKind:
     """What functions are called with: arrays of NumPy, or tensors."""
 
     name: str
@@ -56,9 +56,9 @@ def _tensorflow(values: Arrays) -> Any:
     return sys.modules["tensorflow"].convert_to_tensor(values)
 
 
-NUMPY: Final = Kind("numpy", lambda values: values)
-TORCH: Final = Kind("torch", _torch)
-TENSORFLOW: Final = Kind("tensorflow", _tensorflow)
+NUMPY: Final = ArrayKind("numpy", lambda values: values)
+TORCH: Final = ArrayKind("torch", _torch)
+TENSORFLOW: Final = ArrayKind("tensorflow", _tensorflow)
 ANY_KIND: Final = (NUMPY, TENSORFLOW, TORCH)
 
 
@@ -87,15 +87,15 @@ class Evaluator:
         self.points = list(points or {})
         self.named = [name for name, given in (points or {}).items() if isinstance(given, str)]
         """Those that measure one output, the first of several."""
-        self._kinds: dict[str, Sequence[Kind]] = {name: [TORCH] for name in functions}
+        self._kinds: dict[str, Sequence[ArrayKind]] = {name: [TORCH] for name in functions}
         for name, given in (points or {}).items():
-            function, kinds = named(given) if isinstance(given, str) else (given, ANY_KIND)
+            function, kinds = find_function(given) if isinstance(given, str) else (given, ANY_KIND)
             if not callable(function):
                 raise UsageError(f"the evaluation function {name!r} is not a function, but {given!r:.60}")
-            self.functions[name] = _turned(function)
+            self.functions[name] = _swap_arguments(function)
             self._kinds[name] = kinds
         self._ways: dict[str, Callable[[Nested, Nested], Any]] = {}
-        self._alone: dict[str, Kind] = {}
+        self._alone: dict[str, ArrayKind] = {}
         """Functions that are called for each row."""
         self._undecided: set[str] = set()
         """Those of them that are tried again with the next rows."""
@@ -103,14 +103,14 @@ class Evaluator:
         """What was found for the first rows while they were tried."""
         self.failures: list[tuple[str, int, str]] = []
         """Rows of the last call on which a function has failed: its name, the row, and what it said."""
-        self._trusted: dict[str, Kind] = {}
+        self._trusted: dict[str, ArrayKind] = {}
         """Functions that are called for many rows at once because they have agreed with themselves so far."""
 
     def __call__(self, output: Nested, target: Nested) -> dict[str, npt.NDArray[np.float64]]:
         """One number for each row and function; none where a function fails, which is noted."""
         self.failures = []
-        (_, *main), *_ = paired(output, target)
-        with muted("tensorflow"):  # which tells how it traces functions that it was not asked to trace
+        (_, *main), *_ = pair_outputs(output, target)
+        with mute("tensorflow"):  # which tells how it traces functions that it was not asked to trace
             return {
                 name: self._values(name, *(main if name in self.named else (output, target)))
                 for name in self.functions
@@ -122,12 +122,12 @@ class Evaluator:
         if name in self._alone:
             return self._row_by_row(name, output, target)
         try:
-            found = numbers(self._ways[name](output, target))
+            found = to_numbers(self._ways[name](output, target))
         except Exception as error:
             if name not in self._trusted:
-                raise _failed(name, output, target, error) from error
+                raise _function_error(name, output, target, error) from error
             found = None  # on some row: called for each, it says on which
-        rows = count(output)
+        rows = count_rows(output)
         if name in self._trusted and not self._still_agrees(name, found, output, target):
             log.warning("%r does not give the same for many rows at once: it is called row by row", name)
             self._alone[name] = self._trusted.pop(name)
@@ -141,7 +141,7 @@ class Evaluator:
 
     def _still_agrees(self, name: str, found: Any, output: Nested, target: Nested) -> bool:
         """Call a function for some of the rows, across all of them."""
-        rows = count(output)
+        rows = count_rows(output)
         if found is None or found.shape != (rows,):
             return False
         some = np.unique(np.linspace(0, rows - 1, PROBED).astype(int))
@@ -155,8 +155,8 @@ class Evaluator:
         done, function, kind = len(known), self.functions[name], self._alone[name]
         rest, more = one_by_one(function, kind, at(output, slice(done, None)), at(target, slice(done, None)))
         errors |= {done + i: error for i, error in more.items()}
-        if len(errors) == count(output) > 1:
-            raise _failed(name, output, target, errors[0]) from errors[0]
+        if len(errors) == count_rows(output) > 1:
+            raise _function_error(name, output, target, errors[0]) from errors[0]
         for i, error in sorted(errors.items()):
             self.failures.append((name, i, f"{type(error).__name__}: {error} at {user_frame(error)}"))
         if name in self._undecided:
@@ -171,7 +171,7 @@ class Evaluator:
         if getattr(function, "batched", False):
             self._ways[name] = self._for_batches(name, few, some)
             return
-        kind, alone, errors, rate = self._tried(name, few, some)
+        kind, alone, errors, rate = self._try_kinds(name, few, some)
         self._alone[name], self._known[name] = kind, (alone, errors)
         if len(alone) < 2 or (alone == alone[0]).all():
             self._undecided.add(name)  # rows that are all the same prove nothing: asked again later
@@ -179,7 +179,7 @@ class Evaluator:
         reason = "it does not give the same for many rows at once"
         for way in ways(function, kind):
             try:
-                together = numbers(way(few, some))
+                together = to_numbers(way(few, some))
             except Exception as error:  # whatever keeps a function from many rows, calling it for each works
                 reason = str(error).strip().rpartition("\n")[2].strip()[:120] or type(error).__name__
                 continue
@@ -198,18 +198,18 @@ class Evaluator:
         function, errors = self.functions[name], []
         for kind in self._usable(name):
             try:
-                numbers(function(mapped(kind.make, few), mapped(kind.make, some)))
+                to_numbers(function(map_arrays(kind.make, few), map_arrays(kind.make, some)))
             except Exception as error:  # said below, if no kind of array works
                 errors.append(error)
                 continue
             return lambda output, target, kind=kind: function(  # type: ignore[misc]
-                mapped(kind.make, output), mapped(kind.make, target)
+                map_arrays(kind.make, output), map_arrays(kind.make, target)
             )
-        raise _failed(name, few, some, errors[0]) from errors[0]
+        raise _function_error(name, few, some, errors[0]) from errors[0]
 
-    def _tried(
+    def _try_kinds(
         self, name: str, few: Nested, some: Nested
-    ) -> tuple[Kind, npt.NDArray[np.float64], dict[int, Exception], float]:
+    ) -> tuple[ArrayKind, npt.NDArray[np.float64], dict[int, Exception], float]:
         """The kind of array that a function works with best, what it gives, where it fails, and how fast."""
         best: Any = None
         for kind in self._usable(name):
@@ -222,29 +222,29 @@ class Evaluator:
                 break
         first = next(iter(best[2].values()), None)
         if first is not None and len(best[2]) == len(best[1]):
-            raise _failed(name, at(few, 0), at(some, 0), first) from first
+            raise _function_error(name, at(few, 0), at(some, 0), first) from first
         return best  # type: ignore[no-any-return]
 
-    def _usable(self, name: str) -> list[Kind]:
+    def _usable(self, name: str) -> list[ArrayKind]:
         return [k for k in self._kinds[name] if k is not TENSORFLOW or "tensorflow" in sys.modules]
 
 
 def at(value: Nested, rows: Any) -> Nested:
     """Some rows, or one."""
-    return mapped(lambda array: array[rows], value)
+    return map_arrays(lambda array: array[rows], value)
 
 
-def ways(function: PointFunction, kind: Kind) -> Iterator[Callable[[Nested, Nested], Any]]:
+def ways(function: PointFunction, kind: ArrayKind) -> Iterator[Callable[[Nested, Nested], Any]]:
     """Ways to call a function of one row for many at once, those that are likely to work first."""
 
     def direct(output: Nested, target: Nested) -> Any:
-        return function(mapped(kind.make, output), mapped(kind.make, target))
+        return function(map_arrays(kind.make, output), map_arrays(kind.make, target))
 
     if kind is TORCH:
         import torch
 
         together = torch.func.vmap(function, randomness="different")
-        yield lambda output, target: together(mapped(_torch, output), mapped(_torch, target))
+        yield lambda output, target: together(map_arrays(_torch, output), map_arrays(_torch, target))
     yield direct
     tensorflow = sys.modules.get("tensorflow")
     if kind is not TORCH and tensorflow is not None:
@@ -255,17 +255,17 @@ def ways(function: PointFunction, kind: Kind) -> Iterator[Callable[[Nested, Nest
 
         graph = tf.function(each, reduce_retracing=True)
         make = tf.convert_to_tensor
-        yield lambda output, target: graph(mapped(make, output), mapped(make, target))
+        yield lambda output, target: graph(map_arrays(make, output), map_arrays(make, target))
 
 
 def one_by_one(
-    function: PointFunction, kind: Kind, output: Nested, target: Nested
+    function: PointFunction, kind: ArrayKind, output: Nested, target: Nested
 ) -> tuple[npt.NDArray[np.float64], dict[int, Exception]]:
     """Call a function for each row; no number where it raises, and what it raised."""
-    rows = count(output)
+    rows = count_rows(output)
     values, errors = np.full(rows, np.nan), dict[int, Exception]()
     try:
-        outputs, targets = mapped(kind.make, output), mapped(kind.make, target)
+        outputs, targets = map_arrays(kind.make, output), map_arrays(kind.make, target)
     except Exception as error:
         return values, dict.fromkeys(range(rows), error)
     for i in range(rows):
@@ -276,15 +276,15 @@ def one_by_one(
     return values, errors
 
 
-def _failed(name: str, output: Nested, target: Nested, error: Exception) -> RunFailed:
-    shapes = f"output {mapped(np.shape, output)}, target {mapped(np.shape, target)}"
+def _function_error(name: str, output: Nested, target: Nested, error: Exception) -> RunFailed:
+    shapes = f"output {map_arrays(np.shape, output)}, target {map_arrays(np.shape, target)}"
     return RunFailed(
         f"the function {name!r} must return one number for a row, but failed on {shapes}: "
         f"{type(error).__name__}: {error}\n  at {user_frame(error)}"
     )
 
 
-def numbers(values: Any) -> npt.NDArray[np.float64] | None:
+def to_numbers(values: Any) -> npt.NDArray[np.float64] | None:
     """What a function returned for many rows, as numbers; None if it is nothing of the kind."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
@@ -292,7 +292,7 @@ def numbers(values: Any) -> npt.NDArray[np.float64] | None:
     return found.astype(np.float64) if found.dtype.kind in "biuf" else None
 
 
-def _turned(function: PointFunction) -> PointFunction:
+def _swap_arguments(function: PointFunction) -> PointFunction:
     """A function of (y_true, y_pred) as one of (output, target)."""
 
     def turned(output: Any, target: Any) -> Any:
@@ -302,7 +302,7 @@ def _turned(function: PointFunction) -> PointFunction:
     return turned
 
 
-def named(name: str) -> tuple[PointFunction, Sequence[Kind]]:
+def find_function(name: str) -> tuple[PointFunction, Sequence[ArrayKind]]:
     """A metric of manyfit, or a loss or metric of Keras, by its name: a number for each row of a batch."""
     from manyfit.learn import metrics
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from manyfit.config import Component, Config
-from manyfit.config.identity import digest, normal
-from manyfit.core.secrets import has_secrets
+from manyfit.config.identity import hash_data, normal
+from manyfit.core.redaction import has_secrets
 from manyfit.data import Source
 from manyfit.run.loop.process_state import read_process_state
 
@@ -26,7 +26,7 @@ MOST: Final = 2
 
 
 @dataclass(frozen=True)
-class Splits:
+class BuiltData:
     """A data set as it was built: its batch size, and a source for each split."""
 
     batch_size: int
@@ -54,7 +54,7 @@ class Splits:
             self.prints[split] = source.fingerprint()
         return self.prints[split]
 
-    def is_same(self, other: Splits) -> bool:
+    def is_same(self, other: BuiltData) -> bool:
         """Whether another data set has the same rows."""
         return self.batch_size == other.batch_size and self._every_print() == other._every_print()
 
@@ -67,11 +67,11 @@ class SharedData:
     """The data sets that were built in this process, by what their configs say."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Splits] = {}
+        self._found: dict[str, BuiltData] = {}
         self._refused: set[str] = set()
         """Classes that were seen to change something while they were made."""
 
-    def get(self, config: Config) -> Splits | None:
+    def get(self, config: Config) -> BuiltData | None:
         """Return what was built for a config that describes the same data, if it was."""
         key = data_key(config)
         found = self._found.pop(key, None)
@@ -79,7 +79,7 @@ class SharedData:
             self._found[key] = found  # the last one that was asked for
         return found
 
-    def put(self, config: Config, found: Splits, was_left_alone: bool) -> Splits:
+    def put(self, config: Config, found: BuiltData, was_left_alone: bool) -> BuiltData:
         """Keep a data set, if others may read it; return it, or one with the same rows that is kept."""
         path = config.run.data.path
         if not was_left_alone:
@@ -99,7 +99,7 @@ def data_key(config: Config) -> str:
     """Return what a data set follows from: its class and arguments, the code, and the seed."""
     given = normal(config.meaning.items["data"], config.classes, ("data",))
     places = [str(config.project), *(str(source) for source in config.sources)]
-    return f"{config.run.data.path} {digest([given, places, config.run.seed])}"
+    return f"{config.run.data.path} {hash_data([given, places, config.run.seed])}"
 
 
 def read_surroundings(component: Component) -> Any:

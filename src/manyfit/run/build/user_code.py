@@ -17,14 +17,14 @@ from manyfit.config import Component, Config
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def imported(source: Path) -> dict[str, str]:
+def hash_imported(source: Path) -> dict[str, str]:
     """Every module that was imported from a folder, with the hash of its syntax tree."""
     root = _root(source)
     state = (root, len(sys.modules), next(reversed(sys.modules), ""))
     if _last.get("state") != state:
         # There are thousands of modules, and a study asks for every trial.
         _last["state"], _last["files"] = state, _files(root)
-    return {name: digest(file) for name, file in _last["files"].items()}
+    return {name: hash_source(file) for name, file in _last["files"].items()}
 
 
 _last: dict[str, Any] = {}
@@ -44,7 +44,7 @@ def _files(root: str) -> dict[str, Path]:
     return found
 
 
-def digest(file: Path) -> str:
+def hash_source(file: Path) -> str:
     """The hash of a file's syntax tree: comments, docstrings and blank lines do not count."""
     try:
         status = file.stat()
@@ -90,11 +90,11 @@ def dump_tree(node: Any) -> str:
 def evaluation_only(config: Config, source: Path) -> set[str]:
     """Modules of the user's own that evaluate and cannot change what is trained."""
     run = config.run
-    imported(source)
+    hash_imported(source)
     files: dict[str, Path] = _last["files"]
     evaluate = [run.evaluate.evaluator, *run.evaluate.functions.values()]
     trained = [run.data, run.model, *vars(run.train).values()]
-    return _reached(_modules(evaluate), files) - _reached(_modules(trained), files)
+    return _reach(_modules(evaluate), files) - _reach(_modules(trained), files)
 
 
 def main_classes(config: Config) -> list[str]:
@@ -102,7 +102,7 @@ def main_classes(config: Config) -> list[str]:
     return sorted({name for name in config.classes.values() if name.startswith("__main__.")})
 
 
-def used_classes(config: Config) -> list[type]:
+def list_classes(config: Config) -> list[type]:
     """The classes of data, model and evaluator, and of what they are made of."""
     given = [config.run.data, config.run.model, config.run.evaluate.evaluator]
     found = [target for target in _targets(given) if isinstance(target, type)]
@@ -147,7 +147,7 @@ def _targets(values: Iterable[Any]) -> Iterator[Any]:
             yield from _targets(value)
 
 
-def _reached(roots: Iterable[str], files: dict[str, Path]) -> set[str]:
+def _reach(roots: Iterable[str], files: dict[str, Path]) -> set[str]:
     """Some modules, and all that they import."""
     found: set[str] = set()
     waiting = [name for name in roots if name in files]

@@ -31,7 +31,9 @@ def mirrors(config: Config, run: RunFolder) -> list[TensorBoardCallback | Mlflow
 
 
 @contextmanager
-def finished(trackers: Sequence[TensorBoardCallback | MlflowCallback], run: RunFolder) -> Iterator[None]:
+def finish_trackers(
+    trackers: Sequence[TensorBoardCallback | MlflowCallback], run: RunFolder
+) -> Iterator[None]:
     """Let trackers end with the run; one that was evaluated has a summary for them."""
     evaluated = False
     try:

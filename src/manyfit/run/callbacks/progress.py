@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from manyfit.core.names import counted as times
-from manyfit.core.secrets import redact
+from manyfit.core.names import pluralize as times
+from manyfit.core.redaction import redact
 from manyfit.core.text import printable, printable_line
 from manyfit.data import Batch
 from manyfit.run.loop.cohort import Cohort
@@ -51,7 +51,7 @@ class PlainProgress:
             name = f"{member.folder.name} " if len(cohort.members) > 1 else ""
             latest = self._latest.setdefault(member.folder.name, {})
             latest |= row
-            self.line(f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {values(latest)}")
+            self.line(f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {format_values(latest)}")
 
     def on_end(self, cohort: Cohort) -> None:
         """Nothing to close."""
@@ -99,7 +99,7 @@ class BarProgress:
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Move the bar."""
-        shown = {"values": printable_line(values(rows[0]))} if rows else {}
+        shown = {"values": printable_line(format_values(rows[0]))} if rows else {}
         self._bar.update(
             self._task, completed=boundary.step, epoch=f"{boundary.epoch:.3g}/{cohort.plan.epochs}", **shown
         )
@@ -110,7 +110,7 @@ class BarProgress:
             self._bar.stop()
 
 
-def counted(batches: Iterator[Batch], rows: int, name: str, shown: bool = True) -> Iterator[Batch]:
+def show_progress(batches: Iterator[Batch], rows: int, name: str, shown: bool = True) -> Iterator[Batch]:
     """Batches, with a bar on a terminal once reading them takes longer than a moment."""
     if not shown or not sys.stderr.isatty():
         yield from batches
@@ -152,6 +152,6 @@ def progress_for(stream: TextIO) -> PlainProgress | BarProgress:
     return BarProgress() if stream.isatty() else PlainProgress(stream)
 
 
-def values(row: Mapping[str, float]) -> str:
+def format_values(row: Mapping[str, float]) -> str:
     """Values for a line: `train_loss 0.2315  val_loss 0.2087`."""
     return "  ".join(f"{name} {value:.4g}" for name, value in row.items() if name != "lr")

@@ -16,13 +16,13 @@ from manyfit.config import Config
 from manyfit.config.tree.project import project_root
 from manyfit.config.typed.artifacts import HINT, is_own_run
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
-from manyfit.core.secrets import Secret, redact, remember, value_of
+from manyfit.core.redaction import Secret, read_secret, redact, remember
 from manyfit.run.loop.cohort import Cohort
 from manyfit.run.loop.plan import Boundary
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
-from manyfit.store.lock import owned
-from manyfit.store.mlflow import MlflowMirror, prepared
+from manyfit.store.lock import hold_lock
+from manyfit.store.mlflow import MlflowMirror, load_client
 from manyfit.store.tensorboard import TensorBoardMirror
 
 log = logging.getLogger("manyfit")
@@ -36,7 +36,7 @@ RETRY = 20.0
 """Seconds before a tracker that was down is tried again."""
 
 
-class Feeder:
+class MirrorFeed:
     """Brings a mirror up to date whenever more was committed. What it cannot send now, it sends later."""
 
     def __init__(self, mirror: MlflowMirror) -> None:
@@ -91,20 +91,22 @@ class MlflowCallback:
     def __init__(self, config: Config, run: RunFolder) -> None:
         self._config = config
         self._run = run
-        self._feeder: Feeder | None = None
+        self._feeder: MirrorFeed | None = None
         self._sent = -1
 
     def on_start(self, cohort: Cohort) -> None:
         """Begin to feed."""
         try:
-            prepared()
+            load_client()
         except Exception as error:  # of whatever MLflow imports
             text = f"{type(error).__name__}: {redact(str(error))}"[:200]
             log.warning(
                 "MLflow cannot be imported: %s; when it can: manyfit track sync %s", text, self._run.path
             )
             return
-        self._feeder = Feeder(mlflow_mirror(self._run, address_of(self._config.run.track.mlflow, self._run)))
+        self._feeder = MirrorFeed(
+            mlflow_mirror(self._run, resolve_uri(self._config.run.track.mlflow, self._run))
+        )
         self._feed(cohort)
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
@@ -125,7 +127,7 @@ class MlflowCallback:
         """Send the evaluation, and end; a run that failed has none."""
         if self._feeder is None:
             return
-        self._feeder.feed(committed_events(self._run), summary, "FINISHED" if summary else "FAILED")
+        self._feeder.feed(read_committed(self._run), summary, "FINISHED" if summary else "FAILED")
         if not self._feeder.close():
             log.warning("MLflow is behind; when it is back: manyfit track sync %s", self._run.path)
         self._feeder = None
@@ -133,7 +135,7 @@ class MlflowCallback:
 
 def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
     """The mirror of a run folder, from what lies in it."""
-    values = run.trained().values
+    values = run.load_trained().values
     sessions = run.sessions()
     fingerprint = sessions[-1].get("fingerprint", "") if sessions else ""
     tags = {"manyfit.fingerprint": str(fingerprint), "manyfit.folder": run.name}
@@ -142,7 +144,7 @@ def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
     return MlflowMirror(uri, run, redact(str(values.get("project_name", "manyfit"))), values, tags)
 
 
-def address_of(given: Any, run: RunFolder) -> str:
+def resolve_uri(given: Any, run: RunFolder) -> str:
     """The address of MLflow, with its secrets filled in."""
     if given == AUTO:
         given = os.environ.get(ADDRESS) or "sqlite:///mlflow.db"
@@ -166,7 +168,7 @@ def hide_credentials(address: str) -> None:
             remember(ADDRESS, password)
     for name in ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
         if name in os.environ:
-            value_of(name)
+            read_secret(name)
 
 
 def is_missing(package: str) -> bool:
@@ -174,19 +176,19 @@ def is_missing(package: str) -> bool:
     return importlib.util.find_spec(package) is None
 
 
-def committed_events(run: RunFolder) -> list[Event]:
+def read_committed(run: RunFolder) -> list[Event]:
     """The rows of the log that a checkpoint has committed."""
     found = run.checkpoints()
     return read_events(run.metrics, found[-1].log_length) if found else []
 
 
-def sync(place: Path, uri: str | None = None, trust: bool = False) -> dict[str, int]:
+def sync_trackers(place: Path, uri: str | None = None, trust: bool = False) -> dict[str, int]:
     """Bring the trackers of a run up to date: how many rows each was missing.
 
     A run that was not trained here may not say where they are sent, unless it is trusted.
     """
     run = RunFolder(place)
-    values = run.trained().values
+    values = run.load_trained().values
     address = uri or values.get("track.mlflow")
     if address and not (trust or is_own_run(run.resolved)):
         if uri is None and address == AUTO:
@@ -194,9 +196,9 @@ def sync(place: Path, uri: str | None = None, trust: bool = False) -> dict[str, 
         else:
             raise UsageError(f"{place} was not trained here, and would be sent to {address}; {HINT}")
     sent: dict[str, int] = {}
-    with owned(run.path):
+    with hold_lock(run.path):
         run.check_links()
-        events = committed_events(run)
+        events = read_committed(run)
         if values.get("track.tensorboard", True):
             TensorBoardMirror(run.tensorboard, events).close()
             sent["tensorboard"] = len(events)
@@ -209,7 +211,7 @@ def sync_mlflow(run: RunFolder, address: Any, events: Sequence[Event]) -> int:
     """Bring MLflow up to date with a run that somebody holds: how many rows it was missing."""
     summary, found = run.summary(), run.checkpoints()
     over = bool(found) and summary.get("step") == found[-1].step
-    mirror = mlflow_mirror(run, address_of(address, run))
+    mirror = mlflow_mirror(run, resolve_uri(address, run))
     try:
         return mirror.sync(events, summary if over else None)
     except ManyfitError:
@@ -219,12 +221,12 @@ def sync_mlflow(run: RunFolder, address: Any, events: Sequence[Event]) -> int:
         raise RunFailed(f"MLflow could not be brought up to date: {text}") from error
 
 
-def evaluated_again(config: Config, run: RunFolder) -> None:
+def mirror_evaluation(config: Config, run: RunFolder) -> None:
     """Mirror a later evaluation of a run that MLflow knows; a tracker that is down is told about, no more."""
     address = config.run.track.mlflow
     if address is None or is_missing("mlflow") or not (run.path / "track.json").exists():
         return
     try:
-        sync_mlflow(run, address, committed_events(run))
+        sync_mlflow(run, address, read_committed(run))
     except RunFailed as error:
         log.warning("%s; when it is back: manyfit track sync %s", error, run.path)

@@ -21,13 +21,13 @@ from manyfit.config.typed.roles import MODEL
 from manyfit.core.errors import FolderError, ManyfitError, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.names import nearest
-from manyfit.core.quiet import muted
-from manyfit.core.secrets import has_secrets, holds_secret, holds_value
+from manyfit.core.quiet import mute
+from manyfit.core.redaction import has_secrets, holds_secret, holds_value
 from manyfit.core.state import State
 from manyfit.core.version import __version__
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.exporting import compare, describe_inputs
+from manyfit.learn.exporting import compare_outputs, describe_inputs
 from manyfit.learn.kind import all_formats, kind_of
 from manyfit.learn.models import Made, make_model
 from manyfit.learn.packing import unpack
@@ -76,8 +76,8 @@ def export_weights(
     durable.write_new(temporary / "model.json", json.dumps(card, indent=1) + "\n")
     again = rebuild(temporary, project=config.project, artifact=config.given.artifact)
     learner = built.learner
-    compare(learner.predict(batch), learner.predict(batch, again), "the exported model")
-    if final.is_dir() and exported_step(final) == step:
+    compare_outputs(learner.predict(batch), learner.predict(batch, again), "the exported model")
+    if final.is_dir() and read_exported_step(final) == step:
         for other in final.iterdir():
             if other.name not in ("model.json", "model.safetensors") and not other.name.startswith("."):
                 check_plain(other)
@@ -118,14 +118,14 @@ def export_format(built: Built, run: RunFolder, name: str) -> Path:
     try:
         if temporary.exists():
             durable.discard(temporary)
-        with warnings.catch_warnings(), muted("torch.onnx", "onnxscript", "onnx_ir"):
+        with warnings.catch_warnings(), mute("torch.onnx", "onnxscript", "onnx_ir"):
             warnings.simplefilter("ignore")  # of exporters, about themselves
             form.write(built.learner, sample(built), temporary)
         check_secrets(temporary)
         if form.is_folder:
             durable.commit_folder(temporary, final)
         else:
-            durable.write(final, temporary.read_bytes())
+            durable.write_file(final, temporary.read_bytes())
     finally:
         if temporary.exists():
             durable.discard(temporary)
@@ -153,7 +153,7 @@ def export_others(config: Config, run: RunFolder, built: Built, best: checkpoint
     if "final" in asked.exporters:
         wanted[run.final] = found[-1]
     if "top" in asked.exporters:
-        ranked = checkpoint.Keep(asked.metric, asked.mode).ranked(found)[: asked.top]
+        ranked = checkpoint.Keep(asked.metric, asked.mode).rank(found)[: asked.top]
         wanted |= {run.top / f"{i}-step-{each.step}": each for i, each in enumerate(ranked, 1)}
     for old in (run.final, *(run.top.iterdir() if run.top.is_dir() else ())):
         if old.is_dir() and old not in wanted:
@@ -165,13 +165,13 @@ def export_others(config: Config, run: RunFolder, built: Built, best: checkpoint
         built.learner.load([best.load()])
 
 
-def exported_step(folder: Path) -> int:
+def read_exported_step(folder: Path) -> int:
     """The step whose weights an export holds; -1 if there is none."""
     card = read_json(folder / "model.json", CARD)
     return int(card.get("step", -1)) if card else -1
 
 
-def load(folder: Path, trust: bool = False) -> Any:
+def load_export(folder: Path, trust: bool = False) -> Any:
     """A model from an export or a checkpoint alone; what was not made here is data, unless it is trusted."""
     model, root = read_contents(folder).model, project_root(folder).resolve()
     return rebuild(folder, artifact=None if trust or is_own_model(model, root) else Artifact.at(folder))

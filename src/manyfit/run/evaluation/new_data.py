@@ -52,16 +52,16 @@ def _inputs(file: Path, columns: Columns, example: Any) -> tuple[Any, list[str]]
         wanted = {name: name for name in example}
         if list(columns) == ["inputs"] and len(wanted) == 1:
             wanted = dict.fromkeys(wanted, "inputs")
-        found = {name: _as(_found(file, columns, key), example[name]) for name, key in wanted.items()}
+        found = {name: _as(_find_column(file, columns, key), example[name]) for name, key in wanted.items()}
         return found, list(wanted.values())
     if isinstance(example, tuple):
         names = [f"inputs_{i}" for i in range(len(example))]
         parts = zip(names, example, strict=True)
-        return tuple(_as(_found(file, columns, name), each) for name, each in parts), names
+        return tuple(_as(_find_column(file, columns, name), each) for name, each in parts), names
     if file.suffix == ".csv" and "inputs" not in columns:
         values, names = _table(file, columns, example)
         return _as(values, example), names
-    return _as(_found(file, columns, "inputs"), example), ["inputs"]
+    return _as(_find_column(file, columns, "inputs"), example), ["inputs"]
 
 
 def _table(file: Path, columns: Columns, example: Any) -> tuple[npt.NDArray[Any], list[str]]:
@@ -80,7 +80,7 @@ def _table(file: Path, columns: Columns, example: Any) -> tuple[npt.NDArray[Any]
     return np.stack([columns[name] for name in names], axis=1), names
 
 
-def _found(file: Path, columns: Columns, name: str) -> npt.NDArray[Any]:
+def _find_column(file: Path, columns: Columns, name: str) -> npt.NDArray[Any]:
     if name not in columns:
         best = nearest(name, columns)
         hint = f"did you mean {best}?" if best else f"it has {listing(columns)}"

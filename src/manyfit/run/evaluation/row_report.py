@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import RunFailed, UsageError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.core.signals import Watch
 from manyfit.data import Source, once
-from manyfit.data.nested import Nested, count, joined, leaves, paired, shapes
+from manyfit.data.nested import Nested, concatenate, count_rows, named_arrays, pair_outputs, shapes
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Learner, Outputs
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run.build.evaluator import Evaluator
-from manyfit.run.callbacks.progress import counted
+from manyfit.run.callbacks.progress import show_progress
 from manyfit.run.evaluation import summary_statistics
 from manyfit.run.loop.validation import watching
 from manyfit.store import durable
@@ -73,7 +73,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write the table as CSV, and large arrays beside it."""
-        durable.write(path, as_csv(self.columns))
+        durable.write_file(path, format_csv(self.columns))
         arrays = {f"{path.stem}.{name.replace('/', '_')}.npy": v for name, v in self.arrays.items()}
         for file in path.parent.glob(f"{path.stem}.*.npy"):
             if file.name not in arrays:
@@ -81,26 +81,28 @@ class Report:
         for file_name, values in arrays.items():
             stream = io.BytesIO()
             np.save(stream, values, allow_pickle=False)
-            durable.write(path.with_name(file_name), stream.getvalue())
+            durable.write_file(path.with_name(file_name), stream.getvalue())
 
     def write_points(self, folder: Path, split: str, names: Sequence[str]) -> None:
         """Write what an evaluator measured, data point by data point, under the names that its users know."""
         known = {name: self.columns[name] for name in KEYS if name in self.columns}
         table = {**known, **{name: self.columns[name] for name in names}}
         if split == "validation":
-            durable.write(folder / "validation_report.csv", as_csv(table))
+            durable.write_file(folder / "validation_report.csv", format_csv(table))
         elif split == "test":
-            durable.write(folder / "eval_report.csv", as_csv(table))
-            found = {name: summary_statistics.distribution(np.asarray(self.columns[name])) for name in names}
+            durable.write_file(folder / "eval_report.csv", format_csv(table))
+            found = {
+                name: summary_statistics.describe_values(np.asarray(self.columns[name])) for name in names
+            }
             keys = ("count", "mean", "std", "min", "q25", "median", "q75", "max")
             shown = ("count", "mean", "std", "min", "25%", "50%", "75%", "max")
             rows = {"": list(shown), **{n: [f.get(key, "") for key in keys] for n, f in found.items()}}
-            durable.write(folder / "eval_report_summary.csv", as_csv(rows))
+            durable.write_file(folder / "eval_report_summary.csv", format_csv(rows))
 
     def write_parquet(self, path: Path) -> None:
         """Write the table as Parquet; arrays stay lists."""
-        pyarrow = optional("pyarrow", "parquet")
-        parquet = optional("pyarrow.parquet", "parquet")
+        pyarrow = import_optional("pyarrow", "parquet")
+        parquet = import_optional("pyarrow.parquet", "parquet")
         table = pyarrow.table(
             {
                 name: pyarrow.array(np.asarray(self.arrays.get(name, values)).tolist())
@@ -109,7 +111,7 @@ class Report:
         )
         sink = pyarrow.BufferOutputStream()
         parquet.write_table(table, sink)
-        durable.write(path, sink.getvalue().to_pybytes())
+        durable.write_file(path, sink.getvalue().to_pybytes())
 
     def summary(self, worst: int) -> dict[str, Any]:
         """Distributions, worst rows and the usual metrics."""
@@ -126,7 +128,7 @@ class Report:
         return {**found, **self.usual}
 
 
-def evaluate(
+def evaluate_rows(
     learner: Learner,
     source: Source,
     batch_size: int,
@@ -138,8 +140,8 @@ def evaluate(
     mode: Mode = "summary",
 ) -> Report:
     """Evaluate one run of a cohort on every row of a split; `shown` is the name of a bar on a terminal."""
-    table, metrics = Table(evaluator or Evaluator({}), mode), SplitMetrics(whole or {})
-    batches = counted(once(source, batch_size), len(source), shown, bool(shown))
+    table, metrics = ReportTable(evaluator or Evaluator({}), mode), SplitMetrics(whole or {})
+    batches = show_progress(once(source, batch_size), len(source), shown, bool(shown))
     with own_randomness():
         for outputs in learner.evaluate(watching(batches, watch)):
             table.add(outputs, member)
@@ -199,7 +201,7 @@ def keys_of(
     return found
 
 
-class Table:
+class ReportTable:
     """The columns of a report, as they grow. Outputs are read for as many rows at once as fit in memory."""
 
     def __init__(self, evaluator: Evaluator, mode: Mode = "summary") -> None:
@@ -230,24 +232,24 @@ class Table:
         if self._waiting and shapes(self._waiting[0][0]) != shapes(every[0]):
             self.flush()  # rows of another size, or other outputs
         self._waiting.append(every)
-        self._bytes += sum(array.nbytes for _, array in leaves(self._waiting[-1][0]))
+        self._bytes += sum(array.nbytes for _, array in named_arrays(self._waiting[-1][0]))
         if self._bytes > AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
         """Read what has come together: predictions, confidences, functions of one data point."""
         if self._waiting:
-            output, target = (joined(values) for values in zip(*self._waiting, strict=True))
+            output, target = (concatenate(values) for values in zip(*self._waiting, strict=True))
             self._waiting, self._bytes = [], 0
             self._read(output, target)
 
     def _read(self, output: Nested, target: Nested) -> None:
-        begin, self._done = self._done, self._done + count(output)
-        (_, main, known), *others = paired(output, target)
+        begin, self._done = self._done, self._done + count_rows(output)
+        (_, main, known), *others = pair_outputs(output, target)
         prediction, classes = self._show(main, known)
         self.classes = max(self.classes, classes)
         if known is not None:
-            self._confusion.add(squeezed(known), prediction, self.classes)
+            self._confusion.add(squeeze(known), prediction, self.classes)
         for name, other, known in others:
             self._show(other, known, f"_{name}")
         if self._evaluator.functions and target is not None:
@@ -262,12 +264,12 @@ class Table:
     def _show(self, output: Any, target: Any, of: str = "") -> tuple[npt.NDArray[Any], int]:
         """Add the columns of an output; its predictions, and how many classes it has."""
         found, confidence = (output, None) if of and target is None else interpret(output, target)
-        prediction, columns = squeezed(found), {"target": target, "prediction": found}
+        prediction, columns = squeeze(found), {"target": target, "prediction": found}
         if of:
             self.others |= {f"{name}{of}" for name in ("target", "prediction", "confidence")}
         for name, values in columns.items():
             if values is not None:
-                self._put(f"{name}{of}", squeezed(values))
+                self._put(f"{name}{of}", squeeze(values))
         if confidence is not None:
             self.parts.setdefault(f"confidence{of}", []).append(confidence)
         return prediction, 0 if confidence is None else output.shape[1]
@@ -287,17 +289,17 @@ class Table:
         if self._mode == "full":
             self.arrays.setdefault(name, []).append(values)
         if self._mode != "none":
-            self.parts.setdefault(name, []).append(np.array([described(row) for row in values]))
+            self.parts.setdefault(name, []).append(np.array([summarize_array(row) for row in values]))
 
     def usual(self) -> dict[str, Any]:
         """The usual metrics of classes, if the outputs are some."""
         return self._confusion.metrics()
 
 
-def described(row: npt.NDArray[Any]) -> str:
+def summarize_array(row: npt.NDArray[Any]) -> str:
     """A large array in a few words.
 
-    >>> described(np.arange(6.0).reshape(2, 3))
+    >>> summarize_array(np.arange(6.0).reshape(2, 3))
     'float64[2, 3], from 0 to 5, mean 2.5'
     """
     low, high, mean = row.min(), row.max(), row.mean(dtype=np.float64)
@@ -334,7 +336,7 @@ def interpret(
     ) if confidence.ndim > 1 else confidence
 
 
-def squeezed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def squeeze(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A column of single numbers is one-dimensional."""
     return values.reshape(len(values)) if values.ndim > 1 and values[0].size == 1 else values
 
@@ -349,16 +351,16 @@ def column(parts: Sequence[npt.NDArray[Any]]) -> Any:
     return np.concatenate(parts) if alike(parts) else [row.tolist() for part in parts for row in part]
 
 
-def as_csv(columns: Mapping[str, Any]) -> str:
+def format_csv(columns: Mapping[str, Any]) -> str:
     """Columns as the text of a CSV file."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(zip(*(cells(values) for values in columns.values()), strict=True))
+    writer.writerows(zip(*(format_cells(values) for values in columns.values()), strict=True))
     return text.getvalue()
 
 
-def cells(values: Any) -> list[Any]:
+def format_cells(values: Any) -> list[Any]:
     """One cell for each row; an array becomes JSON."""
     listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
     return [json.dumps(row) if isinstance(row, list) else row for row in listed]

@@ -21,7 +21,7 @@ def mean(values: npt.NDArray[np.float64]) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-def distribution(values: npt.NDArray[np.float64]) -> dict[str, float]:
+def describe_values(values: npt.NDArray[np.float64]) -> dict[str, float]:
     """Count, mean, deviation and quartiles; what is undefined is left out of all, infinities of all but the
     mean."""
     finite = values[np.isfinite(values)]
@@ -143,4 +143,4 @@ def _plain(value: Any) -> Any:
 
 def numeric(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, float]]:
     """The distribution of each of some columns."""
-    return {name: distribution(np.asarray(columns[name], dtype=np.float64)) for name in names}
+    return {name: describe_values(np.asarray(columns[name], dtype=np.float64)) for name in names}

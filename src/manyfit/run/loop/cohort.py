@@ -8,7 +8,7 @@ from typing import Any
 
 from manyfit.config import Config
 from manyfit.config.identity import normal
-from manyfit.config.typed.artifacts import sealed_model
+from manyfit.config.typed.artifacts import seal_model
 from manyfit.core.state import State
 from manyfit.data import Batch, Source
 from manyfit.learn.learner import Learner
@@ -59,7 +59,7 @@ class Member:
     def is_candidate(self, boundary: Boundary, values: Mapping[str, float]) -> bool:
         """Whether this step is among the best of those whose states were kept."""
         now = Note(boundary.step, boundary.epoch, values, 0)
-        return now in self.keep.ranked([*self._kept, now])[: self.keep.top]
+        return now in self.keep.rank([*self._kept, now])[: self.keep.top]
 
     def hold(self, state: State, boundary: Boundary, steps_per_epoch: int) -> None:
         """Keep a state in memory, as one of the best, until a checkpoint is written."""
@@ -80,14 +80,14 @@ class Member:
             return
         self._saved = (boundary.step, measured)
         note = self._note(boundary, steps_per_epoch, measured)
-        self._kept = [*self.keep.ranked(self._kept)[: self.keep.top], note]
+        self._kept = [*self.keep.rank(self._kept)[: self.keep.top], note]
         self.last = note
         self.writer.put(state, note, wait)
 
     @property
     def best(self) -> Note | None:
         """The best of the states that were kept, else the last."""
-        return next(iter(self.keep.ranked(self._kept)), self.last)
+        return next(iter(self.keep.rank(self._kept)), self.last)
 
     def settle(self) -> None:
         """Learn which rows have been committed since. Raises what went wrong while writing."""
@@ -116,7 +116,7 @@ def describe_model(config: Config) -> dict[str, Any]:
     }
     if config.given.artifact is not None:  # somebody else has trained it
         return described
-    return sealed_model(described, config.project)
+    return seal_model(described, config.project)
 
 
 @dataclass

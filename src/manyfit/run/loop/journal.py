@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, kind_of
+from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, classify_error
 from manyfit.core.files import check_file
-from manyfit.core.secrets import redact
+from manyfit.core.redaction import redact
 from manyfit.core.text import printable
-from manyfit.core.tracebacks import notes, reason, user_frame
+from manyfit.core.tracebacks import explain_error, notes, user_frame
 from manyfit.store import durable
 from manyfit.store.folder import RunFolder
-from manyfit.store.lock import owned
+from manyfit.store.lock import hold_lock
 
 log = logging.getLogger("manyfit")
 
@@ -25,7 +25,7 @@ ASSERTED: Final = "device-side assert"
 
 
 @contextmanager
-def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
+def translate_failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
     """Turn what user code raises, and a Ctrl-C, into one clear message; the traceback goes to the log."""
     try:
         yield
@@ -38,7 +38,7 @@ def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
         raise
     except BaseException as error:  # of user code, which may also end its process or raise what it likes
         log.info("%s failed", what, exc_info=error)
-        said = f"{type(error).__name__}: {reason(error)}{notes(error)}"
+        said = f"{type(error).__name__}: {explain_error(error)}{notes(error)}"
         text = f"{what} failed with {said}\n  at {user_frame(error)}"
         if ASSERTED in said:
             text += (
@@ -48,12 +48,12 @@ def failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
         if any(isinstance(handler, _FileHandler) and not handler.passing for handler in log.handlers):
             text += f"\n  the whole traceback is in {run.path / 'run.log'}"
         failed = RunFailed(redact(text))
-        failed.kind = kind_of(error)
+        failed.kind = classify_error(error)
         raise failed from error
 
 
 @contextmanager
-def recorded(run: RunFolder) -> Iterator[None]:
+def record_failure(run: RunFolder) -> Iterator[None]:
     """Keep in the folder why a run that had started has failed."""
     if run.failure_file.exists():
         run.failure_file.unlink(missing_ok=True)
@@ -63,7 +63,7 @@ def recorded(run: RunFolder) -> Iterator[None]:
         raise
     except BaseException as error:
         found = run.checkpoints()
-        kind = kind_of(error)
+        kind = classify_error(error)
         text = str(error) if isinstance(error, ManyfitError) else f"{type(error).__name__}: {error}"
         try:
             run.write_failure(kind, redact(text), found[-1].step if found else 0)
@@ -73,17 +73,17 @@ def recorded(run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def kept(run: RunFolder, passing: bool = False) -> Iterator[None]:
+def hold_folder(run: RunFolder, passing: bool = False) -> Iterator[None]:
     """Hold a run folder in which no link leads out, and keep manyfit's own log in it."""
-    with owned(run.path):
+    with hold_lock(run.path):
         run.check_links()
         durable.tidy(run.path)
-        with logged(run.path / "run.log", passing):
+        with log_to(run.path / "run.log", passing):
             yield
 
 
 @contextmanager
-def logged(path: Path, passing: bool = False) -> Iterator[None]:
+def log_to(path: Path, passing: bool = False) -> Iterator[None]:
     """Keep manyfit's own log beside the run, without secrets. A passing one is removed with its folder."""
     check_file(path)
     durable.make_own(path)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from manyfit.config.schema.run import Every, Train
-from manyfit.config.typed.cadence import Cadence, several
+from manyfit.config.typed.cadence import Cadence, parse_cadences
 
 AUTO, VALIDATION = "auto", "validation"
 EPOCH = Cadence.parse("1ep")
@@ -51,7 +51,7 @@ class Plan:
     def of(train: Train, steps_per_epoch: int, grain: int = 1) -> Plan:
         """The plan that a config describes."""
         every: Every = train.every
-        cadences, words = several(every.checkpoint)
+        cadences, words = parse_cadences(every.checkpoint)
         return Plan(
             steps_per_epoch,
             train.epochs,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from manyfit.config.schema.run import Stop, Train
 from manyfit.config.typed.cadence import Cadence
 from manyfit.core.errors import Diverged, NotANumber, RunFailed
-from manyfit.core.names import counted
+from manyfit.core.names import pluralize
 from manyfit.store.events import Event
 
 LOSSES = ("train_loss", "val_loss")
@@ -54,7 +54,7 @@ class Judge:
             self._lowest[name] = min(lowest, value) if math.isfinite(value) else lowest
         if failed is not None:
             return Ending(str(failed), failed)
-        return self._stopped(self._stop, event, steps_per_epoch) if self._stop is not None else None
+        return self._judge(self._stop, event, steps_per_epoch) if self._stop is not None else None
 
     def _failure(self, event: Event) -> RunFailed | None:
         """A loss that is not a number, or far above the lowest so far."""
@@ -75,7 +75,7 @@ class Judge:
                 )
         return None
 
-    def _stopped(self, stop: Stop, event: Event, steps_per_epoch: int) -> Ending | None:
+    def _judge(self, stop: Stop, event: Event, steps_per_epoch: int) -> Ending | None:
         """Good enough, or no better for as long as one is patient."""
         value = event.values.get(stop.metric)
         if value is None:
@@ -90,7 +90,7 @@ class Judge:
             return None
         by_epochs = self._patience.unit == "ep"
         length = (
-            counted(round(waited / steps_per_epoch, 4), "epoch") if by_epochs else counted(waited, "step")
+            pluralize(round(waited / steps_per_epoch, 4), "epoch") if by_epochs else pluralize(waited, "step")
         )
         since = f"epoch {self._best_step / steps_per_epoch:.4g}" if by_epochs else f"step {self._best_step}"
         return Ending(

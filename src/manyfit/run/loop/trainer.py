@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from manyfit.core.errors import Interrupted, RunFailed
-from manyfit.core.secrets import has_secrets, without_values
-from manyfit.core.signals import Asked, Watch
+from manyfit.core.redaction import has_secrets, without_values
+from manyfit.core.signals import StopRequested, Watch
 from manyfit.learn.learner import Learner, fetch
 from manyfit.run.loop.clock import Pace
 from manyfit.run.loop.cohort import Cohort
@@ -51,14 +51,14 @@ def fit(
             stack.callback(callback.on_end, cohort)
         if not cohort.measured:
             # Cut short while it was measured: this time it is written down.
-            reach(cohort, replace(cohort.plan.at(cohort.step), checkpoint=True), callbacks, watch)
+            reach_boundary(cohort, replace(cohort.plan.at(cohort.step), checkpoint=True), callbacks, watch)
         while cohort.step < end and cohort.active:
             boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
             pace.begin()
             try:
                 batches = watch.obeying(cohort.batches) if is_exact else cohort.batches
                 cohort.learner.train(batches, boundary.step - cohort.step)
-            except Asked:
+            except StopRequested:
                 cut_short(cohort, watch)
             if os.getpid() != this:  # user code has forked; only one process may write into the folder
                 os._exit(0)
@@ -67,13 +67,13 @@ def fit(
                 boundary = replace(boundary, checkpoint=True)
             cohort.step = boundary.step
             alone = len(cohort.members) == 1  # several are written side by side
-            reach(cohort, boundary, callbacks, watch, wait=alone and boundary.step == end)
+            reach_boundary(cohort, boundary, callbacks, watch, wait=alone and boundary.step == end)
         for member in cohort.members:
             member.writer.flush()
             member.settle()
 
 
-def reach(
+def reach_boundary(
     cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], watch: Watch, wait: bool = False
 ) -> None:
     """Do what is due at a boundary: measure, record, decide, keep. Leave if somebody has asked for it.
@@ -82,17 +82,17 @@ def reach(
     """
     cohort.measured = not boundary.measures
     try:
-        rows = measured(cohort, boundary, watch)
-    except Asked:
-        leave(cohort, boundary, watch)
+        rows = measure_rows(cohort, boundary, watch)
+    except StopRequested:
+        leave_early(cohort, boundary, watch)
     cohort.measured = True
     if (boundary.validate and rows) or boundary.ends_epoch:
         cohort.learner.observe(rows or [{} for _ in cohort.members])
-    keep(cohort, boundary, rows, wait)
+    keep_states(cohort, boundary, rows, wait)
     for callback in callbacks:
         callback.on_boundary(cohort, boundary, rows)
     if watch.number and not boundary.last:
-        leave(cohort, boundary, watch)
+        leave_early(cohort, boundary, watch)
 
 
 def cut_short(cohort: Cohort, watch: Watch) -> None:
@@ -101,10 +101,10 @@ def cut_short(cohort: Cohort, watch: Watch) -> None:
     if not done:
         raise Interrupted(f"ended by {watch.name} before the first step, while data was read", watch.number)
     cohort.step = done
-    leave(cohort, cohort.plan.at(done), watch)
+    leave_early(cohort, cohort.plan.at(done), watch)
 
 
-def measured(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
+def measure_rows(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
     """The rows of this boundary. Sums are taken last: until then a restart is exact."""
     parts: list[list[Row]] = []
     if boundary.validate:
@@ -113,7 +113,7 @@ def measured(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
             validate(cohort.learner, cohort.validation, cohort.batch_size, cohort.whole, watch, between)
         )
     if boundary.log:
-        parts.insert(0, taken(cohort.learner))
+        parts.insert(0, take_metrics(cohort.learner))
     found: list[Row] = [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
     for name in {name for row in found for name in row} if has_secrets() else ():
         if without_values(name) != name:
@@ -121,14 +121,14 @@ def measured(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
     return found if any(found) else []
 
 
-def taken(learner: Learner) -> list[Row]:
+def take_metrics(learner: Learner) -> list[Row]:
     """What was trained since the last row, for each run."""
     means = {name: fetch(values) for name, values in learner.take().items()}
     order = sorted(means, key=lambda name: name != "train_loss")
     return [{name: float(means[name][i]) for name in order} for i in range(learner.n)]
 
 
-def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = False) -> None:
+def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = False) -> None:
     """Record what was measured, and keep the states that are due or among the best."""
     per_epoch, states = cohort.plan.steps_per_epoch, None
     for i, member in enumerate(cohort.members):
@@ -136,7 +136,7 @@ def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = F
         if member.ended is not None:
             continue
         ended = member.record(boundary, rows[i], per_epoch) if rows else None
-        reason = cohort.learner.stopped()[i]
+        reason = cohort.learner.stop_reasons()[i]
         if ended is None and reason:
             ended = member.ended = Ending(reason)
         if ended is not None and ended.error is not None:
@@ -151,7 +151,7 @@ def keep(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = F
                 member.hold(states[i], boundary, per_epoch)
 
 
-def leave(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
+def leave_early(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
     """Write checkpoints of where the runs stand now, and say by which signal they were ended."""
     for member, state in zip(cohort.members, cohort.learner.state(), strict=True):
         if member.ended is None:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from manyfit.config import Config
 from manyfit.core.errors import FolderError
-from manyfit.core.json_numbers import as_json, as_json_tree
+from manyfit.core.json_numbers import as_json_tree, to_json
 from manyfit.core.signals import Watch
 from manyfit.run.build.builder import Built
-from manyfit.run.build.user_code import evaluation_only, imported
+from manyfit.run.build.user_code import evaluation_only, hash_imported
 from manyfit.run.evaluation.export import export_best, export_others
-from manyfit.run.evaluation.row_report import Mode, Report, as_csv, evaluate
-from manyfit.run.session.resume_check import changed_code
+from manyfit.run.evaluation.row_report import Mode, Report, evaluate_rows, format_csv
+from manyfit.run.session.resume_check import find_changed_code
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, Keep, Note
 from manyfit.store.events import read_events
@@ -38,7 +38,7 @@ def finish(
             gone = {"validation": "validation_report*", "test": "eval_report*"}[split]
             for old in (*run.reports.glob(f"{split}.*"), *run.reports.glob(gone)):
                 old.unlink()
-    durable.write(run.metrics_table, metrics_table(run))
+    durable.write_file(run.metrics_table, metrics_table(run))
     write_summary(config, run, best, last, reason, reports)
 
 
@@ -47,7 +47,7 @@ def metrics_table(run: RunFolder) -> str:
     events = read_events(run.metrics)
     names = list(dict.fromkeys(name for event in events for name in event.values))
     head = {"step": [e.step for e in events], "epoch": [e.epoch for e in events]}
-    return as_csv({**head, **{name: [e.values.get(name, "") for e in events] for name in names}})
+    return format_csv({**head, **{name: [e.values.get(name, "") for e in events] for name in names}})
 
 
 def write_summary(
@@ -69,8 +69,8 @@ def write_summary(
             "fingerprint": config.fingerprint,
             "stopped": reason,
             "other_code": other_code(config, run, best.step),
-            "metrics": as_json(best.metrics),
-            "test": as_json(test.values if test is not None else {}),
+            "metrics": to_json(best.metrics),
+            "test": to_json(test.values if test is not None else {}),
             "test_rows": len(test) if test is not None else 0,
             "splits": {
                 name: as_json_tree(r.summary(config.run.evaluate.worst)) for name, r in reports.items()
@@ -84,7 +84,7 @@ def other_code(config: Config, run: RunFolder, step: int) -> list[str]:
     found = []
     for source in config.sources:
         evaluating = evaluation_only(config, source)
-        changed = changed_code(imported(source), run, step)
+        changed = find_changed_code(hash_imported(source), run, step)
         found += [name for name in changed if name not in evaluating]
     if found:
         log.warning(
@@ -129,7 +129,7 @@ def report_of(
     source = built.split(split)
     if source is None:
         return None
-    return evaluate(
+    return evaluate_rows(
         built.learner,
         source,
         built.order.batch_size,
@@ -145,7 +145,7 @@ def load_best(config: Config, run: RunFolder, built: Built) -> Checkpoint:
     """Load the best checkpoint that is whole; if a better one is damaged, say so."""
     export = config.run.export
     found = run.checkpoints()
-    ranked = Keep(export.metric, export.mode).ranked(found)
+    ranked = Keep(export.metric, export.mode).rank(found)
     candidates = [*ranked, *(c for c in reversed(found) if c not in ranked)]
     for checkpoint in candidates:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from manyfit.config import Config, Kind
-from manyfit.config.identity import NOT_SET, Difference, diff, flat
+from manyfit.config.identity import NOT_SET, Difference, diff_snapshots, flat
 from manyfit.core.errors import RunConflict
 from manyfit.store.folder import RunFolder
 
@@ -29,7 +29,7 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
     if trained is None:
         return set()
     given = flat(config.explicit)
-    found = diff(trained, config.snapshot)
+    found = diff_snapshots(trained, config.snapshot)
     if any(difference.path in ("export.metric", "export.mode") for difference in found):
         log.warning("what is best has changed: it is chosen among the checkpoints that are still there")
     for difference in found:
@@ -77,7 +77,7 @@ def check_data(
         )
 
 
-def check_code(
+def check_run_code(
     now: Mapping[str, str],
     folder: RunFolder,
     source: Path,
@@ -107,7 +107,7 @@ def check_code(
         )
 
 
-def changed_code(now: Mapping[str, str], folder: RunFolder, step: int) -> list[str]:
+def find_changed_code(now: Mapping[str, str], folder: RunFolder, step: int) -> list[str]:
     """Modules that are not what they were when a step was trained."""
     begun = [(each.get("from_step", 0), each.get("modules")) for each in folder.sessions()]
     trained = [modules for start, modules in begun if isinstance(start, int) and start < step]

@@ -14,23 +14,23 @@ import numpy as np
 
 from manyfit.config import Config, patch
 from manyfit.config.dialects.table import dialect_of
-from manyfit.config.schema.consistency import chosen, overridden
-from manyfit.config.typed.artifacts import sealed
+from manyfit.config.schema.consistency import find_deciding_metrics, find_overridden_rates
+from manyfit.config.typed.artifacts import seal_config
 from manyfit.core.errors import UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing, nearest
-from manyfit.core.secrets import has_secrets
+from manyfit.core.redaction import has_secrets
 from manyfit.core.signals import Watch
 from manyfit.core.state import State
 from manyfit.data import ClassWeighted, Limited, Source, once
-from manyfit.data.nested import paired
+from manyfit.data.nested import pair_outputs
 from manyfit.data.overlap import Compared
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Outputs
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run.build.builder import Built, build, key_of, threads
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.build.user_code import evaluation_only, imported, main_classes, misspelt, used_classes
+from manyfit.run.build.user_code import evaluation_only, hash_imported, list_classes, main_classes, misspelt
 from manyfit.run.loop.cohort import Cohort, Member
 from manyfit.run.loop.stopping import Ending, ending
 from manyfit.run.loop.trainer import Callback, fit
@@ -78,12 +78,12 @@ class Opened:
             return None
         events = read_events(self.run.metrics, self.last.log_length)
         found = ending(self.config.run.train, events, self.built.plan.steps_per_epoch)
-        own = self.built.learner.stopped()[0]
+        own = self.built.learner.stop_reasons()[0]
         return found or (Ending(own) if own else None)
 
 
 @contextmanager
-def opened(
+def open_run(
     config: Config, run: RunFolder, allowed: Collection[str] = (), shared: SharedData | None = None
 ) -> Iterator[Opened]:
     """Build a run and bring it to its last checkpoint, after seeing that it is still the same run.
@@ -92,15 +92,15 @@ def opened(
     """
     last, changed = resumable(run), set[str]()
     if last is not None:
-        config = patch(config, frozen=run.frozen())
+        config = patch(config, frozen=run.load_frozen())
         changed = resume_check.check_config(config, run, allowed)
     with threads(config.run.train.threads) as thread_count:
         built = build(config, warm=last is None, shared=shared)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
-        code = imported(source)
+        code = hash_imported(source)
         if last is not None:
             resume_check.check_data(data, run, allowed)
-            resume_check.check_code(code, run, source, allowed, evaluation_only(config, source))
+            resume_check.check_run_code(code, run, source, allowed, evaluation_only(config, source))
             resume_check.check_backend(built.learner.backend, run, allowed)
             options = built.learner.options()
             built.learner.load([last[1]])
@@ -129,14 +129,14 @@ def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
         return None
     for reason in found.wrong.values():
         log.warning("%s; going on from step %d", reason, found.checkpoint.step)
-    older = {path: why for path, why in run.damaged().items() if path not in found.wrong}
+    older = {path: why for path, why in run.find_damaged().items() if path not in found.wrong}
     for reason in older.values():
         log.warning("%s; it cannot be the best any more", reason)
     set_aside([*found.wrong, *older])
     return found.checkpoint, found.state
 
 
-def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
+def begin_run(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
     """Keep what was given, what it means, and where it comes from; `given` is the text of config.yaml."""
     config, run = opened.config, opened.run
     if has_secrets():  # before anything is trained that could not be kept
@@ -148,17 +148,17 @@ def begin(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
         given = f"{COPIED}, with every reference filled in.\n{config.dump()}"
     if given and given != before:
         files[run.config] = given
-    files[run.resolved] = resolved_text(config, run)
-    files[run.provenance] = provenance.added(run, session)
+    files[run.resolved] = seal_resolved(config, run)
+    files[run.provenance] = provenance.append_start(run, session)
     durable.write_all(files)
 
 
-def rehearse(built: Built, config: Config) -> None:
+def rehearse_batch(built: Built, config: Config) -> None:
     """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
     first = built.split("validation") or built.train
     built.learner.rehearse()
     check_overlap(built, config)
-    for text in [*overridden(config.run.train), *overlooked(built), *almost_hooks(config)]:
+    for text in [*find_overridden_rates(config.run.train), *find_unused(built), *almost_hooks(config)]:
         log.warning("%s", text)
     if found := main_classes(config):
         log.warning(
@@ -240,7 +240,7 @@ def check_target(built: Built, config: Config, outputs: Outputs) -> None:
 
 def check_outputs(built: Built, outputs: Outputs) -> None:
     """Of several outputs, say which one metrics see; and no metric has the name of another's column."""
-    (first, *_), *others = paired(*outputs.every(0))
+    (first, *_), *others = pair_outputs(*outputs.every(0))
     if not others:
         return
     named = [*built.learner.row_metrics, *built.whole, *built.evaluator.named]
@@ -273,7 +273,7 @@ def check_class_weights(built: Built, outputs: Outputs) -> None:
 
 def almost_hooks(config: Config) -> Iterator[str]:
     """Methods that nothing calls, and whose names are nearly those of methods that would be called."""
-    for cls in used_classes(config):
+    for cls in list_classes(config):
         for name, meant in misspelt(cls):
             yield f"manyfit does not call {cls.__name__}.{name}; did you mean {meant}?"
 
@@ -285,7 +285,7 @@ HOOKS: Final = (
 """Methods that other systems call."""
 
 
-def overlooked(built: Built) -> Iterator[str]:
+def find_unused(built: Built) -> Iterator[str]:
     """What was written and has no effect."""
     model = built.learner.models[0]
     found = [name for name in HOOKS if callable(getattr(type(model), name, None))]
@@ -316,13 +316,13 @@ class Proven(Protocol):
 
 def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
     """What decides which checkpoint is best, or when to stop, must be measured; some models say so late."""
-    if config.run.measured() is not None:
+    if config.run.list_logged() is not None:
         return
     own = list(built.learner.whole()[0])
     known = ["train_loss", "lr", *(f"train_{name}" for name in own if name != "loss")]
     if built.split("validation") is not None:
         known += [f"val_{name}" for name in dict.fromkeys([*rows, *own, *built.whole])]
-    for path, metric in chosen(config.run):
+    for path, metric in find_deciding_metrics(config.run):
         if metric not in known:
             best = nearest(metric, known)
             hint = f"did you mean {best}?" if best else f"there are {listing(known)}"
@@ -368,9 +368,9 @@ def advance(opened: Opened, callbacks: Sequence[Callback], watch: Watch, until: 
 
 def write_resolved(config: Config, run: RunFolder) -> None:
     """Keep what the config means."""
-    durable.write(run.resolved, resolved_text(config, run))
+    durable.write_file(run.resolved, seal_resolved(config, run))
 
 
-def resolved_text(config: Config, run: RunFolder) -> str:
+def seal_resolved(config: Config, run: RunFolder) -> str:
     """The text of `config.resolved.yaml`, sealed: this is how the run is recognised later."""
-    return sealed(RESOLVED + config.resolved(), config.project, run.path)
+    return seal_config(RESOLVED + config.to_resolved_yaml(), config.project, run.path)

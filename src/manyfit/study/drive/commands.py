@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyfit.config.study.space import located
+from manyfit.config.study.space import to_patch
 from manyfit.config.study.study import load_study
-from manyfit.config.tree.nodes import dotted, plain
+from manyfit.config.tree.nodes import join_path, plain
 from manyfit.config.tree.overrides import COMMAND_LINE, Overrides, collect
 from manyfit.core.errors import ConfigError, Problem, UsageError
-from manyfit.study.drive.inbox import Command, number_of, send
+from manyfit.study.drive.inbox import Command, number_of, send_command
 from manyfit.study.ledger.ledger import read_only
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import candidate
@@ -25,7 +25,7 @@ def points_of(place: Path, texts: Sequence[str]) -> list[int]:
     return [number_of(text, len(points), ids) for text in texts]
 
 
-def leave(
+def leave_command(
     place: Path,
     action: str,
     point: int | None = None,
@@ -38,11 +38,11 @@ def leave(
         raise UsageError("seeds are replicates, and no value of a point: raise search.seeds")
     if action in ("add", "clone"):
         base = points[point].values if point is not None else {}
-        candidate(load_study(place), located({**base, **(values or {})}, COMMAND_LINE), action)
-    send(StudyFolder(place).inbox, Command(action, point, values or {}, weights))
+        candidate(load_study(place), to_patch({**base, **(values or {})}, COMMAND_LINE), action)
+    send_command(StudyFolder(place).inbox, Command(action, point, values or {}, weights))
 
 
-def parsed(overrides: Overrides) -> dict[str, Any]:
+def parse_values(overrides: Overrides) -> dict[str, Any]:
     """Overrides as the values of a point."""
     problems: list[Problem] = []
     found = collect(overrides, problems)
@@ -51,4 +51,4 @@ def parsed(overrides: Overrides) -> dict[str, Any]:
     for override in found:
         if override.action != "set":
             raise UsageError(f"{override.origin}: a point has values only: KEY=VALUE")
-    return {dotted(override.path): plain(override.value) for override in found}
+    return {join_path(override.path): plain(override.value) for override in found}

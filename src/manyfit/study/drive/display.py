@@ -7,33 +7,33 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from manyfit.config.study.study import StudyConfig
-from manyfit.core.secrets import redact
+from manyfit.core.redaction import redact
 from manyfit.core.text import printable, printable_line
 from manyfit.run.callbacks.progress import console
 from manyfit.study.work.records import PointRecord, TrialRecord
-from manyfit.study.work.training import describe
+from manyfit.study.work.training import describe_point
 from manyfit.study.work.units import Outcome, Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class Shown:
+class Display:
     """Sees events; by itself it shows nothing."""
 
-    def started(self, point: PointRecord, trial: TrialRecord) -> None:
+    def show_started(self, point: PointRecord, trial: TrialRecord) -> None:
         """A unit has begun."""
 
     def progress(self, progress: Progress) -> None:
         """A trial has shown a sign of life."""
 
-    def ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
+    def show_ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
         """A unit has ended."""
 
-    def stopped(self, point: PointRecord) -> None:
+    def show_stopped(self, point: PointRecord) -> None:
         """A point was given up."""
 
-    def added(self, point: PointRecord) -> None:
+    def show_added(self, point: PointRecord) -> None:
         """A point was added that nobody had planned."""
 
     def say(self, text: str) -> None:
@@ -43,11 +43,11 @@ class Shown:
         """Nothing follows."""
 
 
-class Silent(Shown):
+class Silent(Display):
     """Shows nothing."""
 
 
-class Lines(Shown):
+class LineDisplay(Display):
     """One line for each event."""
 
     def __init__(self, stream: TextIO, study: StudyConfig, points: Sequence[PointRecord]) -> None:
@@ -56,26 +56,26 @@ class Lines(Shown):
         self._points = points
         self._clock = Clock(study, points)
 
-    def ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
+    def show_ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
         """Say how a unit went, and how much is left."""
         value = f"{self._study.objective.metric} {trial.value:.4g}" if trial.value is not None else ""
         what = trial.state if trial.state != "waiting" else "again"
         failure = f"{outcome.failure.kind}: {first_line(outcome.failure.message)}" if outcome.failure else ""
         count, total = self._clock.trials()
-        left = self._clock.left()
+        left = self._clock.estimate_left()
         self._line(
             f"[{count}/{total}] {what:<8} point {point.number} seed {trial.seed}  epoch {trial.epoch:g}  "
-            f"{'  '.join(filter(None, (value, failure)))}  {describe(point.values)}"
+            f"{'  '.join(filter(None, (value, failure)))}  {describe_point(point.values)}"
             + (f"  (left {left})" if left else "")
         )
 
-    def stopped(self, point: PointRecord) -> None:
+    def show_stopped(self, point: PointRecord) -> None:
         """Say why a point was given up."""
-        self._line(f"stopped  point {point.number}  {point.reason}  {describe(point.values)}")
+        self._line(f"stopped  point {point.number}  {point.reason}  {describe_point(point.values)}")
 
-    def added(self, point: PointRecord) -> None:
+    def show_added(self, point: PointRecord) -> None:
         """Say which point was added."""
-        self._line(f"added    point {point.number} ({point.origin})  {describe(point.values)}")
+        self._line(f"added    point {point.number} ({point.origin})  {describe_point(point.values)}")
 
     def say(self, text: str) -> None:
         """Say it."""
@@ -85,7 +85,7 @@ class Lines(Shown):
         print(printable(redact(text.rstrip())), file=self._stream, flush=True)
 
 
-class Table(Shown):
+class TableDisplay(Display):
     """A live table: what is being trained, what is best, and how long it will take."""
 
     def __init__(self, study: StudyConfig, points: Sequence[PointRecord], best: int = 5) -> None:
@@ -103,7 +103,7 @@ class Table(Shown):
         )
         self._live.start()
 
-    def started(self, point: PointRecord, trial: TrialRecord) -> None:
+    def show_started(self, point: PointRecord, trial: TrialRecord) -> None:
         """Show a trial that is being trained."""
         self._running[trial.id] = (point, trial)
 
@@ -111,7 +111,7 @@ class Table(Shown):
         """Show where it is."""
         self._signs[progress.trial] = progress
 
-    def ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
+    def show_ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
         """Take it off the table."""
         self._running.pop(trial.id, None)
         self._signs.pop(trial.id, None)
@@ -133,10 +133,16 @@ class Table(Shown):
         objective, epochs = self._study.objective, self._study.base.run.train.epochs
         done, total = self._clock.trials()
         failed = f", {self._failed} failed" if self._failed else ""
-        left = self._clock.left()
+        left = self._clock.estimate_left()
         head = f"{done} of {total} trials{failed}" + (f", left {left}" if left else "")
         now = Grid(
-            "training", "seed", "epoch", _named(objective.metric), "values", box=box.SIMPLE, title=head
+            "training",
+            "seed",
+            "epoch",
+            _escape_markup(objective.metric),
+            "values",
+            box=box.SIMPLE,
+            title=head,
         )
         for id, (point, trial) in list(self._running.items()):
             sign = self._signs.get(id)
@@ -144,9 +150,13 @@ class Table(Shown):
             value = sign.value if sign is not None and sign.value is not None else trial.value
             shown = f"{value:.4g}" if value is not None else ""
             now.add_row(
-                f"{point.number}", f"{trial.seed}", f"{epoch:.3g}/{epochs}", shown, _shown(point.values)
+                f"{point.number}",
+                f"{trial.seed}",
+                f"{epoch:.3g}/{epochs}",
+                shown,
+                _format_values(point.values),
             )
-        best = Grid("best", "seeds", "epoch", _named(objective.metric), "values", box=box.SIMPLE)
+        best = Grid("best", "seeds", "epoch", _escape_markup(objective.metric), "values", box=box.SIMPLE)
         sign_ = objective.sign
         scored = [
             (value, p) for p in list(self._points) if (value := p.value(sign_)) is not None and p.current
@@ -158,16 +168,16 @@ class Table(Shown):
                 f"{len(point.trials)}",
                 f"{epoch:g}",
                 f"{value:.4g}",
-                _shown(point.values),
+                _format_values(point.values),
             )
         return Group(now, best)
 
 
-def _shown(values: Mapping[str, Any]) -> str:
-    return _named(describe(values))
+def _format_values(values: Mapping[str, Any]) -> str:
+    return _escape_markup(describe_point(values))
 
 
-def _named(text: str) -> str:
+def _escape_markup(text: str) -> str:
     """Text for a cell, in which brackets would be marks."""
     from rich.markup import escape
 
@@ -197,7 +207,7 @@ class Clock:
         """Trials that are done, and how many there will be."""
         return self._look()[1]
 
-    def left(self) -> str:
+    def estimate_left(self) -> str:
         """The time that is left, in words; empty while that cannot be known."""
         return self._look()[2]
 
@@ -205,7 +215,7 @@ class Clock:
         """Counting all trials takes time when there are thousands, so it is done once a second."""
         now = self._clock()
         if self._cached is None or now - self._cached[0] > 1.0 or len(self._points) < 200:
-            self._cached = (now, self._count(), self._left(now))
+            self._cached = (now, self._count(), self._estimate(now))
         return self._cached
 
     def _count(self) -> tuple[int, int]:
@@ -215,7 +225,7 @@ class Clock:
         planned = 0 if self._study.is_grid else max(0, (self._study.search.trials or 0) - asked)
         return done, sum(len(p.trials) for p in current) + planned * len(self._study.seeds)
 
-    def _left(self, now: float) -> str:
+    def _estimate(self, now: float) -> str:
         done = self._epochs_done() - self._start
         took = now - self._began
         if done <= 0 or took < 1.0:
@@ -247,6 +257,6 @@ def first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:160]
 
 
-def shown_for(stream: TextIO, study: StudyConfig, points: Sequence[Any]) -> Shown:
+def choose_display(stream: TextIO, study: StudyConfig, points: Sequence[Any]) -> Display:
     """A table on a terminal, lines elsewhere."""
-    return Table(study, points) if stream.isatty() else Lines(stream, study, points)
+    return TableDisplay(study, points) if stream.isatty() else LineDisplay(stream, study, points)

@@ -10,15 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from manyfit.config.study.space import located
+from manyfit.config.study.space import to_patch
 from manyfit.config.study.study import StudyConfig, seconds
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed, UsageError
-from manyfit.core.names import counted
+from manyfit.core.names import pluralize
 from manyfit.core.position import Position
 from manyfit.core.seeds import derive
 from manyfit.core.signals import Watch
 from manyfit.data.randomness import seed_for
-from manyfit.study.drive.display import Shown, Silent
+from manyfit.study.drive.display import Display, Silent
 from manyfit.study.drive.inbox import Command, Inbox
 from manyfit.study.executors.base import Executor
 from manyfit.study.executors.worker import tidy_output
@@ -31,7 +31,7 @@ from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import STUDY, Candidate, candidate
 from manyfit.study.work.records import PointRecord, TrialRecord, epochs_of
 from manyfit.study.work.schedule import Ready, close, grant, ready, waiting
-from manyfit.study.work.training import committed_progress
+from manyfit.study.work.training import read_committed_progress
 from manyfit.study.work.units import Failure, Outcome, Progress, Purpose, Trial, Unit
 
 log = logging.getLogger("manyfit")
@@ -67,7 +67,7 @@ class Driver:
     ledger: Ledger
     executor: Executor
     watch: Watch = field(default_factory=Watch)
-    shown: Shown = field(default_factory=Silent)
+    shown: Display = field(default_factory=Silent)
     options: Options = field(default_factory=Options)
     signals: int | None = None
     """A file descriptor that can be read once a signal has come."""
@@ -93,7 +93,7 @@ class Driver:
 
     def run(self) -> None:
         """Train until nothing is left, or the budget is used up, or somebody asks to stop."""
-        self.executor.tell = self._told
+        self.executor.tell = self._report_progress
         self._steps = sum(trial.step for trial in self.ledger.trials.values())
         self._queue = deque(ready(self.ledger.points, self.options.only))
         settled = False
@@ -133,7 +133,7 @@ class Driver:
             if item is None:
                 return
             self._submit([item], item.until)
-            self.shown.started(item.point, item.trial)
+            self.shown.show_started(item.point, item.trial)
 
     def _next(self) -> Ready | None:
         while True:
@@ -196,7 +196,7 @@ class Driver:
         until = next_pause(self.stopper, 0, epochs_of(found.values, self.epochs))
         known = self.ledger.point(found.id)
         if known is None or not known.current:
-            self.asker.added(found)
+            self.asker.note_added(found)
         point = self.ledger.add(found, until)
         if point.state != "stopped":  # one that was given up is not given more seeds
             for seed in self.study.seeds:
@@ -209,12 +209,12 @@ class Driver:
         """Record how a unit has ended; return why the study cannot go on, if that is so."""
         item = self._busy.pop(outcome.trial)
         point, trial = item.point, item.trial
-        outcome = self._seen(outcome)
+        outcome = self._read_committed(outcome)
         self._steps += max(0, outcome.step - trial.step)
         with self.ledger.transaction():
             trial.take(outcome, self._sign)
             if outcome.failure is not None:
-                self._failed(point, trial, outcome.failure, outcome.is_begun)
+                self._record_failure(point, trial, outcome.failure, outcome.is_begun)
             else:
                 trial.failure = None
                 trial.state = "finished" if trial.over else "paused"
@@ -228,10 +228,10 @@ class Driver:
         if trial.state == "waiting":
             self._queue.append(Ready(point, trial))
         self._undecided = True
-        self.shown.ended(point, trial, outcome)
+        self.shown.show_ended(point, trial, outcome)
         return self._hopeless(point, trial) if trial.state in ("failed", "infeasible") else ""
 
-    def _seen(self, outcome: Outcome) -> Outcome:
+    def _read_committed(self, outcome: Outcome) -> Outcome:
         """What a process that died has committed, it could not say itself: the run folder knows."""
         failure = outcome.failure
         if failure is None or not failure.process_died or not self.executor.keeps_folders:
@@ -239,10 +239,14 @@ class Driver:
         with contextlib.suppress(OSError):  # it has printed nothing
             tidy_output(self.folder.trial(outcome.trial).path)
         known = self.ledger.trials[outcome.trial].step
-        step, epoch, curve = committed_progress(self.folder.trial(outcome.trial), self.study.objective.metric)
+        step, epoch, curve = read_committed_progress(
+            self.folder.trial(outcome.trial), self.study.objective.metric
+        )
         return replace(outcome, step=step, epoch=epoch, curve=curve, trained=max(0, step - known))
 
-    def _failed(self, point: PointRecord, trial: TrialRecord, failure: Failure, is_begun: bool) -> None:
+    def _record_failure(
+        self, point: PointRecord, trial: TrialRecord, failure: Failure, is_begun: bool
+    ) -> None:
         if failure.kind == "preempted" and point.state == "stopped":
             trial.state = "paused"
             self._release(trial, "stopped")
@@ -266,7 +270,7 @@ class Driver:
         self.ledger.save_point(point)
         if self.study.execute.keep is not None:
             keep = self.study.execute.keep
-            best.prune(self.folder, self.ledger.points, keep, self._sign, self.epochs)
+            best.prune_points(self.folder, self.ledger.points, keep, self._sign, self.epochs)
 
     def _hopeless(self, point: PointRecord, trial: TrialRecord) -> str:
         """A mistake in the first trial is in all of them; so is the first failure, if that was asked for."""
@@ -354,7 +358,7 @@ class Driver:
         running = [trial.id for trial in point.trials if trial.id in self._busy]
         if running:
             self.executor.interrupt(running)
-        self.shown.stopped(point)
+        self.shown.show_stopped(point)
         return True
 
     def _settle(self) -> bool:
@@ -367,7 +371,7 @@ class Driver:
             self.go(board.ranked(left)[0].record, None, "the best of those that are left")
             return bool(self._queue)
         for point in left:
-            done = counted(point.record.granted or 0, "epoch")
+            done = pluralize(point.record.granted or 0, "epoch")
             self.stop(point.record, f"not chosen to go on after {done}")
         self._undecided = True
         self._decide()
@@ -385,8 +389,8 @@ class Driver:
         if parent is not None:
             source = self.point(parent)
             values = {**source.values, **values}
-            begun = start_weights.keep(self.folder, source)
-        found = candidate(self.study, located(values, STUDY), origin, begun)
+            begun = start_weights.keep_weights(self.folder, source)
+        found = candidate(self.study, to_patch(values, STUDY), origin, begun)
         known = self.ledger.point(found.id)
         if known is not None and known.current:
             log.info("point %d is what was to be added: it is there already", known.number)
@@ -397,7 +401,7 @@ class Driver:
             self.ledger.save_point(point)
             self.ledger.decide(point, "add", reason or origin)
         self._queue.extend(waiting(point))
-        self.shown.added(point)
+        self.shown.show_added(point)
         return point
 
     def point(self, number: int) -> PointRecord:
@@ -414,14 +418,14 @@ class Driver:
             try:
                 if not self.ledger.get(f"inbox {command.file}"):
                     with self.ledger.transaction():
-                        self._obeyed(command)
+                        self._carry_out(command)
                         self.ledger.set(f"inbox {command.file}", True)
                 self.inbox.done(command.file)
             except (ManyfitError, RecursionError) as error:
                 log.warning("%s: %s", command.action, error)
                 self.inbox.refuse(command.file, str(error))
 
-    def _obeyed(self, command: Command) -> None:
+    def _carry_out(self, command: Command) -> None:
         if command.action == "add":
             self.add_point(command.values, None, "added", "asked by a person")
             return
@@ -454,7 +458,7 @@ class Driver:
             return True
         return (found.st_dev, found.st_ino) != self._place
 
-    def _told(self, progress: Progress) -> None:
+    def _report_progress(self, progress: Progress) -> None:
         self.shown.progress(progress)
         if self._is_moved():
             self.executor.interrupt()
@@ -503,7 +507,7 @@ class Driver:
             for outcome in self.executor.wait(None, ()):
                 item = self._busy.pop(outcome.trial)
                 with self.ledger.transaction():
-                    item.trial.take(self._seen(outcome), self._sign)
+                    item.trial.take(self._read_committed(outcome), self._sign)
                     item.trial.state = "finished" if item.trial.over else "waiting"
                     self._close(item.point)
                     self._release(item.trial, "interrupted")

@@ -42,7 +42,7 @@ class Command:
     file: str = ""
 
 
-def send(inbox: Path, command: Command) -> Path:
+def send_command(inbox: Path, command: Command) -> Path:
     """Leave a command, and ring the bell if the driver listens."""
     name = f"{time.time_ns()}-{os.getpid()}.json"
     text = {
@@ -52,14 +52,14 @@ def send(inbox: Path, command: Command) -> Path:
         "weights": command.weights,
     }
     make_folder(inbox)
-    durable.write(inbox / name, json.dumps(text, indent=1) + "\n")
+    durable.write_file(inbox / name, json.dumps(text, indent=1) + "\n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, contextlib.suppress(OSError):
         bell.setblocking(False)  # nobody listens: the command is read when the study is started again
-        bell.sendto(b"!", address_of(inbox))
+        bell.sendto(b"!", find_bell(inbox))
     return inbox / name
 
 
-def address_of(inbox: Path) -> bytes:
+def find_bell(inbox: Path) -> bytes:
     """The address of the driver's bell: a name that is no file, which a study folder could not hold.
 
     A pipe or a socket in the folder would outlive the driver, and could not be copied with it.
@@ -85,7 +85,7 @@ class Inbox:
             with contextlib.suppress(OSError):
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
-                self._socket.bind(address_of(self._folder))
+                self._socket.bind(find_bell(self._folder))
 
     @property
     def bell(self) -> int | None:
@@ -112,7 +112,7 @@ class Inbox:
                 self._ignored.add(name)
                 continue
             try:
-                yield parse(self._folder / name)
+                yield read_command(self._folder / name)
             except FolderError as error:
                 self.refuse(name, str(error))
 
@@ -125,7 +125,7 @@ class Inbox:
         refused = self._folder / "refused"
         try:
             make_folder(refused)
-            durable.write(refused / f"{name}.txt", f"{reason}\n")
+            durable.write_file(refused / f"{name}.txt", f"{reason}\n")
             (self._folder / name).replace(refused / name)
         except (OSError, ValueError, FolderError) as error:  # something else lies in its way
             log.warning("a command could not be set aside: %s", error)
@@ -138,7 +138,7 @@ class Inbox:
             self._socket = None
 
 
-def parse(file: Path) -> Command:
+def read_command(file: Path) -> Command:
     """Read a command with suspicion."""
     try:
         if file.is_symlink() or not file.is_file():

@@ -6,20 +6,20 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from manyfit.config.identity import Snapshot, diff, digest
+from manyfit.config.identity import Snapshot, diff_snapshots, hash_data
 from manyfit.config.study.study import StudyConfig
 from manyfit.config.typed.cadence import Cadence
 from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import FolderError, RunConflict, UsageError
-from manyfit.core.names import counted
-from manyfit.run.build.user_code import imported
+from manyfit.core.names import pluralize
+from manyfit.run.build.user_code import hash_imported
 from manyfit.run.session.resume_check import is_allowed
 from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.search.decisions import Stopper, next_pause, pauses_of
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, TrialRecord, epochs_of
 from manyfit.study.work.schedule import close
-from manyfit.study.work.training import committed_progress
+from manyfit.study.work.training import read_committed_progress
 from manyfit.study.work.units import SHORT, Failure, Outcome
 
 log = logging.getLogger("manyfit")
@@ -29,10 +29,10 @@ def reconcile(
     study: StudyConfig, folder: StudyFolder, ledger: Ledger, stopper: Stopper | None, *, folders: bool = True
 ) -> None:
     """Bring the ledger in line. Nothing is called running any more; what the study now asks for is open."""
-    more = _changed(ledger, "budget", _budget(study))
-    other_rule = _changed(ledger, "stop", _stop(study))
+    more = _has_changed(ledger, "budget", _budget(study))
+    other_rule = _has_changed(ledger, "stop", _stop(study))
     aim = {"metric": study.objective.metric, "mode": study.objective.mode}
-    other_aim = _changed(ledger, "aim", aim) and folders
+    other_aim = _has_changed(ledger, "aim", aim) and folders
     crashed = ledger.get("isolates") is False
     pauses = set(pauses_of(stopper, study.base.run.train.epochs)) if stopper is not None else set()
     with ledger.transaction():
@@ -95,7 +95,7 @@ def _trial(
 def _look(trial: TrialRecord, folder: StudyFolder, study: StudyConfig) -> None:
     """What a trial has committed before everything died: its run folder knows."""
     try:
-        step, epoch, curve = committed_progress(folder.trial(trial.id), study.objective.metric)
+        step, epoch, curve = read_committed_progress(folder.trial(trial.id), study.objective.metric)
     except FolderError as error:
         log.warning("%s", error)
         return
@@ -131,12 +131,13 @@ def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> 
     before = ledger.get("base")
     if before is not None and ledger.points:
         kinds = {key: Kind(kind) for key, kind in before["kinds"].items()}
-        found = diff(Snapshot(before["values"], kinds, ""), now)
+        found = diff_snapshots(Snapshot(before["values"], kinds, ""), now)
         keys = set(study.space.keys)
         changed = [
             d for d in found
             if d.kind is Kind.IDENTITY and d.path != "seed" and not _within(d.path, keys)
-            and not is_allowed(d.path, allowed, "base") and d.path in {**before["given"], **_given(study)}
+            and not is_allowed(d.path, allowed, "base")
+            and d.path in {**before["given"], **_list_given(study)}
         ]  # fmt: skip
         if changed:
             lines = "\n".join(f"  {difference}" for difference in changed)
@@ -147,10 +148,10 @@ def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> 
             )
 
 
-def check_code(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> None:
+def check_study_code(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> None:
     """Refuse code of the user's own that differs from what has trained the study so far."""
     source = study.base.project / study.base.run.src_code_path
-    before, now = ledger.get("modules") or {}, imported(source)
+    before, now = ledger.get("modules") or {}, hash_imported(source)
     changed = [
         name for name in now
         if before.get(name, now[name]) != now[name] and not is_allowed(f"code.{name}", allowed, "code")
@@ -169,9 +170,9 @@ def keep_base(study: StudyConfig, ledger: Ledger) -> None:
     now = study.base.snapshot
     values = {key: value for key, value in now.values.items() if _is_plain(value)}
     kinds_now = {key: str(kind) for key, kind in now.kinds.items()}
-    ledger.set("modules", imported(study.base.project / study.base.run.src_code_path))
+    ledger.set("modules", hash_imported(study.base.project / study.base.run.src_code_path))
     ledger.set("base_values", {key: v for key in study.space.keys if _is_plain(v := study.value(key))})
-    ledger.set("base", {"values": values, "kinds": kinds_now, "given": _given(study)})
+    ledger.set("base", {"values": values, "kinds": kinds_now, "given": _list_given(study)})
 
 
 def check_pauses(study: StudyConfig) -> None:
@@ -184,7 +185,7 @@ def check_pauses(study: StudyConfig) -> None:
     missed = [pause for pause in pauses_of(stopper, train.epochs) if pause % cadence.amount]
     if missed:
         raise UsageError(
-            f"{stop.origin}: search.stop: points are compared after {counted(missed[0], 'epoch')}, but "
+            f"{stop.origin}: search.stop: points are compared after {pluralize(missed[0], 'epoch')}, but "
             f"validated only every {train.every.validate}: choose other epochs for the stopper, or validate "
             "more often"
         )
@@ -215,7 +216,7 @@ def _within(path: str, keys: Collection[str]) -> bool:
     return any(path == key or path.startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
-def _given(study: StudyConfig) -> dict[str, bool]:
+def _list_given(study: StudyConfig) -> dict[str, bool]:
     from manyfit.config.identity import flat
 
     return dict.fromkeys(flat(study.base.explicit), True)
@@ -237,8 +238,8 @@ def _stop(study: StudyConfig) -> Any:
     return None if stop is None else {"class": stop.path, **{k: repr(v) for k, v in stop.params.items()}}
 
 
-def _changed(ledger: Ledger, key: str, now: Any) -> bool:
+def _has_changed(ledger: Ledger, key: str, now: Any) -> bool:
     """Whether a fact is another one than at the last start; it is kept for the next one."""
     before = ledger.get(key)
     ledger.set(key, {"value": now})
-    return before is not None and digest(before["value"]) != digest(now)
+    return before is not None and hash_data(before["value"]) != hash_data(now)

@@ -10,7 +10,7 @@ from manyfit.core.errors import ComponentFailed, Interrupted
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor
 from manyfit.study.ledger.ledger import Ledger
-from manyfit.study.search.survey import Survey
+from manyfit.study.search.plan import StudyPlan
 from manyfit.study.work.points import Candidate
 from manyfit.study.work.units import Outcome, Trial, Unit
 
@@ -28,7 +28,9 @@ class Asking:
         return [self.signals] if self.signals is not None else []
 
 
-def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor, asking: Asking) -> None:
+def rehearse_points(
+    study: StudyConfig, found: StudyPlan, ledger: Ledger, engine: Executor, asking: Asking
+) -> None:
     """Build one point of each structure before anything is trained; say at once all that cannot be built."""
     done = {*(ledger.get("rehearsed") or []), *(ledger.get("rehearsing") or [])}
     ledger.set("rehearsed", sorted(done))
@@ -49,7 +51,7 @@ def rehearse(study: StudyConfig, found: Survey, ledger: Ledger, engine: Executor
 
 def rehearsals(
     study: StudyConfig,
-    found: Survey,
+    found: StudyPlan,
     engine: Executor,
     todo: Mapping[str, Candidate],
     note: Callable[[list[str]], None] = lambda keys: None,

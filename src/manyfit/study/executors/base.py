@@ -55,19 +55,21 @@ def attempt(
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            yield from unanswered(left.values(), failure_of(error))
+            yield from fail_unanswered(left.values(), failure_of(error))
             return
         finally:
             if os.getpid() != this:  # the code of a trial has forked; only one process may answer
                 os._exit(0)
         if outcome is None:
-            yield from unanswered(left.values(), Failure("infrastructure", "its work gave no answer"))
+            yield from fail_unanswered(left.values(), Failure("infrastructure", "its work gave no answer"))
             return
         del left[outcome.trial]
         yield outcome
 
 
-def unanswered(left: Iterable[Trial], failure: Failure, begun: Collection[str] = ()) -> Iterator[Outcome]:
+def fail_unanswered(
+    left: Iterable[Trial], failure: Failure, begun: Collection[str] = ()
+) -> Iterator[Outcome]:
     """Yield outcomes for trials of a unit that cannot go on: the first was at work, and those in `begun`."""
     others = Failure("preempted", f"not begun, as another trial of its unit ended it: {failure.message}")
     for i, trial in enumerate(left):

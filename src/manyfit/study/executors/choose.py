@@ -44,7 +44,7 @@ def processes(job: Job) -> Executor:
 def worker_places(study: StudyConfig) -> list[Place]:
     """Return where workers compute."""
     execute, memory = study.execute, count_bytes(study.execute.memory)
-    return places(execute.workers, threads_of(study), chosen_gpus(study), memory, usable_cores)
+    return places(execute.workers, threads_of(study), choose_gpus(study), memory, usable_cores)
 
 
 def threads_of(study: StudyConfig) -> int:
@@ -52,7 +52,7 @@ def threads_of(study: StudyConfig) -> int:
     return study.base.run.train.threads or 1
 
 
-def chosen_gpus(study: StudyConfig) -> list[str]:
+def choose_gpus(study: StudyConfig) -> list[str]:
     """The GPUs that workers are pinned to, by index; none if the trials do not use any."""
     wanted, device = study.execute.gpus, study.base.run.train.device
     if wanted == "none" or not (device == "auto" or device.startswith("cuda")):

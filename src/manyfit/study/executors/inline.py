@@ -39,11 +39,11 @@ class Inline(Executor):
         self._current = UnitWatch(self._watch)
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-                return list(attempt(self._work, unit, self._current, self._told))
+                return list(attempt(self._work, unit, self._current, self._report_progress))
         finally:
             self._current = None
 
-    def _told(self, progress: Progress) -> None:
+    def _report_progress(self, progress: Progress) -> None:
         self.tell(progress)
 
     def interrupt(self, trials: Collection[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.errors import RunFailed, UsageError
-from manyfit.study.executors.base import Executor, Work, unanswered
+from manyfit.study.executors.base import Executor, Work, fail_unanswered
 from manyfit.study.executors.server import DRIVER
 from manyfit.study.executors.worker import Place, serve
 from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
@@ -113,7 +113,7 @@ class Processes(Executor):
             except (BrokenPipeError, ConnectionResetError):
                 self._end(worker)
                 continue
-            worker.unit, worker.seen, worker.kills = unit, time.monotonic(), killed_for_memory()
+            worker.unit, worker.seen, worker.kills = unit, time.monotonic(), count_memory_kills()
             worker.left, worker.begun = {trial.id: trial for trial in unit.trials}, set()
             return
         raise RunFailed(f"workers end as soon as they are started ({MOST_STARTS} of them did)")
@@ -136,7 +136,7 @@ class Processes(Executor):
                 continue  # it was replaced
             if worker.process.sentinel in ready:
                 outcomes += self._heard(worker)  # what it said before it died
-                outcomes += self._died(worker)
+                outcomes += self._collect_dead(worker)
             elif (limit := self._deadline(worker)) is not None and time.monotonic() >= limit:
                 outcomes += self._hangs(worker)
         return outcomes
@@ -174,15 +174,15 @@ class Processes(Executor):
             worker.process.join(1.0)  # the sentinel says the rest
         return found
 
-    def _died(self, worker: _Worker) -> list[Outcome]:
+    def _collect_dead(self, worker: _Worker) -> list[Outcome]:
         worker.process.join()
         code, left, asked = worker.process.exitcode, worker.left.values(), worker.asked
         self._end(worker)
         if asked:
             failure = Failure("preempted", "ended on request", process_died=True)
         else:
-            failure = death(code, killed_for_memory() > worker.kills)
-        return list(unanswered(left, failure, worker.begun))
+            failure = death(code, count_memory_kills() > worker.kills)
+        return list(fail_unanswered(left, failure, worker.begun))
 
     def _hangs(self, worker: _Worker) -> list[Outcome]:
         left, asked = worker.left.values(), worker.asked
@@ -193,7 +193,7 @@ class Processes(Executor):
             failure = Failure(
                 "timeout", f"no sign of life for {self._timeout:g} s", group="timeout", process_died=True
             )
-        return list(unanswered(left, failure, worker.begun))
+        return list(fail_unanswered(left, failure, worker.begun))
 
     def _end(self, worker: _Worker) -> None:
         """End a worker; another one takes its place when there is something to do."""
@@ -331,7 +331,7 @@ def few_threads(count: int) -> Iterator[None]:
             del os.environ["OMP_NUM_THREADS"]
 
 
-def killed_for_memory() -> int:
+def count_memory_kills() -> int:
     """How many processes the system has killed because memory ran out."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()

@@ -20,8 +20,8 @@ from typing import Final
 
 from manyfit.core.files import check_file
 from manyfit.core.processes import die_with_server
-from manyfit.core.secrets import clean_bytes
-from manyfit.core.signals import watched
+from manyfit.core.redaction import clean_bytes
+from manyfit.core.signals import watch_signals
 from manyfit.study.executors import server
 from manyfit.study.executors.base import Work, attempt
 from manyfit.study.work.unit_watch import UnitWatch
@@ -79,10 +79,10 @@ def work_on(unit: Unit, work: Work, pipe: Connection) -> Iterator[Outcome]:
     With its last outcome, the driver may send the next unit: until then nobody else reads the pipe.
     """
     last: Outcome | None = None
-    with watched() as signals:
+    with watch_signals() as signals:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         watch = UnitWatch(signals)
-        around = functools.partial(captured, unit)
+        around = functools.partial(capture_output, unit)
         with listening(unit, watch, pipe):
             for count, outcome in enumerate(attempt(work, unit, watch, pipe.send, around), 1):
                 if count == len(unit.trials):
@@ -118,7 +118,7 @@ def listening(unit: Unit, watch: UnitWatch, pipe: Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def captured(unit: Unit, trial: Trial) -> Iterator[None]:
+def capture_output(unit: Unit, trial: Trial) -> Iterator[None]:
     """Send what is printed, also by C code and by a crash, into the trial's folder."""
     if unit.purpose == "rehearse":  # it has no folder
         with tempfile.TemporaryDirectory(prefix="manyfit-") as place:

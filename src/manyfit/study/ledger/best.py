@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from manyfit.config.typed.artifacts import is_own_run, moved
+from manyfit.config.typed.artifacts import is_own_run, reseal_config
 from manyfit.core.errors import FolderError
 from manyfit.store import durable
 from manyfit.store.files import read_json
@@ -27,7 +27,7 @@ COPIED: Final = (
 )
 
 
-def ranked(points: Sequence[PointRecord], sign: int, epochs: int) -> list[PointRecord]:
+def rank_points(points: Sequence[PointRecord], sign: int, epochs: int) -> list[PointRecord]:
     """Points that can be compared, the best first: finished ones before those that were given up.
 
     What was trained longer than the study now asks for counts up to there.
@@ -66,7 +66,7 @@ def is_evaluated(folder: StudyFolder, trial: TrialRecord) -> bool:
 def write_best(folder: StudyFolder, point: PointRecord, trial: TrialRecord, metric: str, mode: str) -> None:
     """Copy the trial, with its best checkpoint alone, so that it can be used and passed on."""
     source = folder.trial(trial.id)
-    chosen = source.chosen(metric, mode)
+    chosen = source.select_checkpoint(metric, mode)
     temporary = folder.path / ".best.tmp"
     if temporary.exists():
         durable.discard(temporary)
@@ -82,14 +82,14 @@ def write_best(folder: StudyFolder, point: PointRecord, trial: TrialRecord, metr
     _end_at(RunFolder(temporary), chosen.step)
     note = {"trial": trial.id, "point": point.number, "seed": trial.seed, "values": dict(point.values),
             "metric": metric, "mode": mode, "value": trial.value, "step": trial.step}  # fmt: skip
-    durable.write(temporary / "best.json", json.dumps(note, indent=1) + "\n")
+    durable.write_file(temporary / "best.json", json.dumps(note, indent=1) + "\n")
     durable.commit_folder(temporary, folder.best)
 
 
 def _seal_again(resolved: Path, temporary: Path, final: Path) -> None:
     """A seal holds for one folder; what was one's own stays one's own when manyfit copies it."""
     if is_own_run(resolved):
-        durable.write(temporary / resolved.name, moved(resolved, final))
+        durable.write_file(temporary / resolved.name, reseal_config(resolved, final))
 
 
 def _end_at(run: RunFolder, step: int) -> None:
@@ -98,18 +98,20 @@ def _end_at(run: RunFolder, step: int) -> None:
     if not summary:
         raise FolderError(f"{run.path} was not evaluated")
     stopped = summary.get("stopped") or "the best checkpoint of a study"
-    durable.write(
+    durable.write_file(
         run.reports / "summary.json",
         json.dumps({**summary, "step": step, "stopped": stopped}, indent=1),
     )
 
 
-def prune(folder: StudyFolder, points: Sequence[PointRecord], keep: int, sign: int, epochs: int) -> list[str]:
+def prune_points(
+    folder: StudyFolder, points: Sequence[PointRecord], keep: int, sign: int, epochs: int
+) -> list[str]:
     """Remove the checkpoints of all but the best points. Return whose.
 
     What is open keeps its own, so does what failed and may be tried again, and what the study once had.
     """
-    kept = {point.number for point in ranked(points, sign, epochs)[:keep]}
+    kept = {point.number for point in rank_points(points, sign, epochs)[:keep]}
     removed = []
     for point in points:
         if point.number in kept or point.state not in ("finished", "stopped") or not point.current:

@@ -24,7 +24,7 @@ from manyfit.core.seal import sealer
 from manyfit.store.folder import RunFolder
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, PointState, TrialState
-from manyfit.study.work.training import committed_step
+from manyfit.study.work.training import read_committed_step
 
 SCHEMA: Final = "create table if not exists seals (row text primary key, seal text not null)"
 COUNT: Final = "count"
@@ -191,7 +191,7 @@ def check_progress(folder: Path, points: Sequence[PointRecord], metric: str) -> 
         if trial.value is not None and trial.value not in [value for _, value in trial.curve]:
             claimed.add((math.inf, repr(trial.value)))
         last = max((event.step for event in found), default=0)
-        step = committed_step(run) if run.checkpoint_folder.is_dir() else last
+        step = read_committed_step(run) if run.checkpoint_folder.is_dir() else last
         is_behind = step > trial.step and trial.state in ("finished", "paused")
         said = ""
         if step < trial.step or is_behind:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.files import check_file, read_bytes
-from manyfit.core.secrets import clean, clean_file
+from manyfit.core.redaction import clean, clean_file
 from manyfit.study.ledger.integrity import (
     MENDED,
     Seals,
@@ -108,7 +108,7 @@ class Ledger:
         self.trials: dict[str, TrialRecord] = {}
         self._by_id: dict[str, PointRecord] = {}
         try:
-            self._connect(journal or ("delete" if is_remote(path) else "wal"))
+            self._connect(journal or ("delete" if is_on_network(path) else "wal"))
             self._load()
             with self.transaction():
                 self._seals.begin()
@@ -398,7 +398,7 @@ def is_own(path: Path) -> bool:
         db.close()
 
 
-def is_remote(path: Path) -> bool:
+def is_on_network(path: Path) -> bool:
     """Whether a file lies on a file system that other machines see, too."""
     try:
         mounts = Path("/proc/mounts").read_text().splitlines()

@@ -12,7 +12,7 @@ from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, TrialRecord
 
 
-def keep(folder: StudyFolder, point: PointRecord) -> str:
+def keep_weights(folder: StudyFolder, point: PointRecord) -> str:
     """Copy the newest weights of every seed of a point; return the name of what was copied."""
     steps = {}
     begun = [trial for trial in point.trials if folder.trial(trial.id).checkpoints()]
@@ -23,7 +23,7 @@ def keep(folder: StudyFolder, point: PointRecord) -> str:
                 raise UsageError(
                     f"point {point.number} has no checkpoint yet, so its weights cannot be copied"
                 )
-            if copied(found[-1], folder.weights / f"{trial.id}-{found[-1].step}"):
+            if copy_checkpoint(found[-1], folder.weights / f"{trial.id}-{found[-1].step}"):
                 steps[trial.seed] = found[-1].step
                 break
         else:
@@ -31,7 +31,7 @@ def keep(folder: StudyFolder, point: PointRecord) -> str:
     return f"{point.id}@" + ",".join(f"{seed}:{step}" for seed, step in steps.items())
 
 
-def copied(found: Checkpoint, final: Path) -> bool:
+def copy_checkpoint(found: Checkpoint, final: Path) -> bool:
     """Copy a checkpoint; False if it was removed meanwhile."""
     if final.exists():
         return True

@@ -4,7 +4,7 @@
 |---|---|
 | `sampling` | grid, random points, samplers of Optuna |
 | `asker` | asks a sampler for the next point |
-| `survey` | every point that is known at the start, checked |
+| `plan` | every point that is known at the start, checked |
 | `stoppers` | halving, ASHA, the median rule, patience |
 | `decisions` | what a stopper sees, and what it can decide |
 """

@@ -35,7 +35,7 @@ class Asker:
             return 0
         return max(0, (self._study.search.trials or 0) - self._current)
 
-    def added(self, found: Candidate) -> None:
+    def note_added(self, found: Candidate) -> None:
         """A point was put into the ledger."""
         if found.origin == "asked":
             self.numbers += 1

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from manyfit.config.study.space import Axis, Choice, Patch, located
+from manyfit.config.study.space import Axis, Choice, Patch, to_patch
 from manyfit.config.study.study import StudyConfig
 from manyfit.config.tree.nodes import plain
 from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import UsageError
-from manyfit.core.lazy import optional
+from manyfit.core.lazy import import_optional
 from manyfit.core.seeds import derive
 from manyfit.data.randomness import own_randomness, seed_for
 
@@ -54,7 +54,7 @@ def grid(study: StudyConfig) -> Iterator[Patch]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Proposal:
     """A point, and what the sampler wants to remember of it and of the whole search."""
 
     patch: Patch
@@ -66,7 +66,7 @@ class Sampler:
     """Asks an Optuna sampler for one point after another; what it knows is rebuilt from what it is told."""
 
     def __init__(self, study: StudyConfig) -> None:
-        self._optuna = optional("optuna", "search")
+        self._optuna = import_optional("optuna", "search")
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._study = study
         self._told: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class Sampler:
         number: int,
         attempt: int,
         state: Mapping[str, Any] | None = None,
-    ) -> Asked:
+    ) -> Proposal:
         """The point with some number: a pure function of the study's seed and of what is given here.
 
         `state` is what the sampler wanted to remember of the whole search when it was asked last.
@@ -86,34 +86,34 @@ class Sampler:
         purpose = ("ask", number, attempt) if not self._is_sequence() else ("sequence",)
         seed = derive(self._study.search.seed, *purpose) & 0xFFFF_FFFF
         try:
-            return self._asked(history, seed, attempt, state or {})
+            return self._ask(history, seed, attempt, state or {})
         except Exception as error:  # whatever a sampler says about a space that it cannot sample
             method = self._study.search.method
             raise UsageError(
                 f"{method.origin}: search.method: {method.path} cannot do this: {error}"
             ) from error
 
-    def _asked(
+    def _ask(
         self, history: Sequence[Observation], seed: int, attempt: int, state: Mapping[str, Any]
-    ) -> Asked:
+    ) -> Proposal:
         by_chance = attempt >= ATTEMPTS
-        with warnings.catch_warnings(), self._seeded(seed):
+        with warnings.catch_warnings(), self._seed_generators(seed):
             warnings.simplefilter("ignore")  # experimental features of Optuna
             sampler = self._optuna.samplers.RandomSampler(seed=seed) if by_chance else self._sampler(seed)
             study = self._optuna.create_study(sampler=sampler, direction=self._direction)
             if not is_blind(self._study) and not by_chance:
-                study.add_trials([trial for seen in history if (trial := self._frozen(seen)) is not None])
+                study.add_trials([trial for seen in history if (trial := self._to_optuna(seen)) is not None])
             storage, id = study._storage, study._study_id
             for key, value in state.items():
                 storage.set_study_system_attr(id, key, value)
             trial = study.ask()
-            patch = self._suggested(trial)
+            patch = self._suggest(trial)
             attrs = dict(study.get_trials(deepcopy=False)[-1].system_attrs)
             kept = {k: v for k, v in storage.get_study_system_attrs(id).items() if not k.startswith("study:")}
-        return Asked(patch, attrs, kept)
+        return Proposal(patch, attrs, kept)
 
     @contextmanager
-    def _seeded(self, seed: int) -> Iterator[None]:
+    def _seed_generators(self, seed: int) -> Iterator[None]:
         """A sampler of one's own may draw from any generator; those of Optuna have their own."""
         if self._study.search.method.path.startswith("optuna."):
             yield
@@ -133,7 +133,7 @@ class Sampler:
         supplied = {"seed": seed} if "seed" in known else {}
         return method.target(**{**extra, **supplied, **method.params})
 
-    def _suggested(self, trial: Any) -> Patch:
+    def _suggest(self, trial: Any) -> Patch:
         patch: Patch = {}
         space = self._study.space
         for axis in space.axes:
@@ -141,25 +141,25 @@ class Sampler:
                 patch = {**patch, **axis.patch(suggest(trial, axis))}
         return patch
 
-    def _frozen(self, seen: Observation) -> Any:
+    def _to_optuna(self, seen: Observation) -> Any:
         """An observation as a trial of Optuna; None if it is not a point of this space."""
         key = json.dumps([dict(seen.values), seen.state, seen.value, seen.epoch], sort_keys=True, default=str)
         if key not in self._told:
-            self._told[key] = frozen_trial(self._study, seen)
+            self._told[key] = to_optuna_trial(self._study, seen)
         return self._told[key]
 
 
-def frozen_trial(study: StudyConfig, seen: Observation) -> Any:
+def to_optuna_trial(study: StudyConfig, seen: Observation) -> Any:
     """A point as a trial of Optuna; None if it is not a point of this space."""
-    optuna = optional("optuna", "search")
-    choices = chosen(study, seen.values)
+    optuna = import_optional("optuna", "search")
+    choices = find_choices(study, seen.values)
     if choices is None:
         return None
     states = optuna.trial.TrialState
     params, distributions = {}, {}
     for axis in study.space.axes:
         if axis.name in choices:
-            distributions[axis.name] = distribution(axis)
+            distributions[axis.name] = to_distribution(axis)
             params[axis.name] = _external(axis, choices[axis.name])
     given: dict[str, Any] = {
         "params": params,
@@ -190,9 +190,9 @@ def suggest(trial: Any, axis: Axis) -> Choice:
     return float(trial.suggest_float(axis.name, found.low, found.high, step=found.step, log=found.log))
 
 
-def distribution(axis: Axis) -> Any:
+def to_distribution(axis: Axis) -> Any:
     """An axis as Optuna knows it."""
-    optuna = optional("optuna", "search")
+    optuna = import_optional("optuna", "search")
     found = axis.range
     if found is None:
         return optuna.distributions.CategoricalDistribution(_words(axis))
@@ -203,7 +203,7 @@ def distribution(axis: Axis) -> Any:
     return optuna.distributions.FloatDistribution(found.low, found.high, log=found.log, step=found.step)
 
 
-def chosen(study: StudyConfig, values: Mapping[str, Any]) -> dict[str, Choice] | None:
+def find_choices(study: StudyConfig, values: Mapping[str, Any]) -> dict[str, Choice] | None:
     """Which choice on each axis gives these values; None if they are not a point of the space."""
     choices: dict[str, Choice] = {}
     patch: Patch = {}
@@ -226,8 +226,8 @@ def chosen(study: StudyConfig, values: Mapping[str, Any]) -> dict[str, Choice] |
 
 def is_point(study: StudyConfig, values: Mapping[str, Any]) -> bool:
     """Whether values are a point of the space that no constraint excludes."""
-    inside = chosen(study, values) is not None
-    return inside and study.space.allows(located(values, study.space.origin), study.value)
+    inside = find_choices(study, values) is not None
+    return inside and study.space.allows(to_patch(values, study.space.origin), study.value)
 
 
 def _fits(option: Patch, values: Mapping[str, Any]) -> bool:
@@ -242,10 +242,10 @@ def _words(axis: Axis) -> list[Any]:
     )
     if scalars and len({(type(value), value) for value in plains}) == len(plains) == len(set(plains)):
         return plains
-    return [f"{i}: {_shown(option)}" for i, option in enumerate(axis.options)]
+    return [f"{i}: {_format_option(option)}" for i, option in enumerate(axis.options)]
 
 
-def _shown(option: Patch) -> str:
+def _format_option(option: Patch) -> str:
     text = ", ".join(f"{key}={json.dumps(plain(node), default=str)}" for key, node in option.items())
     return (text or "base")[:200]
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from manyfit.core.errors import UsageError
-from manyfit.core.names import counted
+from manyfit.core.names import pluralize
 from manyfit.study.search.decisions import Board, Decision, Go, Stop, View
 
 
@@ -62,7 +62,7 @@ class Halving:
         self, there: list[View], best: list[View], rung: int, after: int | None, count: int
     ) -> Iterator[Decision]:
         chosen = {point.number for point in best}
-        among = f"among the best {len(best)} of {count} after {counted(rung, 'epoch')}"
+        among = f"among the best {len(best)} of {count} after {pluralize(rung, 'epoch')}"
         for point in there:
             here = point.record.granted == rung
             if point.number in chosen and here and point.state in ("waiting", "stopped"):
@@ -96,7 +96,7 @@ class Asha:
                 continue  # nobody waits here
             for point in board.ranked(there, rung)[:best]:
                 if point.record.granted == rung and point.state in ("waiting", "stopped"):
-                    rank = f"among the best {best} of {len(there)} after {counted(rung, 'epoch')}"
+                    rank = f"among the best {best} of {len(there)} after {pluralize(rung, 'epoch')}"
                     found.append(Go(point.number, after, rank))
         return found
 
@@ -128,7 +128,7 @@ class Median:
                 scores[at] = sorted(p.score(at) for p in every if p.epoch >= at)
             own, count = point.score(at), len(scores[at]) - 1
             if count >= self.least and own > (middle := median_without(scores[at], own)):
-                value, after = board.sign * own, counted(at, "epoch")
+                value, after = board.sign * own, pluralize(at, "epoch")
                 than = f"the median of {count} others, {board.sign * middle:.6g}"
                 found.append(Stop(point.number, f"{value:.6g} after {after} is worse than {than}"))
             else:
@@ -172,7 +172,7 @@ class Patience:
             if before >= 1 and not point.score(at) < point.score(before) - self.min_delta:
                 value = board.sign * point.score(at)
                 found.append(
-                    Stop(point.number, f"not better than {value:.6g} for {counted(self.epochs, 'epoch')}")
+                    Stop(point.number, f"not better than {value:.6g} for {pluralize(self.epochs, 'epoch')}")
                 )
             else:
                 found.append(Go(point.number, at + 1 if at + 1 < board.epochs else None))

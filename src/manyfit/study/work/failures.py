@@ -6,9 +6,9 @@ import hashlib
 import traceback
 from typing import Final
 
-from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, kind_of
-from manyfit.core.secrets import redact
-from manyfit.core.tracebacks import notes, reason, user_frame
+from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, classify_error
+from manyfit.core.redaction import redact
+from manyfit.core.tracebacks import explain_error, notes, user_frame
 from manyfit.study.work.units import Failure, FailureKind
 
 MOST_TEXT: Final = 4_000
@@ -23,7 +23,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, ManyfitError):
         text = str(error)
     else:
-        text = f"{type(error).__name__}: {reason(error)}{notes(error)}\n  at {user_frame(error)}"
+        text = f"{type(error).__name__}: {explain_error(error)}{notes(error)}\n  at {user_frame(error)}"
     return Failure(_kind(error), redact(text)[:MOST_TEXT], redact("".join(lines))[-MOST_TEXT:], group)
 
 
@@ -41,4 +41,4 @@ def _kind(error: BaseException) -> FailureKind:
         "folder": "infrastructure",
         "process": "infrastructure",
     }
-    return known.get(kind_of(error), "user error")
+    return known.get(classify_error(error), "user error")

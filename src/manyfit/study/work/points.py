@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from manyfit.config import Config, patch
-from manyfit.config.identity import NOT_SET, digest, flat, identity
-from manyfit.config.study.space import Patch, located, overrides
+from manyfit.config.identity import NOT_SET, flat, hash_data, identity
+from manyfit.config.study.space import Patch, to_overrides, to_patch
 from manyfit.config.study.study import StudyConfig
 from manyfit.config.tree.nodes import plain
 from manyfit.core.errors import Origin
@@ -30,15 +30,15 @@ class Candidate:
     """What a sampler wants to remember of it."""
 
 
-def configured(base: Config, patch_: Patch, seed: int | None = None) -> Config:
+def configure_point(base: Config, patch_: Patch, seed: int | None = None) -> Config:
     """The config of a point, checked."""
-    seeded = overrides(located({"seed": seed}, STUDY)) if seed is not None else []
-    return patch(base, [*seeded, *overrides(patch_)])
+    seeded = to_overrides(to_patch({"seed": seed}, STUDY)) if seed is not None else []
+    return patch(base, [*seeded, *to_overrides(patch_)])
 
 
 def trial_config(base: Config, values: Mapping[str, Any], seed: int, changes: Mapping[str, Any]) -> Config:
     """The config of a trial."""
-    return configured(base, located({**values, **changes}, STUDY), seed)
+    return configure_point(base, to_patch({**values, **changes}, STUDY), seed)
 
 
 def candidate(
@@ -49,7 +49,7 @@ def candidate(
     attrs: Mapping[str, Any] | None = None,
 ) -> Candidate:
     """Name a point. Raises `ConfigError` if its config is wrong."""
-    config = configured(study.base, patch_)
+    config = configure_point(study.base, patch_)
     values = {key: plain(node) for key, node in patch_.items()}
     return Candidate(name(config, study.space.keys, parent), values, origin, parent, attrs or {})
 
@@ -65,9 +65,9 @@ def name(config: Config, keys: Sequence[str], parent: str = "") -> str:
             value = config.snapshot.values.get(key, NOT_SET)
             found = {} if value is NOT_SET else {key: value}
         kept |= found
-    return digest({"point": kept, "parent": parent} if parent else kept)[:LENGTH]
+    return hash_data({"point": kept, "parent": parent} if parent else kept)[:LENGTH]
 
 
 def trial_name(point: str, seed: int) -> str:
     """The name of a trial."""
-    return digest([point, seed])[:LENGTH]
+    return hash_data([point, seed])[:LENGTH]

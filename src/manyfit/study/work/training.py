@@ -14,9 +14,9 @@ from manyfit.config import Config, load_config
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import dump_parts
 from manyfit.core.errors import FolderError
-from manyfit.core.secrets import redact
+from manyfit.core.redaction import redact
 from manyfit.core.signals import Watch
-from manyfit.store.checkpoint import committed
+from manyfit.store.checkpoint import list_committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.study.work.failures import failure_of
@@ -70,39 +70,39 @@ class Training:
         return config
 
     def _one(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
-        from manyfit.run.trial import conclude, reach
+        from manyfit.run.trial import conclude_trial, train_until
 
         began, run = time.perf_counter(), RunFolder(Path(trial.folder))
         signs = Signs(trial.id, self.metric, tell)
         watch = Beating(watch, signs)
-        before = committed_step(run)
+        before = read_committed_step(run)
         try:
             config = self._config(trial)
             if unit.purpose == "rehearse":
-                from manyfit.run.check import rehearsed
+                from manyfit.run.check import rehearse_run
 
-                return Outcome(trial.id, facts=rehearsed(config, shared=self._shared()))
+                return Outcome(trial.id, facts=rehearse_run(config, shared=self._share_data()))
             if not run.path.parent.is_dir():
                 raise FolderError(f"{run.path.parent} is gone: the study was moved while it ran")
             allowed = (*self.allowed, *OURS)
             if unit.purpose == "evaluate":
-                conclude(config, run, watch, allowed, self._shared())
+                conclude_trial(config, run, watch, allowed, self._share_data())
                 return Outcome(trial.id, seconds=time.perf_counter() - began)
-            found = reach(
+            found = train_until(
                 config, run, unit.until, watch, study=self.study, given=text_of(config, trial),
-                callbacks=[signs], allowed=allowed, shared=self._shared(),
+                callbacks=[signs], allowed=allowed, shared=self._share_data(),
             )  # fmt: skip
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             seconds = time.perf_counter() - began
-            return self._failed(trial, run, failure_of(error), before, seconds)
+            return self._fail_trial(trial, run, failure_of(error), before, seconds)
         return Outcome(
             trial.id, found.step, found.epoch, found.trained, found.over, found.reason,
             curve_of(found.events, self.metric), time.perf_counter() - began,
         )  # fmt: skip
 
-    def _shared(self) -> SharedData:
+    def _share_data(self) -> SharedData:
         from manyfit.run.build.shared_data import SharedData
 
         if not self.shared:
@@ -110,10 +110,12 @@ class Training:
         found: SharedData = self.shared[0]
         return found
 
-    def _failed(self, trial: Trial, run: RunFolder, failure: Failure, before: int, seconds: float) -> Outcome:
+    def _fail_trial(
+        self, trial: Trial, run: RunFolder, failure: Failure, before: int, seconds: float
+    ) -> Outcome:
         """What has been committed in spite of the failure counts."""
         try:
-            step, epoch, curve = committed_progress(run, self.metric)
+            step, epoch, curve = read_committed_progress(run, self.metric)
         except FolderError as error:
             return Outcome(
                 trial.id, failure=Failure("infrastructure", str(error), group="damaged"), seconds=seconds
@@ -183,14 +185,16 @@ def text_of(config: Config, trial: Trial) -> str:
     return f"{WRITTEN}\n# {redact(values)}\n{dump_parts(plain(config.given.tree))}"
 
 
-def committed_step(run: RunFolder) -> int:
+def read_committed_step(run: RunFolder) -> int:
     """The step of the newest checkpoint, by its name."""
     if not run.checkpoint_folder.is_dir():
         return 0
-    return max((int(path.name.removeprefix("step-")) for path in committed(run.checkpoint_folder)), default=0)
+    return max(
+        (int(path.name.removeprefix("step-")) for path in list_committed(run.checkpoint_folder)), default=0
+    )
 
 
-def committed_progress(run: RunFolder, metric: str) -> tuple[int, float, Curve]:
+def read_committed_progress(run: RunFolder, metric: str) -> tuple[int, float, Curve]:
     """How far a run is, and its objective by epoch, as its newest checkpoint has it."""
     found = run.checkpoints()[-1:]
     if not found:
@@ -205,7 +209,7 @@ def curve_of(events: Sequence[Event], metric: str) -> Curve:
     return tuple((event.epoch, event.values[metric]) for event in events if metric in event.values)
 
 
-def describe(values: Mapping[str, Any]) -> str:
+def describe_point(values: Mapping[str, Any]) -> str:
     """Values of a point for a line: the last part of each key."""
     return "  ".join(f"{key.rpartition('.')[2]}={_short(value)}" for key, value in values.items())
 

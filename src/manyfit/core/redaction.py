@@ -62,7 +62,7 @@ class Secret:
 
     def reveal(self) -> str:
         """Return the text with its secrets filled in from the environment."""
-        return PATTERN.sub(lambda found: value_of(found[1]), self.template)
+        return PATTERN.sub(lambda found: read_secret(found[1]), self.template)
 
     def __str__(self) -> str:
         return self.template
@@ -70,7 +70,7 @@ class Secret:
     __repr__ = __str__
 
 
-def value_of(name: str) -> str:
+def read_secret(name: str) -> str:
     """Read one secret from the environment, and remember to hide it from now on."""
     value = os.environ[name]
     remember(name, value)
@@ -88,7 +88,7 @@ def has_secrets() -> bool:
     return bool(_revealed)
 
 
-def templated(value: Any) -> Any:
+def insert_templates(value: Any) -> Any:
     """A value of a config in which a known secret stands in plain, with its template in its place."""
     if isinstance(value, str):
         for known in sorted(_revealed, key=len, reverse=True):
@@ -107,15 +107,15 @@ def outside_templates(text: str, change: Callable[[str], str]) -> str:
     return "".join(part if i % 2 else change(part) for i, part in enumerate(parts))
 
 
-def redacted(value: Any) -> Any:
+def redact_nested(value: Any) -> Any:
     """Clean every text in nested data, before it is written as JSON. Keys and numbers stay as they are."""
     if not _revealed:
         return value
     if isinstance(value, str):
         return without_values(value)
     if isinstance(value, Mapping):
-        return {key: redacted(item) for key, item in value.items()}
-    return [redacted(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: redact_nested(item) for key, item in value.items()}
+    return [redact_nested(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def redact(text: str) -> str:
@@ -132,19 +132,23 @@ def clean(text: str) -> str:
     """
     if not _revealed:
         return text
-    known = _known(tuple(_revealed.items()))
+    known = _list_spellings(tuple(_revealed.items()))
     # Pieces after that, or a piece of one spelling would be taken out of another.
     return outside_templates(known.without_whole(text), known.without_pieces)
 
 
 def without_values(text: str) -> str:
     """The same for data that is read again: only whole values, and whole lines of them, in any spelling."""
-    return _known(tuple(_revealed.items())).without_whole(text, PIECE) if _revealed else text
+    return _list_spellings(tuple(_revealed.items())).without_whole(text, PIECE) if _revealed else text
 
 
 def clean_file(text: str) -> str:
     """The same for the text of a file, in which a short secret could be a part of the syntax."""
-    return _known(tuple(_revealed.items())).without_whole(text, CERTAIN, is_file=True) if _revealed else text
+    return (
+        _list_spellings(tuple(_revealed.items())).without_whole(text, CERTAIN, is_file=True)
+        if _revealed
+        else text
+    )
 
 
 def clean_bytes(data: bytes) -> bytes:
@@ -223,7 +227,7 @@ class _Known:
         for (piece, is_begin), forms in self._by_piece.items():
             at = text.find(piece)
             while at >= 0:
-                length = max(_shared(text, at, form, is_begin) for form in forms)
+                length = max(_count_shared(text, at, form, is_begin) for form in forms)
                 begin = at if is_begin else at + PIECE - length
                 text = text[:begin] + self.forms[forms[0]] + text[begin + length :]
                 at = text.find(piece, begin + len(self.forms[forms[0]]))
@@ -238,7 +242,7 @@ class _Known:
         return frozenset(piece for piece, _ in self._by_piece)
 
 
-def _shared(text: str, at: int, form: str, is_begin: bool) -> int:
+def _count_shared(text: str, at: int, form: str, is_begin: bool) -> int:
     """How many characters around a piece at some place are those of a spelling."""
     length = PIECE
     if is_begin:
@@ -252,7 +256,7 @@ def _shared(text: str, at: int, form: str, is_begin: bool) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _known(revealed: tuple[tuple[str, str], ...]) -> _Known:
+def _list_spellings(revealed: tuple[tuple[str, str], ...]) -> _Known:
     """Every spelling of every secret, the longest first."""
     found: dict[str, str] = {}
     patterns = []
@@ -269,7 +273,7 @@ def _known(revealed: tuple[tuple[str, str], ...]) -> _Known:
             quoted = [
                 part for part in parts if len(part) <= LONGEST and not (part.isascii() and part.isalnum())
             ]
-            patterns += [(len(part), *_escaped(part), template) for part in quoted]
+            patterns += [(len(part), *_compile_escaped(part), template) for part in quoted]
         for part in parts:
             for form in spellings(part):
                 found.setdefault(form, template)
@@ -288,7 +292,7 @@ def _without_digits(digits: str, template: str, text: str) -> str:
     return re.sub(rf"({number})|{digits}", lambda found: found[1] or template, text)
 
 
-def _escaped(value: str) -> tuple[str, re.Pattern[str]]:
+def _compile_escaped(value: str) -> tuple[str, re.Pattern[str]]:
     """A pattern for a value that was quoted once or several times: as a literal, in JSON, YAML, an address or
     a shell; and letters that stand in all of these as they are."""
     parts = []

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from manyfit.config import Config
-from manyfit.config.identity import digest
-from manyfit.config.schema.consistency import overridden
-from manyfit.config.study.space import MOST_POINTS, Axis, Patch, located
+from manyfit.config.identity import hash_data
+from manyfit.config.schema.consistency import find_overridden_rates
+from manyfit.config.study.space import MOST_POINTS, Axis, Patch, to_patch
 from manyfit.config.study.study import StudyConfig
 from manyfit.config.tree.nodes import plain
 from manyfit.core.errors import ConfigError, Problem, UsageError
 from manyfit.study.search.sampling import EXHAUSTED, Sampler, grid, is_blind, is_point
-from manyfit.study.work.points import Candidate, configured, name
+from manyfit.study.work.points import Candidate, configure_point, name
 from manyfit.study.work.records import PointRecord
 
 log = logging.getLogger("manyfit")
@@ -29,7 +29,7 @@ MOST_KEPT: Final = 400
 
 
 @dataclass
-class Survey:
+class StudyPlan:
     """What was found."""
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -52,25 +52,25 @@ class Survey:
         return self.planned * self.seeds
 
 
-def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
+def plan_study(study: StudyConfig, known: Sequence[PointRecord] = ()) -> StudyPlan:
     """Draw and check every point that can be known; raise all mistakes together.
 
     `known` are points that were asked for before: only the missing ones are drawn.
     """
-    found = Survey(seeds=len(study.seeds))
+    found = StudyPlan(seeds=len(study.seeds))
     if not any(key.startswith("train.scheduler") for key in study.space.keys):
-        for text in overridden(study.base.run.train, study.space.keys):
+        for text in find_overridden_rates(study.base.run.train, study.space.keys):
             log.warning("%s", text)
-    base = configured(study.base, {}, study.base.run.seed)  # so that these are configs of trials, too
+    base = configure_point(study.base, {}, study.base.run.seed)  # so that these are configs of trials, too
     problems: dict[Problem, None] = {}
     seen: dict[str, Candidate] = {}
     for number, (patch, attrs) in enumerate(_patches(study, found, known)):
         if number >= MOST_POINTS:
             raise UsageError(f"{study.space.origin}: space: it has more than {MOST_POINTS:,} points")
         try:
-            config = configured(base, patch)
+            config = configure_point(base, patch)
         except ConfigError as error:
-            problems |= dict.fromkeys(_hinted(problem, patch) for problem in error.problems)
+            problems |= dict.fromkeys(_add_hint(problem, patch) for problem in error.problems)
             if len(problems) >= MOST_PROBLEMS:
                 break
             continue
@@ -97,7 +97,7 @@ def survey(study: StudyConfig, known: Sequence[PointRecord] = ()) -> Survey:
 
 
 def _patches(
-    study: StudyConfig, found: Survey, known: Sequence[PointRecord]
+    study: StudyConfig, found: StudyPlan, known: Sequence[PointRecord]
 ) -> Iterator[tuple[Patch, dict[str, Any]]]:
     """Every point that is known; for a search that learns, every option and both ends of every range."""
     if study.is_grid:
@@ -116,14 +116,14 @@ def _patches(
         for patch in grid(study):
             yield patch, {}
     elif is_blind(study):
-        yield from _drawn(study, found, known)
+        yield from _draw(study, found, known)
     else:
         for patch in study.space.probes(study.value):
             yield patch, {}
 
 
-def _drawn(
-    study: StudyConfig, found: Survey, known: Sequence[PointRecord]
+def _draw(
+    study: StudyConfig, found: StudyPlan, known: Sequence[PointRecord]
 ) -> Iterator[tuple[Patch, dict[str, Any]]]:
     """Points by chance, each by its number; those that are excluded or repeated are drawn again."""
     sampler = Sampler(study)
@@ -131,13 +131,13 @@ def _drawn(
     found.excluded = 0
     kept = [point for point in known if is_point(study, point.values)]
     for point in kept[: study.search.trials]:
-        seen.add(digest(dict(point.values)))
-        yield located(point.values, study.space.origin), dict(point.attrs)
+        seen.add(hash_data(dict(point.values)))
+        yield to_patch(point.values, study.space.origin), dict(point.attrs)
     for number in range(len(kept), study.search.trials or 0):
         for attempt in range(EXHAUSTED):
             asked = sampler.ask([], number, attempt)
             patch, attrs = asked.patch, dict(asked.attrs)
-            key = digest({k: plain(node) for k, node in patch.items()})
+            key = hash_data({k: plain(node) for k, node in patch.items()})
             if not study.space.allows(patch, study.value):
                 found.excluded += 1
             elif key in seen:
@@ -150,7 +150,7 @@ def _drawn(
             return
 
 
-def _hinted(problem: Problem, patch: Patch) -> Problem:
+def _add_hint(problem: Problem, patch: Patch) -> Problem:
     """What does not fit a class that the space has chosen alone is chosen together with it."""
     owner, _, key = problem.path.rpartition(".")
     if f"{owner}.class" not in patch or not re.match("unknown key|.* needs the parameter", problem.message):
@@ -191,7 +191,7 @@ def structure(config: Config) -> str:
     given = config.explicit
     parts = {part: _without_floats(given.get(part)) for part in ("model", "data")}
     classes = {".".join(map(str, path)): name for path, name in config.classes.items()}
-    return digest({**parts, "classes": classes, "limit": given.get("train", {}).get("limit")})
+    return hash_data({**parts, "classes": classes, "limit": given.get("train", {}).get("limit")})
 
 
 def _without_floats(value: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import ComponentFailed, UsageError
-from manyfit.core.secrets import redact
+from manyfit.core.redaction import redact
 from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.randomness import own_randomness, seed_for
@@ -34,7 +34,7 @@ def each_row(
     return made
 
 
-def applied(
+def call_post_op(
     post_op: Callable[..., Any], features: dict[str, Any], labels: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Call `post_op(features, labels)`, or `post_op(features)` where there are no labels."""
@@ -49,7 +49,7 @@ def applied(
     return dict(new), dict(after)
 
 
-def stacked(name: str, values: Sequence[Any], was: Any) -> Any:
+def stack_values(name: str, values: Sequence[Any], was: Any) -> Any:
     """The values of a column, which `was` of some type, as one array; they must have one shape."""
     if values and isinstance(values[0], str | bytes):
         return np.fromiter(values, object, len(values))
@@ -62,7 +62,7 @@ def stacked(name: str, values: Sequence[Any], was: Any) -> Any:
     return np.stack(arrays)
 
 
-def listed(name: str, values: Sequence[Any], was: Any) -> Ragged:
+def to_ragged(name: str, values: Sequence[Any], was: Any) -> Ragged:
     """The values of a column whose rows have several lengths; `was` holds those before `post_op`."""
     rows = [_array(name, value) for value in values]
     for row in rows:
