@@ -10,7 +10,7 @@ from typing import Any
 def to_json(values: Mapping[str, float]) -> dict[str, float | str]:
     """Values by name for JSON; nan and the infinities become text.
 
-    >>> as_json({"a": 1.0, "b": float("nan")})
+    >>> to_json({"a": 1.0, "b": float("nan")})
     {'a': 1.0, 'b': 'nan'}
     """
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}

@@ -37,7 +37,7 @@ def show_value(value: object, limit: int = 80) -> str:
 def pluralize(count: int | float, noun: str) -> str:
     """A number of things.
 
-    >>> pluralize(1, "epoch"), counted(2, "epoch")
+    >>> pluralize(1, "epoch"), pluralize(2, "epoch")
     ('1 epoch', '2 epochs')
     """
     return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"

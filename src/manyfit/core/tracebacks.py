@@ -18,7 +18,7 @@ def notes(error: BaseException) -> str:
 def explain_error(error: BaseException) -> str:
     """What an exception says; of TensorFlow's, which quote the graph, the reason alone.
 
-    >>> explain_error(ValueError("Graph execution error:\\nDetected at x\\n  File y\\nToo large\\n\\t [[{{x}}]]"))
+    >>> explain_error(ValueError("Graph execution error:\\nDetected at x\\n y\\nToo large\\n\\t [[{{x}}]]"))
     'Too large'
     """
     text = str(error)
