@@ -1,4 +1,4 @@
-"""Train from Python and use what comes back."""
+"""Train from Python and use the result."""
 
 import manyfit
 

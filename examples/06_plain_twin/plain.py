@@ -1,4 +1,4 @@
-"""The training of runs/twin as a hand-written loop. All that is shared is how seeds become numbers."""
+"""The training of runs/twin as a plain PyTorch loop. It shares only data, row order and seeds."""
 
 import json
 import sys

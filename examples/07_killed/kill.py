@@ -1,4 +1,4 @@
-"""Kill a training and start it again."""
+"""Kill a run, resume it, and compare it with an uninterrupted run."""
 
 import json
 import shutil

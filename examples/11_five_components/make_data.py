@@ -1,4 +1,4 @@
-"""Writes the digits that come with manyfit as JPEG images of 28 x 28 pixels, with a table of labels."""
+"""Write the digits that ship with manyfit as JPEG images of 28 x 28 pixels, with a table of labels."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Points on a wave, and a model for them."""
+"""Points on a noisy wave, and a model that fits them."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ class Waves:
         self.noise = noise
 
     def source(self, split: Split) -> ArraySource:
-        """Three kinds of places on the line, so that no row is in two splits."""
+        """Return every third point, with one offset per split, so that no row is in two splits."""
         start = {"train": 0, "validation": 1, "test": 2}[split]
         places = np.linspace(-3, 3, self.points)[start::3]
         noise = self.noise * np.random.RandomState(start).normal(size=len(places))

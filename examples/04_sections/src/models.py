@@ -3,7 +3,7 @@ from torch import Tensor, nn
 
 
 class CNN(nn.Module):
-    """A component may take a whole section."""
+    """A CNN whose constructor accepts a whole config section."""
 
     def __init__(self, image: Image, activation: nn.Module) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from manyfit import Derived, Kind
 
 @dataclass(frozen=True)
 class Image:
-    """What the network sees."""
+    """Image settings of the network."""
 
     channels: int
     side: int = 8

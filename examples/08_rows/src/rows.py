@@ -1,4 +1,4 @@
-"""Digits as a plain dataset that shifts them a little, and a function of one row."""
+"""A plain dataset of randomly shifted digits, and a function of one row."""
 
 import random
 
@@ -9,7 +9,7 @@ from manyfit.datasets import Digits
 
 
 class Shifted:
-    """A map-style dataset: what a row draws at random follows from the seed, the epoch and the row."""
+    """A map-style dataset. Random draws of a row are a function of the seed, the epoch and the row."""
 
     def __init__(self, split: str, shift: int = 0) -> None:
         source = Digits().source(split)
@@ -36,5 +36,5 @@ class MLP(nn.Module):
 
 
 def margin(output: Tensor, target: Tensor) -> Tensor:
-    """How far the score of the right class is above the best wrong one."""
+    """Return the score of the correct class minus the highest score of a wrong class."""
     return output.gather(0, target[None])[0] - output.scatter(0, target[None], float("-inf")).max()

@@ -1,13 +1,13 @@
-"""Population-based training as a stopper: bad points make room for copies of good ones, weights and all."""
+"""Population-based training as a stopper: copies of the best points, with weights, replace the worst."""
 
 from manyfit.core.seeds import derive
 from manyfit.study.search.decisions import Add, Board, Decision, Go, Stop, View
 
 
 class Population:
-    """Every few epochs, the worst points are given up, and the best are copied with other rates.
+    """A stopper that, every few epochs, stops the worst points and copies the best with other rates.
 
-    A copy begins with the weights that its parent has now and is trained for the epochs that are left.
+    A copy starts from the current weights of its parent and is trained for the remaining epochs.
     """
 
     def __init__(self, key: str, every: int = 2, share: float = 0.25, factor: float = 2.0) -> None:
@@ -22,7 +22,7 @@ class Population:
     def decide(self, board: Board) -> list[Decision]:
         points = list(board.points)
         if any(point.state == "running" for point in points):
-            return []  # wait for the whole population, so that the result does not depend on who was first
+            return []  # wait for the whole population, so that the result does not depend on timing
         ranked = board.ranked([point for point in points if point.state == "waiting"])
         count = int(len(ranked) * self.share)
         worst = ranked[len(ranked) - count :]
@@ -39,7 +39,7 @@ class Population:
         return Go(point.number, following if following < self.epochs(point, board) else None)
 
     def copy(self, good: View, board: Board) -> Add:
-        """Another rate, up or down as a hash decides: asked again, it must be the same."""
+        """Return a copy with a higher or lower rate. A hash decides which, so that repeated calls agree."""
         at = good.record.granted
         up = derive(board.seed, good.id, at) % 2
         rate = good.values[self.key] * (self.factor if up else 1 / self.factor)

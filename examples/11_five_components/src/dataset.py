@@ -1,4 +1,4 @@
-"""Two loaders of the same images: a pipeline of TensorFlow, and a generator of Python."""
+"""Two data loaders for the same images: a TensorFlow pipeline and a Python generator."""
 
 import csv
 
@@ -9,7 +9,7 @@ from manyfit.pipeline import DataLoaderBase
 
 
 class Images(DataLoaderBase):
-    """What both loaders know: where the images of a split lie, and what they show."""
+    """The common base of both loaders: the image files of a split and their labels."""
 
     def _set_defaults(self):
         self.shuffle = True
@@ -28,7 +28,7 @@ class Images(DataLoaderBase):
 
 
 class DataLoaderTF(Images):
-    """`tf.data.Dataset`: TensorFlow reads and decodes the files."""
+    """A loader with a `tf.data.Dataset`: TensorFlow reads and decodes the files."""
 
     def create_training_generator(self):
         _, paths, labels = self.table("train")
@@ -54,7 +54,7 @@ class DataLoaderTF(Images):
 
 
 class DataLoader(Images):
-    """A generator: Python reads the files, with whatever library it likes."""
+    """A loader with a generator: Python reads the files, with any library."""
 
     def create_training_generator(self):
         _, paths, labels = self.table("train")

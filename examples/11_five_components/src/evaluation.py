@@ -1,4 +1,4 @@
-"""What is measured of every image."""
+"""Per-image evaluation functions."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from manyfit.pipeline import EvaluatorBase
 
 
 def margin(y_true, y_pred):
-    """How far the right class is ahead of the best wrong one; negative where the model is wrong."""
+    """Return the lead of the correct class over the best wrong one; negative if the model is wrong."""
     return y_pred[y_true] - np.delete(y_pred, y_true).max()
 
 

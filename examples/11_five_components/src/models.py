@@ -1,4 +1,4 @@
-"""The same network twice: compiled by Keras, and as a module of PyTorch."""
+"""The same network as a compiled Keras model and as a PyTorch module."""
 
 from manyfit.pipeline import Compiled, ModelBuilderBase
 

@@ -1,4 +1,4 @@
-"""Two preprocessors, one for each kind of generator: pixels to numbers, rows to batches."""
+"""Two preprocessors, one for each kind of generator: they scale pixels and group rows into batches."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from manyfit.pipeline import PreprocessorBase
 
 
 class Scaling(PreprocessorBase):
-    """Its parameters are annotations: `normalize_by` of the section preprocessor, `batch_size` at the top."""
+    """Parameters as annotations: `preprocessor.normalize_by` and the top-level `batch_size`."""
 
     normalize_by: float = 255.0
     batch_size: int = 8

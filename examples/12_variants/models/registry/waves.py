@@ -1,4 +1,4 @@
-"""Tells two kinds of waves apart."""
+"""A classifier of two kinds of waves."""
 
 import torch
 from torch import nn
