@@ -11,6 +11,7 @@ import torch
 from manyfit import load_config
 from manyfit.core.state import State
 from manyfit.data import ArraySource, Order
+from manyfit.data.walk import walk_together
 from manyfit.learn.learner import BaseLearner, Outputs, Weights
 from manyfit.run.loop.cohort import Cohort, Member
 from manyfit.run.loop.plan import Plan
@@ -38,11 +39,12 @@ class Lines(BaseLearner):
 
     def train(self, batches, steps):
         for _ in range(steps):
-            batch = next(batches)
-            error = self.slopes[:, None] * batch.inputs - batch.target
+            found = next(batches)
+            inputs, target = (np.stack([getattr(b, name) for b in found]) for name in ("inputs", "target"))
+            error = self.slopes[:, None] * inputs - target
             self.loss = self.loss + (error**2).sum(axis=1)
-            self.rows += len(batch)
-            self.slopes = self.slopes - np.array(self.rates) * (error * batch.inputs).mean(axis=1)
+            self.rows += len(found[0])
+            self.slopes = self.slopes - np.array(self.rates) * (error * inputs).mean(axis=1)
 
     def take(self):
         found = {"lr": np.array(self.rates)}
@@ -52,10 +54,10 @@ class Lines(BaseLearner):
         return found
 
     def evaluate(self, batches):
-        for batch in batches:
-            output = self.slopes[:, None] * batch.inputs
-            target = np.broadcast_to(batch.target, output.shape)
-            yield Outputs(batch.index, output, target, {"loss": (output - target) ** 2})
+        for found in batches:
+            inputs, target = (np.stack([getattr(b, name) for b in found]) for name in ("inputs", "target"))
+            output = self.slopes[:, None] * inputs
+            yield Outputs(found[0].index, output, target, {"loss": (output - target) ** 2})
 
     def describe(self):
         return "lines"
@@ -95,6 +97,8 @@ def source():
 
 
 class TestLines(LearnerContract):
+    is_group = True
+
     def make(self):
         return Lines([0.01, 0.1, 0.2])
 
@@ -108,10 +112,19 @@ def train(project):
         members = []
         for name in names:
             folder = RunFolder(project.config(project.changed(train__epochs=epochs), run=name).parent)
-            members.append(Member(load_config(folder.path), folder, EventLog(folder.metrics)))
+            members.append(
+                Member(
+                    load_config(folder.path),
+                    folder,
+                    EventLog(folder.metrics),
+                    validation=source(),
+                    batch_size=5,
+                )
+            )
         order = Order(5, seed=1)
         learner = Lines(rates)
-        cohort = Cohort(members, learner, Plan(order.steps(12), epochs), source().batches(order), source(), 5)
+        batches = walk_together([source()] * len(names), [order] * len(names))
+        cohort = Cohort(list(members), learner, Plan(order.steps(12), epochs), batches, is_group=True)
         fit(cohort)
         return [member.folder for member in members], learner
 
@@ -155,8 +168,11 @@ def test_callbacks_end_even_if_training_does_not(project, train):
             ended.append(cohort.step)
 
     folder = RunFolder(project.config(project.changed(), run="s").parent)
-    member = Member(load_config(folder.path), folder, EventLog(folder.metrics))
-    cohort = Cohort([member], Lines([0.1]), Plan(3, 1), source().batches(Order(5, seed=1)), source(), 5)
+    member = Member(
+        load_config(folder.path), folder, EventLog(folder.metrics), validation=source(), batch_size=5
+    )
+    batches = walk_together([source()], [Order(5, seed=1)])
+    cohort = Cohort([member], Lines([0.1]), Plan(3, 1), batches, is_group=True)
     with pytest.raises(RuntimeError, match="stop"):
         fit(cohort, [Stop()])
     assert ended == [1]

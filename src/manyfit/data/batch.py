@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from manyfit.data.nested import map_arrays
+from manyfit.data.nested import map_arrays, named_arrays
 
 Array: TypeAlias = Any
 """A NumPy array, or a tensor on the CPU."""
@@ -26,6 +26,22 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its arrays in memory."""
+        arrays = [
+            array for part in (self.inputs, self.target, self.weight) for _, array in named_arrays(part)
+        ]
+        return int(sum(getattr(array, "nbytes", 0) for array in arrays))
+
+    def copy(self) -> Batch:
+        """Return a batch whose arrays nobody else has."""
+
+        def own(value: Any) -> Any:
+            return map_arrays(lambda array: array.clone() if hasattr(array, "clone") else array.copy(), value)
+
+        return Batch(own(self.inputs), own(self.target), self.index.copy(), own(self.weight))
 
     def part(self, begin: int, end: int) -> Batch:
         """Some of the rows."""

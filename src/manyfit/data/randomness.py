@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,35 @@ def seed_for(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+@dataclass(frozen=True, slots=True)
+class RandomStates:
+    """The states of the global generators of Python, NumPy and torch."""
+
+    python: Any
+    numpy: Any
+    torch: Any
+
+    @staticmethod
+    def read() -> RandomStates:
+        """Return the states as they are now."""
+        import torch
+
+        return RandomStates(random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+    def restore(self) -> None:
+        """Set the generators to these states."""
+        import torch
+
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+
+
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """Give the process its global random states back afterwards."""
-    import torch
-
-    before: Any = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    """Restore the global random states of the process afterwards."""
+    before = RandomStates.read()
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        before.restore()

@@ -55,6 +55,47 @@ class Weights:
     extra: Mapping[str, Any]
 
 
+class MembersFailed(Exception):
+    """Some runs of a cohort have failed; the others have done what was asked.
+
+    `found` has what the others returned, with None for those that failed.
+    """
+
+    def __init__(self, errors: Mapping[int, BaseException], found: Sequence[Any] = ()) -> None:
+        super().__init__("; ".join(f"run {i}: {error}" for i, error in errors.items()))
+        self.errors = dict(errors)
+        self.found = list(found)
+
+
+def split_by_run(metrics: Metrics, n: int) -> list[dict[str, float]]:
+    """Return the metrics of each run, without those that are masked for it; one transfer for all of them."""
+    columns = fetch_all(metrics)
+    masks = {name: np.ma.getmaskarray(value) for name, value in metrics.items() if np.ma.isMaskedArray(value)}
+    return [
+        {
+            name: float(column[i])
+            for name, column in columns.items()
+            if name not in masks or not masks[name][i]
+        }
+        for i in range(n)
+    ]
+
+
+def fetch_all(metrics: Metrics) -> dict[str, npt.NDArray[np.float64]]:
+    """Bring metrics from their device; those that are alike come together."""
+    alike: dict[Any, list[str]] = {}
+    for name, value in metrics.items():
+        if hasattr(value, "detach") and getattr(value, "is_cuda", False):
+            alike.setdefault((value.device, value.dtype, tuple(value.shape)), []).append(name)
+    found: dict[str, npt.NDArray[np.float64]] = {}
+    for names in alike.values():
+        import torch
+
+        stacked = fetch(torch.stack([metrics[name] for name in names]))
+        found |= dict(zip(names, stacked, strict=True))
+    return {name: found[name] if name in found else fetch(value) for name, value in metrics.items()}
+
+
 def fetch(value: Any) -> npt.NDArray[np.float64]:
     """Bring one of a learner's metrics from its device."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=np.float64)
@@ -63,14 +104,25 @@ def fetch(value: Any) -> npt.NDArray[np.float64]:
 class Learner(Protocol):
     """Weights, optimiser, schedule and steps of n runs. `run/` calls nothing that is not listed here."""
 
-    n: int
-    """How many runs it trains."""
-    step: int
-    """Steps that were trained."""
-    grain: int
-    """Training pauses only at multiples of so many steps: 1, or the steps of an epoch."""
-    backend: str
-    """The framework that computes: a run resumes on the same one."""
+    @property
+    def n(self) -> int:
+        """The number of runs that it trains."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Steps that were trained."""
+        ...
+
+    @property
+    def grain(self) -> int:
+        """Training pauses only at multiples of so many steps: 1, or the steps of an epoch."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """The framework that computes: a run resumes on the same one."""
+        ...
 
     @property
     def reads_data(self) -> bool:
@@ -126,11 +178,13 @@ class Learner(Protocol):
 
     # -- training ---------------------------------------------------------------------------------
 
-    def train(self, batches: Iterator[Batch], steps: int) -> None:
+    def train(self, batches: Any, steps: int) -> None:
         """Train to the next boundary. Where a run pauses changes neither its weights nor its means.
 
-        With n > 1, `batches` is a `Walk` with a stream for each run. With the first step of an epoch, a
-        learner seeds whatever random generators its training draws from.
+        `batches` is an iterator of `Batch`; a learner of several runs gets a `manyfit.data.walk.Walk`. With
+        the first step of an epoch, a learner seeds whatever random generators its training draws from. A
+        learner that can tell which of its runs has failed trains the others first, and then raises
+        `MembersFailed`.
         """
         ...
 
@@ -168,7 +222,7 @@ class Learner(Protocol):
 
     # -- evaluation -------------------------------------------------------------------------------
 
-    def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
+    def measure(self, batches: Any, further: Sequence[SplitMetrics] = ()) -> Metrics:
         """Return the means over all rows: of the loss, of row metrics, of what the model measures itself.
 
         They are computed on the device; rows stay there. `further` are metrics of a whole split for each run,
@@ -176,8 +230,8 @@ class Learner(Protocol):
         """
         ...
 
-    def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
-        """Predict, row by row, without learning."""
+    def evaluate(self, batches: Any) -> Iterator[Outputs]:
+        """Predict, row by row, without learning. `batches` is as in `train`."""
         ...
 
     def whole(self) -> Sequence[Mapping[str, float]]:

@@ -23,7 +23,7 @@ from manyfit.learn.learner import fetch
 from manyfit.run.build.builder import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.resume_proof import POINTS, SMALL, SPARSE, difference, kill_and_resume
-from manyfit.run.session.session import Proven, rehearse_batch
+from manyfit.run.session.batch_rehearsal import Proven, rehearse_batch
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30

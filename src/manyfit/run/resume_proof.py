@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import ManyfitError, RunFailed
@@ -93,9 +93,10 @@ class Probe:
 
     def on_start(self, cohort: Cohort) -> None:
         """Come between the cohort and its data."""
-        cohort.batches = Traced(cohort.batches, cohort.step, self._trace, self)
-        if cohort.validation is not None:
-            cohort.validation = Watched(cohort.validation, self)
+        member, batches = cohort.members[0], cast("Iterator[Batch]", cohort.batches)
+        cohort.batches = Traced(batches, cohort.step, self._trace, self)
+        if member.validation is not None:
+            member.validation = Watched(member.validation, self)
         if self._kill is not None and self._kill.where == "write":
             durable.before = lambda operation, path: self.passes("write")
 

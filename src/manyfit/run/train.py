@@ -49,8 +49,9 @@ def train(
     from manyfit.data.randomness import own_randomness
     from manyfit.run.callbacks.mirrors import finish_trackers, mirrors
     from manyfit.run.callbacks.progress import progress_for
+    from manyfit.run.session.batch_rehearsal import rehearse_batch
     from manyfit.run.session.finish import finish
-    from manyfit.run.session.session import advance, begin_run, open_run, rehearse_batch, write_resolved
+    from manyfit.run.session.session import advance, begin_run, open_run, write_resolved
 
     check_callbacks(callbacks or ())
     config, run = locate_run(source, overrides, folder)
@@ -79,7 +80,8 @@ def train(
         begin_run(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
         with record_failure(run), finish_trackers(trackers, run):
-            member = advance(here, [*trackers, *shown], watch)
+            (member,) = advance([here], [*trackers, *shown], watch)
+            here.built.learner.end()
             reason = member.ended.reason if member.ended else ""
             try:
                 finish(here.config, run, here.built, watch, reason, callbacks is None)

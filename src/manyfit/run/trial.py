@@ -1,27 +1,36 @@
-"""A run that others are compared with: trained up to an epoch, then paused; evaluated only if chosen."""
+"""Runs that are compared with others: trained up to a position, then paused; evaluated only if chosen.
+
+Several of them train as one session. One is the special case of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from manyfit.config import Config
 from manyfit.core.errors import Interrupted
 from manyfit.core.position import Position
 from manyfit.core.signals import StopRequested, Watch
+from manyfit.learn.group import Part
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.loop.journal import hold_folder, record_failure, translate_failures
+from manyfit.run.loop.cohort import Member
+from manyfit.run.loop.journal import hold_folder, log_only_to, record_failure, translate_failures
+from manyfit.run.loop.process_state import ProcessState
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.finish import finish, write_summary
-from manyfit.run.session.session import advance, begin_run, open_run
+from manyfit.run.session.session import Opened, advance, begin_run, open_run
 from manyfit.store import provenance
+from manyfit.store.checkpoint import Note
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a run stands after a stretch of training."""
+    """Where a run is after a stretch of training."""
 
     step: int
     epoch: float
@@ -32,49 +41,210 @@ class Reached:
     events: Sequence[Event]
 
 
+@dataclass(frozen=True)
+class Request:
+    """A run that is to be trained."""
+
+    config: Config
+    folder: RunFolder
+    given: str = ""
+    """The text of its `config.yaml`."""
+    watch: Watch = field(default_factory=Watch)
+    """Whether this run alone was asked to end."""
+    scope: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered while something is done for this run, for example to capture what it prints."""
+
+
 def train_until(
-    config: Config,
-    run: RunFolder,
+    requests: Sequence[Request],
     until: Position | None,
     watch: Watch,
     *,
     study: str,
-    given: str = "",
     callbacks: Sequence[Callback] = (),
     allowed: Collection[str] = (),
     shared: SharedData | None = None,
-) -> Reached:
-    """Train until some position, or to the end.
+) -> Iterator[tuple[Request, Reached | BaseException]]:
+    """Train runs until some position, or to the end; yield how each has ended as soon as it has.
 
-    `study` says where versions and code are recorded, `given` is what `config.yaml` shall say, `shared` is
-    data that other trials of this process have built.
+    Runs with the same plan train together; those that are behind catch up first. One may fail, end or be
+    interrupted without the others. `study` is where versions and code are recorded, `shared` is data that
+    other runs of this process have built.
     """
-    with (
-        hold_folder(run),
-        translate_failures(run, "the trial"),
-        open_run(config, run, allowed, shared) as here,
-    ):
-        last, over, stopped = here.last.note if here.last else None, here.is_over, here.ending
-        reason = stopped.reason if over and stopped is not None else ""
-        per_epoch = here.built.plan.steps_per_epoch
-        goal = None if until is None else until.in_steps(per_epoch)
-        done = last is not None and goal is not None and last.step >= goal and last.measured
-        best = None
-        if not (over or done):
-            begin_run(here, provenance.brief_session(study, here.facts), given)
-            with record_failure(run):
-                member = advance(here, callbacks, watch, goal)
+    slots = [_Slot(request, len(requests) > 1) for request in requests]
+    try:
+        together: dict[Any, list[_Slot]] = {}
+        for slot in slots:
+            error = slot.open(allowed, shared)
+            if error is not None:
+                yield slot.request, error
+            else:
+                together.setdefault(slot.key, []).append(slot)
+        for group in together.values():
+            for slot, found in _train_group(group, until, watch, study, callbacks):
+                yield slot.request, found
+    finally:
+        for slot in slots:
+            slot.close()
+
+
+def _train_group(
+    group: Sequence[_Slot], until: Position | None, watch: Watch, study: str, callbacks: Sequence[Callback]
+) -> Iterator[tuple[_Slot, Reached | BaseException]]:
+    plan = group[0].here.built.plan
+    goal = None if until is None else until.in_steps(plan.steps_per_epoch)
+    waiting = []
+    for slot in group:
+        if slot.is_done(goal):
+            yield slot, slot.finish(None)
+        elif (error := slot.begin(study)) is not None:
+            yield slot, error
+        else:
+            waiting.append(slot)
+    while waiting:
+        first = min(slot.place for slot in waiting)
+        now = [slot for slot in waiting if slot.place == first]
+        ahead = [slot.place[0] for slot in waiting if slot.place > first]
+        end = min([*ahead, plan.total if goal is None else goal])
+        try:
+            members = advance([slot.here for slot in now], callbacks, watch, end)
+        except BaseException as error:
+            for slot in now:
+                waiting.remove(slot)
+                yield slot, slot.close(error) or error
+            continue
+        for slot, member in zip(now, members, strict=True):
+            if member.error is not None:
+                waiting.remove(slot)
+                yield slot, slot.close(member.error) or member.error
+            elif member.ended is not None or not ahead:
+                waiting.remove(slot)
+                yield slot, slot.finish(member)
+            else:
+                slot.pause()
+
+
+class _Slot:
+    """One run of a session, from opening its folder to closing it."""
+
+    here: Opened
+
+    def __init__(self, request: Request, is_one_of_several: bool) -> None:
+        self.request = request
+        self.is_one_of_several = is_one_of_several
+        self._stack = ExitStack()
+        self._process: ProcessState | None = None
+        self._before = 0
+
+    @property
+    def key(self) -> Any:
+        """What runs have in common that can train together."""
+        return self.here.built.plan, self.here.built.split("validation") is None
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        """The step, and whether everything that was due there is done."""
+        last = self.here.last
+        return (0, True) if last is None else (last.step, last.note.measured)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Do something for this run alone: what it logs, prints and changes in the process is its own."""
+        if not self.is_one_of_several:
+            with self.request.scope():
+                yield
+            return
+        outside = ProcessState.read()
+        if self._process is not None:
+            self._process.restore()
+        try:
+            with self.request.scope(), log_only_to(self.request.folder):
+                yield
+        finally:
+            self._process = ProcessState.read()
+            outside.restore()
+
+    def open(self, allowed: Collection[str], shared: SharedData | None) -> BaseException | None:
+        """Build the run and bring it to its last checkpoint. Return what went wrong."""
+        request = self.request
+        try:
+            with self.turn(), ExitStack() as stack:
+                stack.enter_context(hold_folder(request.folder))
+                stack.enter_context(translate_failures(request.folder, "the trial"))
+                here = stack.enter_context(open_run(request.config, request.folder, allowed, shared))
+                part = Part(here.built.learner, self.turn) if self.is_one_of_several else None
+                self.here = replace(here, watch=request.watch, part=part)
+                self._before = here.step
+                self._stack = stack.pop_all()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    def is_done(self, goal: int | None) -> bool:
+        """Whether there is nothing to train until some step."""
+        last = self.here.last
+        return self.here.is_over or (
+            last is not None and goal is not None and last.step >= goal and last.note.measured
+        )
+
+    def begin(self, study: str) -> BaseException | None:
+        """Write down what is about to be trained. Return what went wrong."""
+        try:
+            with self.turn():
+                begin_run(self.here, provenance.brief_session(study, self.here.facts), self.request.given)
+                self._stack.enter_context(record_failure(self.request.folder))
+        except Exception as error:
+            return self.close(error) or error
+        return None
+
+    def pause(self) -> None:
+        """Continue later from what was committed."""
+        self.here = replace(self.here, last=self.request.folder.checkpoints()[-1])
+
+    def finish(self, member: Member | None) -> Reached | BaseException:
+        """Return what was reached, and close the run. Without a member, nothing was trained."""
+        found: list[Reached] = []
+        error = self.close(then=lambda: found.append(self._reached(member)))
+        return found[0] if error is None else error
+
+    def _reached(self, member: Member | None) -> Reached:
+        here, run, best = self.here, self.request.folder, None
+        if member is None:
+            assert here.last is not None
+            last: Note | None = here.last.note
+            over, stopped = here.is_over, here.ending
+            reason = stopped.reason if over and stopped is not None else ""
+        else:
+            here.built.learner.end()
             reason = member.ended.reason if member.ended is not None else ""
             last, best = member.last, member.best
-            assert last is not None
-            over = bool(reason) or last.step >= here.built.plan.total
+            over = bool(reason) or (last is not None and last.step >= here.built.plan.total)
         assert last is not None
-        # Read from the disk, not from memory: the code of a trial may have been at it.
+        # Read from the disk, not from memory: the code of a trial may have changed it.
         events = read_events(run.metrics, last.log_length)
         if over and (best is not None or run.summary().get("step") != last.step):
-            chosen = best or run.select_checkpoint(config.run.export.metric, config.run.export.mode)
-            write_summary(config, run, chosen, last, reason, {})
-        return Reached(last.step, last.epoch, last.step - here.step, over, reason, events)
+            export = here.config.run.export
+            chosen = best or run.select_checkpoint(export.metric, export.mode)
+            write_summary(here.config, run, chosen, last, reason, {})
+        return Reached(last.step, last.epoch, last.step - self._before, over, reason, events)
+
+    def close(
+        self, error: BaseException | None = None, then: Callable[[], object] = lambda: None
+    ) -> BaseException | None:
+        """Close the folder, after `then`. Return what went wrong: with `error`, in the words for users."""
+        stack, self._stack = self._stack, ExitStack()
+        try:
+            with self.turn(), stack:
+                if error is not None:
+                    raise error
+                then()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as found:
+            return found
+        return None
 
 
 def conclude_trial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from pathlib import Path
@@ -94,7 +95,11 @@ class Writer:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="manyfit-writer", daemon=True)
+            # What the thread logs belongs to the run of whoever starts it.
+            work = contextvars.copy_context().run
+            self._thread = threading.Thread(
+                target=work, args=(self._work,), name="manyfit-writer", daemon=True
+            )
             self._thread.start()
         self._changed.notify_all()
 

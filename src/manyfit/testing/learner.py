@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from manyfit.core.state import State
 from manyfit.data import Order, Source, once
 from manyfit.data.nested import named_arrays
+from manyfit.data.walk import walk_together
 from manyfit.learn.learner import Learner, fetch
 
 
 class LearnerContract:
     """Subclass it and implement `make` and `source`. Each `make` returns the same untrained learner."""
+
+    is_group: ClassVar[bool] = False
+    """Whether the learner takes a walk over several streams, also when one run is left."""
 
     def make(self) -> Learner:
         """Return an untrained learner."""
@@ -26,9 +31,18 @@ class LearnerContract:
 
     def train(self, learner: Learner, start: int, *segments: int) -> None:
         """Train some segments, one after another."""
-        batches = self.source().batches(Order(4, seed=1), start)
+        batches = self._batches(learner, Order(4, seed=1), start)
         for steps in segments:
             learner.train(batches, steps)
+
+    def _batches(self, learner: Learner, order: Order, start: int = 0) -> Any:
+        """Return what a learner is trained with: batches, or a walk where it has several runs."""
+        if not self.is_group and learner.n == 1:
+            return self.source().batches(order, start)
+        return walk_together([self.source()] * learner.n, [order] * learner.n, start)
+
+    def _pass(self, learner: Learner, rows: int = 3) -> Any:
+        return self._batches(learner, Order(rows, epochs=1))
 
     def test_training_changes_the_state(self) -> None:
         """It learns something."""
@@ -75,12 +89,12 @@ class LearnerContract:
 
     def test_means_are_those_of_the_rows(self) -> None:
         """`measure` gives the mean of what `evaluate` gives row by row, and learns nothing either."""
-        learner, source = self.make(), self.source()
+        learner = self.make()
         self.train(learner, 0, 2)
         before = copy_states(learner.state())
-        found = learner.measure(once(source, 3))
+        found = learner.measure(self._pass(learner))
         assert equal(before, learner.state())
-        rows = list(learner.evaluate(once(source, 3)))
+        rows = list(learner.evaluate(self._pass(learner)))
         own = learner.whole()
         for name, values in found.items():
             means = fetch(values)
@@ -125,7 +139,7 @@ class LearnerContract:
         learner = self.make()
         self.train(learner, 0, 2)
         batch = next(once(self.source(), 4))
-        (outputs,) = learner.evaluate(iter([batch]))
+        outputs = next(learner.evaluate(self._pass(learner, 4)))
         found = [np.asarray(value) for _, value in named_arrays(learner.predict(batch))]
         assert np.allclose(found[0], outputs.output[0], rtol=1e-5, atol=1e-6)
 
@@ -134,13 +148,13 @@ class LearnerContract:
         learner, source = self.make(), self.source()
         self.train(learner, 0, 2)
         before = copy_states(learner.state())
-        found = list(learner.evaluate(once(source, 3)))
+        found = list(learner.evaluate(self._pass(learner)))
         assert equal(before, learner.state())
         assert np.concatenate([outputs.index for outputs in found]).tolist() == list(range(len(source)))
         assert all(values.shape == (learner.n, len(o.index)) for o in found for values in o.rows.values())
         assert all(o.output.shape[:2] == (learner.n, len(o.index)) for o in found)
         single = np.concatenate(
-            [outputs.rows["loss"] for outputs in learner.evaluate(once(source, 1))], axis=1
+            [outputs.rows["loss"] for outputs in learner.evaluate(self._pass(learner, 1))], axis=1
         )
         assert np.allclose(
             single, np.concatenate([o.rows["loss"] for o in found], axis=1), rtol=1e-4, atol=1e-5

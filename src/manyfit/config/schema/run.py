@@ -212,6 +212,8 @@ class Evaluate:
     """Functions of (output, target) of one row, by name."""
     evaluator: Annotated[Component | None, Kind.NEUTRAL, EVALUATOR] = None
     """A class whose `get_eval_funcs()` gives functions of (y_true, y_pred) of one row, by name."""
+    batch_size: Annotated[int | None, Kind.IDENTITY, Ge(1)] = None
+    """Rows of a batch of validation, evaluation and reports; by default, that of training."""
     worst: Annotated[int, Kind.NEUTRAL, Ge(0)] = 10
     parquet: Annotated[bool, Kind.NEUTRAL] = False
     outputs: Annotated[Literal["full", "summary", "none"], Kind.NEUTRAL] = "summary"

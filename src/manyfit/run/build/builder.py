@@ -70,6 +70,7 @@ class Built:
     """Functions of one row."""
     splits: BuiltData
     """The data as it was built, of which the sources above may be parts."""
+    evaluation_batch_size: int = 1
     settings: Any = None
     """The config as components were given it, which knows what they have read."""
 
@@ -123,7 +124,10 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     plan = Plan.of(dataclasses.replace(run.train, epochs=epochs), steps, learner.grain)
     check_grain(config, plan)
     evaluator, settings = build_evaluator(config), run.data.params.get("settings")
-    built = Built(learner, kind, plan, order, train, validation, test, whole, evaluator, splits, settings)
+    size = run.evaluate.batch_size or order.batch_size
+    built = Built(
+        learner, kind, plan, order, train, validation, test, whole, evaluator, splits, size, settings
+    )
     log_details(config, made, built)
     return built
 

@@ -19,7 +19,7 @@ from manyfit.config import Component, Config
 from manyfit.config.identity import hash_data, normal
 from manyfit.core.redaction import has_secrets
 from manyfit.data import Source
-from manyfit.run.loop.process_state import read_process_state
+from manyfit.run.loop.process_state import ProcessState
 
 MOST: Final = 2
 """Data sets that are kept. A search over their parameters makes more of them, which may be large."""
@@ -112,4 +112,4 @@ def read_surroundings(component: Component) -> Any:
         for each in (module, *classes)
         if each is not None
     ]
-    return read_process_state(), names
+    return ProcessState.read(), names

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from manyfit.config import Config
 from manyfit.config.identity import normal
 from manyfit.config.typed.artifacts import seal_model
+from manyfit.core.signals import Watch
 from manyfit.core.state import State
 from manyfit.data import Batch, Source
+from manyfit.data.walk import Walk
 from manyfit.learn.learner import Learner
 from manyfit.run.loop.plan import Boundary, Plan
 from manyfit.run.loop.stopping import Ending, Judge
@@ -30,6 +33,17 @@ class Member:
     committed: list[Event] = field(default_factory=list)
     pending: list[tuple[int, Event]] = field(default_factory=list)
     ended: Ending | None = None
+    error: BaseException | None = None
+    """Why it could not continue: an exception, or a request to end it."""
+    validation: Source | None = None
+    batch_size: int = 1
+    """The rows of a validation batch."""
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    """Metrics of a whole split, which have no value for a row."""
+    watch: Watch = field(default_factory=Watch)
+    """Whether this run alone was asked to end."""
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered while something is done for this run, for example to direct what is logged to it."""
 
     def __post_init__(self) -> None:
         export = self.config.run.export
@@ -123,19 +137,58 @@ def describe_model(config: Config) -> dict[str, Any]:
 class Cohort:
     """Runs that are trained together, and what they share: learner, plan and data."""
 
-    members: Sequence[Member]
+    members: list[Member]
     learner: Learner
     plan: Plan
-    batches: Iterator[Batch]
-    validation: Source | None
-    batch_size: int
+    batches: Iterator[Batch] | Walk
     step: int = 0
     measured: bool = True
     """Whether what was due at this step has been done already."""
-    whole: Mapping[str, Any] = field(default_factory=dict)
-    """Metrics of a whole split, which have no value for a row."""
+    is_group: bool = False
+    """Whether the learner is one of several runs: they may leave, fail or end without the others."""
+
+    def __post_init__(self) -> None:
+        self.is_group = self.is_group or len(self.members) > 1
 
     @property
     def active(self) -> bool:
-        """Whether any run goes on."""
+        """Whether any run continues."""
         return any(member.ended is None for member in self.members)
+
+    @contextmanager
+    def guard(self, member: Member) -> Iterator[None]:
+        """Do something for one run: if it fails, the other runs of a group continue."""
+        try:
+            with member.turn():
+                yield
+        except Exception as error:
+            if not self.is_group:
+                raise
+            member.error = error
+
+    def fail(self, errors: Mapping[int, BaseException]) -> None:
+        """Note which runs have failed."""
+        for i, error in errors.items():
+            self.members[i].error = error
+
+    def release(self) -> None:
+        """Let the runs of a group leave that have ended or failed; what they have is written first."""
+        if not self.is_group:
+            return
+        stays = [i for i, each in enumerate(self.members) if each.ended is None and each.error is None]
+        if len(stays) == len(self.members):
+            return
+        for i, member in enumerate(self.members):
+            if i not in stays:
+                self.close(member)
+        self.members[:] = [self.members[i] for i in stays]
+        if stays:
+            self.learner.keep(stays)
+            assert isinstance(self.batches, Walk)
+            self.batches.keep(stays)
+
+    def close(self, member: Member) -> None:
+        """Write what a run still has to write."""
+        with self.guard(member):
+            member.writer.flush()
+            member.settle()

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
 
@@ -82,6 +83,20 @@ def hold_folder(run: RunFolder, passing: bool = False) -> Iterator[None]:
             yield
 
 
+_speaker: ContextVar[Path | None] = ContextVar("speaker", default=None)
+"""The log of the run that something is done for, where several runs are open; None where one is."""
+
+
+@contextmanager
+def log_only_to(run: RunFolder) -> Iterator[None]:
+    """Keep what is logged from here on out of the logs of the other runs of this process."""
+    before = _speaker.set(run.path / "run.log")
+    try:
+        yield
+    finally:
+        _speaker.reset(before)
+
+
 @contextmanager
 def log_to(path: Path, passing: bool = False) -> Iterator[None]:
     """Keep manyfit's own log beside the run, without secrets. A passing one is removed with its folder."""
@@ -95,6 +110,7 @@ def log_to(path: Path, passing: bool = False) -> Iterator[None]:
         spoken.setFormatter(Redacting("manyfit: %(message)s"))
         log.addHandler(spoken)
     handler = _FileHandler(path, encoding="utf-8", delay=True)
+    handler.addFilter(lambda record: _speaker.get() in (None, path))
     handler.passing = passing
     handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -25,42 +26,55 @@ MODES: Final[tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]] = (
 """How a mode of torch is read, and how it is set."""
 
 
-def read_process_state() -> Any:
-    """Return everything that `own_process` gives back."""
-    mask = os.umask(0)
-    os.umask(mask)
-    limits = [resource.getrlimit(number) for number in LIMITS]
-    return [get() for get, _ in MODES], os.getcwd(), _environment(), limits, mask  # noqa: PTH109
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """torch's modes, the working directory, the environment, soft limits and the umask of a process.
+
+    Modules that were imported and classes that were changed are not part of it; a hard limit cannot be raised
+    again.
+    """
+
+    modes: Sequence[Any]
+    folder: str
+    environment: Mapping[bytes, bytes]
+    limits: Sequence[tuple[int, int]]
+    mask: int
+
+    @staticmethod
+    def read() -> ProcessState:
+        """Return the state of this process."""
+        mask = os.umask(0)
+        os.umask(mask)
+        limits = [resource.getrlimit(number) for number in LIMITS]
+        return ProcessState([get() for get, _ in MODES], os.getcwd(), _environment(), limits, mask)  # noqa: PTH109
+
+    def restore(self) -> None:
+        """Bring this process to this state."""
+        for (get, set_), before in zip(MODES, self.modes, strict=True):
+            if get() != before:
+                set_(before)
+        now = _environment()
+        if now != self.environment:
+            for name in now.keys() - self.environment.keys():
+                del os.environb[name]
+            changed = {name: value for name, value in self.environment.items() if now.get(name) != value}
+            os.environb.update(changed)
+        for number, (soft, hard) in zip(LIMITS, self.limits, strict=True):
+            if resource.getrlimit(number)[0] != soft:
+                with contextlib.suppress(ValueError, OSError):
+                    resource.setrlimit(number, (soft, hard))
+        os.umask(self.mask)
+        os.chdir(self.folder)
 
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """Give a process back what it was: torch's modes, its folder, environment, umask and soft limits.
-
-    What was imported stays, and so do classes that were changed; a hard limit cannot be raised again.
-    """
-    modes = [get() for get, _ in MODES]
-    here, environment = os.getcwd(), _environment()  # noqa: PTH109
-    limits = [resource.getrlimit(number) for number in LIMITS]
-    mask = os.umask(0)
-    os.umask(mask)
+    """Restore the state of the process afterwards."""
+    before = ProcessState.read()
     try:
         yield
     finally:
-        for (get, set_), before in zip(MODES, modes, strict=True):
-            if get() != before:
-                set_(before)
-        now = _environment()
-        if now != environment:
-            for name in now.keys() - environment.keys():
-                del os.environb[name]
-            os.environb.update({n: value for n, value in environment.items() if now.get(n) != value})
-        for number, (soft, hard) in zip(LIMITS, limits, strict=True):
-            if resource.getrlimit(number)[0] != soft:
-                with contextlib.suppress(ValueError, OSError):
-                    resource.setrlimit(number, (soft, hard))
-        os.umask(mask)
-        os.chdir(here)
+        before.restore()
 
 
 def _environment() -> dict[bytes, bytes]:

@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from manyfit.core.errors import Interrupted, RunFailed
 from manyfit.core.redaction import has_secrets, without_values
 from manyfit.core.signals import StopRequested, Watch
-from manyfit.learn.learner import Learner, fetch
+from manyfit.learn.learner import Learner, MembersFailed, split_by_run
 from manyfit.run.loop.clock import Pace
-from manyfit.run.loop.cohort import Cohort
+from manyfit.run.loop.cohort import Cohort, Member
 from manyfit.run.loop.plan import Boundary
 from manyfit.run.loop.stopping import Ending
 from manyfit.run.loop.validation import Row, validate
@@ -56,21 +56,26 @@ def fit(
             boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
             pace.begin()
             try:
-                batches = watch.obeying(cohort.batches) if is_exact else cohort.batches
+                batches: Any = cohort.batches
+                batches = watch.obeying(batches) if is_exact else batches
                 cohort.learner.train(batches, boundary.step - cohort.step)
             except StopRequested:
                 cut_short(cohort, watch)
+            except MembersFailed as failed:
+                cohort.fail(failed.errors)  # the other runs have trained these steps
             if os.getpid() != this:  # user code has forked; only one process may write into the folder
                 os._exit(0)
             boundary = pace.pause(boundary, boundary.step - cohort.step)
             if boundary.step == end:
                 boundary = replace(boundary, checkpoint=True)
             cohort.step = boundary.step
-            alone = len(cohort.members) == 1  # several are written side by side
-            reach_boundary(cohort, boundary, callbacks, watch, wait=alone and boundary.step == end)
+            cohort.release()
+            # A single run waits for its last checkpoint; those of several are written side by side.
+            reach_boundary(
+                cohort, boundary, callbacks, watch, wait=not cohort.is_group and boundary.step == end
+            )
         for member in cohort.members:
-            member.writer.flush()
-            member.settle()
+            cohort.close(member)
 
 
 def reach_boundary(
@@ -85,14 +90,26 @@ def reach_boundary(
         rows = measure_rows(cohort, boundary, watch)
     except StopRequested:
         leave_early(cohort, boundary, watch)
+    except MembersFailed as failed:
+        cohort.fail(failed.errors)
+        cohort.release()
+        reach_boundary(cohort, boundary, callbacks, watch, wait)  # nothing was taken yet
+        return
     cohort.measured = True
-    if (boundary.validate and rows) or boundary.ends_epoch:
-        cohort.learner.observe(rows or [{} for _ in cohort.members])
+    if not cohort.members:
+        return
+    try:
+        if (boundary.validate and rows) or boundary.ends_epoch:
+            cohort.learner.observe(rows or [{} for _ in cohort.members])
+    except MembersFailed as failed:
+        cohort.fail(failed.errors)
     keep_states(cohort, boundary, rows, wait)
     for callback in callbacks:
         callback.on_boundary(cohort, boundary, rows)
     if watch.number and not boundary.last:
         leave_early(cohort, boundary, watch)
+    dismiss(cohort, boundary)
+    cohort.release()
 
 
 def cut_short(cohort: Cohort, watch: Watch) -> None:
@@ -106,12 +123,12 @@ def cut_short(cohort: Cohort, watch: Watch) -> None:
 
 def measure_rows(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
     """The rows of this boundary. Sums are taken last: until then a restart is exact."""
+    if not cohort.members:
+        return []
     parts: list[list[Row]] = []
     if boundary.validate:
         between = boundary.step % cohort.plan.steps_per_epoch == 0
-        parts.append(
-            validate(cohort.learner, cohort.validation, cohort.batch_size, cohort.whole, watch, between)
-        )
+        parts.append(validate(cohort, watch, between))
     if boundary.log:
         parts.insert(0, take_metrics(cohort.learner))
     found: list[Row] = [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
@@ -123,43 +140,87 @@ def measure_rows(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
 
 def take_metrics(learner: Learner) -> list[Row]:
     """What was trained since the last row, for each run."""
-    means = {name: fetch(values) for name, values in learner.take().items()}
-    order = sorted(means, key=lambda name: name != "train_loss")
-    return [{name: float(means[name][i]) for name in order} for i in range(learner.n)]
+    found = split_by_run(learner.take(), learner.n)
+    return [dict(sorted(row.items(), key=lambda item: item[0] != "train_loss")) for row in found]
 
 
 def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = False) -> None:
     """Record what was measured, and keep the states that are due or among the best."""
-    per_epoch, states = cohort.plan.steps_per_epoch, None
+    per_epoch, kept = cohort.plan.steps_per_epoch, dict[int, bool]()
     for i, member in enumerate(cohort.members):
-        member.settle()
-        if member.ended is not None:
+        with cohort.guard(member):
+            due = record(cohort, i, boundary, rows[i] if rows else None)
+            if due is not None:
+                kept[i] = due
+    states = current_states(cohort) if kept else []
+    for i, due in kept.items():
+        member = cohort.members[i]
+        if member.error is not None:
             continue
-        ended = member.record(boundary, rows[i], per_epoch) if rows else None
-        reason = cohort.learner.stop_reasons()[i]
-        if ended is None and reason:
-            ended = member.ended = Ending(reason)
-        if ended is not None and ended.error is not None:
-            member.writer.put_held()
-            continue
-        due = boundary.checkpoint or ended is not None
-        if due or (rows and member.is_candidate(boundary, rows[i])):
-            states = states or cohort.learner.state()
+        with cohort.guard(member):
             if due:
                 member.save(states[i], boundary, per_epoch, wait=wait)
             else:
                 member.hold(states[i], boundary, per_epoch)
 
 
+def record(cohort: Cohort, number: int, boundary: Boundary, row: Row | None) -> bool | None:
+    """Record what was measured of a run. Return whether its state is due to be written.
+
+    False means that the state is one of the best so far and is kept in memory, None that it is not needed.
+    """
+    member = cohort.members[number]
+    member.settle()
+    if member.ended is not None or member.error is not None:
+        return None
+    ended = member.record(boundary, row, cohort.plan.steps_per_epoch) if row is not None else None
+    reason = cohort.learner.stop_reasons()[number]
+    if ended is None and reason:
+        ended = member.ended = Ending(reason)
+    if ended is not None and ended.error is not None:
+        member.writer.put_held()
+        return None
+    if boundary.checkpoint or ended is not None:
+        return True
+    return False if row is not None and member.is_candidate(boundary, row) else None
+
+
+def current_states(cohort: Cohort) -> Sequence[Any]:
+    """Return the state of each run; runs whose state cannot be read have failed."""
+    try:
+        return cohort.learner.state()
+    except MembersFailed as failed:
+        cohort.fail(failed.errors)
+        return failed.found
+
+
+def dismiss(cohort: Cohort, boundary: Boundary) -> None:
+    """Write checkpoints of the runs of a group that were asked to end on their own."""
+    asked = [i for i, member in enumerate(cohort.members) if member.error is None and member.watch.number]
+    if not cohort.is_group or not asked or boundary.last:
+        return
+    states = current_states(cohort)
+    for member, state in ((cohort.members[i], states[i]) for i in asked):
+        if member.ended is None and member.error is None:
+            with cohort.guard(member):
+                member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured)
+                member.error = interruption(member.watch, boundary, [member])
+
+
 def leave_early(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
     """Write checkpoints of where the runs stand now, and say by which signal they were ended."""
-    for member, state in zip(cohort.members, cohort.learner.state(), strict=True):
-        if member.ended is None:
-            member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured)
-        member.writer.flush()
-        member.settle()
-    where = ", ".join(str(member.folder.path) for member in cohort.members)
-    raise Interrupted(
+    for member, state in zip(cohort.members, current_states(cohort), strict=True):
+        if member.ended is None and member.error is None:
+            with cohort.guard(member):
+                member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured)
+        cohort.close(member)
+    raise interruption(watch, boundary, cohort.members)
+
+
+def interruption(watch: Watch, boundary: Boundary, members: Sequence[Member]) -> Interrupted:
+    """Return the error that says by which signal runs were ended, and how to resume them."""
+    where = ", ".join(str(member.folder.path) for member in members)
+    return Interrupted(
         f"ended by {watch.name} at step {boundary.step}; the same command goes on from there in {where}",
         watch.number,
     )

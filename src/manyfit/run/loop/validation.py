@@ -3,45 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from manyfit.core.signals import Watch
-from manyfit.data import Batch, Source, once
+from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.learner import Learner, fetch
+from manyfit.data.walk import Walk
+from manyfit.learn.learner import split_by_run
 from manyfit.learn.split_metrics import SplitMetrics
+from manyfit.run.loop.cohort import Cohort, Member
 
 Row = Mapping[str, float]
 
 
-def validate(
-    learner: Learner,
-    source: Source | None,
-    batch_size: int,
-    whole: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
-    between: bool = False,
-) -> list[Row]:
-    """Means over every row of the validation split, for each run of a cohort.
+def validate(cohort: Cohort, watch: Watch | None = None, between: bool = False) -> list[Row]:
+    """Return the means over every row of the validation split, for each run of a cohort.
 
     Between two epochs there are no random states to protect: a learner seeds them when an epoch begins.
     """
-    if source is None or not len(source):
-        return [{} for _ in range(learner.n)]
-    further = [SplitMetrics(whole or {}) for _ in range(learner.n)]
+    learner, members = cohort.learner, cohort.members
+    sources = [member.validation for member in members]
+    if not all(source is not None and len(source) for source in sources):
+        return [{} for _ in members]
+    further = [SplitMetrics(member.whole) for member in members]
     with contextlib.nullcontext() if between else own_randomness():
-        found = learner.measure(watching(once(source, batch_size), watch), further)
-        means = {name: fetch(values) for name, values in found.items()}
-        return [
-            {f"val_{name}": float(value) for name, value in values.items()}
-            for values in (
-                {**{name: column[i] for name, column in means.items()}, **further[i].values()}
-                for i in range(learner.n)
-            )
-        ]
+        found = learner.measure(_passes(cohort, watch), further)
+        means = split_by_run(found, learner.n)
+        values = [{**mean, **metrics.values()} for mean, metrics in zip(means, further, strict=True)]
+        return [{f"val_{name}": float(value) for name, value in row.items()} for row in values]
+
+
+def _passes(cohort: Cohort, watch: Watch | None) -> Iterator[Batch] | Walk:
+    """Return one pass over the validation rows of each run, which ends early if the runs are asked to end."""
+
+    def once_through(member: Member) -> Iterator[Batch]:
+        assert member.validation is not None
+        return watching(once(member.validation, member.batch_size), watch)
+
+    if not cohort.is_group:
+        return once_through(cohort.members[0])
+    make = [functools.partial(once_through, member) for member in cohort.members]
+    return Walk(make, range(len(make)))
 
 
 def watching(batches: Iterator[Batch], watch: Watch | None) -> Iterator[Batch]:
-    """Batches, until somebody asks to stop."""
+    """Return batches that end with `StopRequested` once somebody asks to stop."""
     return batches if watch is None else watch.obeying(batches)

@@ -2,7 +2,8 @@
 
 | room | what it holds |
 |---|---|
-| `session` | open a run, resume it, train it further |
+| `session` | open runs, resume them, train them further together |
+| `batch_rehearsal` | evaluate one batch before the first step, and check what it shows |
 | `resume_check` | whether it is still the same run: config, data, code, backend |
 | `finish` | export and evaluate the best checkpoint |
 """

@@ -132,7 +132,7 @@ def report_of(
     return evaluate_rows(
         built.learner,
         source,
-        built.order.batch_size,
+        built.evaluation_batch_size,
         evaluator=built.evaluator,
         whole=built.whole,
         watch=watch,

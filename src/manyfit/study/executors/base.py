@@ -40,16 +40,20 @@ def attempt(
     """Do the work, and yield an outcome for each trial of the unit, whatever happens.
 
     An exception is how the trial has ended that was at work; those that were not begun are told so. What the
-    code of a trial changes in its process ends with the trial. `around` is entered for each of them.
+    code of a trial changes in its process ends with the trial. `around` is entered for each of them; work
+    with the attribute `enters_scopes` does that itself, by `watch.scope`, as it trains several side by side.
     """
     from manyfit.run.loop.process_state import own_process
 
     this, left = os.getpid(), {trial.id: trial for trial in unit.trials}
     outcomes: Iterator[Outcome] | None = None
+    is_scoped = getattr(work, "enters_scopes", False) and len(unit.trials) > 1
+    if is_scoped:
+        watch.scope = around
     while left:
         first = next(iter(left.values()))
         try:
-            with around(first), own_process():
+            with nullcontext() if is_scoped else around(first), own_process():
                 outcomes = iter(work(unit, watch, tell)) if outcomes is None else outcomes
                 outcome = next(outcomes, None)
         except KeyboardInterrupt:

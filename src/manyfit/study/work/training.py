@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from manyfit.config import Config, load_config
 from manyfit.config.tree.nodes import plain
@@ -54,10 +54,20 @@ class Training:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "ready": {}, "shared": []}
 
+    enters_scopes: ClassVar[bool] = True
+    """It enters the scope of each trial itself: several of them train side by side."""
+
     def __call__(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
-        """Train the trials of a unit, one after another."""
+        """Train the trials of a unit as one session; evaluate or rehearse them one after another."""
+        if unit.purpose == "train":
+            yield from self._train(unit, watch, tell)
+            return
+        from manyfit.run.loop.process_state import own_process
+
         for trial in unit.trials:
-            yield self._one(trial, unit, watch.of(trial.id), tell)
+            with watch.scope(trial), own_process():
+                outcome = self._try_out(trial, unit, watch.of(trial.id), tell)
+            yield outcome
 
     def config(self) -> Config:
         """The base config."""
@@ -69,38 +79,61 @@ class Training:
             return trial_config(self.config(), trial.values, trial.seed, trial.changes)
         return config
 
-    def _one(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
-        from manyfit.run.trial import conclude_trial, train_until
+    def _train(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
+        from manyfit.run.trial import Reached, Request, train_until
+
+        began, requests, before = time.perf_counter(), dict[int, Trial](), dict[str, int]()
+        ready: list[Request] = []
+        for trial in unit.trials:
+            run = RunFolder(Path(trial.folder))
+            before[trial.id] = read_committed_step(run)
+            scope = functools.partial(watch.scope, trial)
+            try:
+                with scope():
+                    config = self._config(trial)
+                if not run.path.parent.is_dir():
+                    raise FolderError(f"{run.path.parent} is gone: the study was moved while it ran")
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                yield self._fail_trial(trial, run, failure_of(error), before[trial.id], began)
+                continue
+            ready.append(Request(config, run, text_of(config, trial), watch.of(trial.id), scope))
+            requests[id(ready[-1])] = trial
+        signs = Signs({request.folder.path: requests[id(request)].id for request in ready}, self.metric, tell)
+        alone: Watch = watch.of(unit.trials[0].id) if len(unit.trials) == 1 else watch
+        for request, found in train_until(
+            ready, unit.until, Beating(alone, signs), study=self.study, callbacks=[signs],
+            allowed=(*self.allowed, *OURS), shared=self._share_data(),
+        ):  # fmt: skip
+            trial, now = requests[id(request)], time.perf_counter()
+            if isinstance(found, Reached):
+                yield Outcome(
+                    trial.id, found.step, found.epoch, found.trained, found.over, found.reason,
+                    curve_of(found.events, self.metric), now - began,
+                )  # fmt: skip
+            else:
+                yield self._fail_trial(trial, request.folder, failure_of(found), before[trial.id], began)
+
+    def _try_out(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
+        from manyfit.run.check import rehearse_run
+        from manyfit.run.trial import conclude_trial
 
         began, run = time.perf_counter(), RunFolder(Path(trial.folder))
-        signs = Signs(trial.id, self.metric, tell)
-        watch = Beating(watch, signs)
         before = read_committed_step(run)
         try:
             config = self._config(trial)
             if unit.purpose == "rehearse":
-                from manyfit.run.check import rehearse_run
-
                 return Outcome(trial.id, facts=rehearse_run(config, shared=self._share_data()))
             if not run.path.parent.is_dir():
                 raise FolderError(f"{run.path.parent} is gone: the study was moved while it ran")
-            allowed = (*self.allowed, *OURS)
-            if unit.purpose == "evaluate":
-                conclude_trial(config, run, watch, allowed, self._share_data())
-                return Outcome(trial.id, seconds=time.perf_counter() - began)
-            found = train_until(
-                config, run, unit.until, watch, study=self.study, given=text_of(config, trial),
-                callbacks=[signs], allowed=allowed, shared=self._share_data(),
-            )  # fmt: skip
+            watch = Beating(watch, Signs({run.path: trial.id}, self.metric, tell))
+            conclude_trial(config, run, watch, (*self.allowed, *OURS), self._share_data())
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            seconds = time.perf_counter() - began
-            return self._fail_trial(trial, run, failure_of(error), before, seconds)
-        return Outcome(
-            trial.id, found.step, found.epoch, found.trained, found.over, found.reason,
-            curve_of(found.events, self.metric), time.perf_counter() - began,
-        )  # fmt: skip
+            return self._fail_trial(trial, run, failure_of(error), before, began)
+        return Outcome(trial.id, seconds=time.perf_counter() - began)
 
     def _share_data(self) -> SharedData:
         from manyfit.run.build.shared_data import SharedData
@@ -111,9 +144,10 @@ class Training:
         return found
 
     def _fail_trial(
-        self, trial: Trial, run: RunFolder, failure: Failure, before: int, seconds: float
+        self, trial: Trial, run: RunFolder, failure: Failure, before: int, began: float
     ) -> Outcome:
-        """What has been committed in spite of the failure counts."""
+        """Return the outcome of a failure; what was committed in spite of it counts."""
+        seconds = time.perf_counter() - began
         try:
             step, epoch, curve = read_committed_progress(run, self.metric)
         except FolderError as error:
@@ -126,30 +160,34 @@ class Training:
 
 
 class Signs:
-    """Shows that a trial is alive, and how it does."""
+    """Shows that trials are alive, and how they do."""
 
-    def __init__(self, trial: str, metric: str, tell: Tell) -> None:
-        self._trial = trial
+    def __init__(self, trials: Mapping[Path, str], metric: str, tell: Tell) -> None:
+        """`trials` has the ID of each trial by its folder."""
+        self._trials = trials
         self._metric = metric
         self._tell = tell
         self._last = 0.0
-
-        self._at = (0, 0.0)
+        self._at = dict.fromkeys(trials.values(), (0, 0.0))
 
     def on_start(self, cohort: Cohort) -> None:
         """Nothing yet."""
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Say where it stands."""
-        self._at = (boundary.step, boundary.epoch)
-        self.beat(rows[0].get(self._metric) if rows else None)
+        """Report where the trials are."""
+        here = [self._trials[member.folder.path] for member in cohort.members]
+        self._at = dict.fromkeys(here, (boundary.step, boundary.epoch))
+        self.beat(
+            {trial: row[self._metric] for trial, row in zip(here, rows, strict=False) if self._metric in row}
+        )
 
-    def beat(self, value: float | None = None) -> None:
+    def beat(self, values: Mapping[str, float] | None = None) -> None:
         """Show a sign of life, not too often."""
         now = time.monotonic()
         if now - self._last >= BETWEEN:
             self._last = now
-            self._tell(Progress(self._trial, *self._at, value))
+            for trial, at in self._at.items():
+                self._tell(Progress(trial, *at, (values or {}).get(trial)))
 
     def on_end(self, cohort: Cohort) -> None:
         """Nothing to close."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeAlias
 
 from manyfit.core.signals import Watch
-from manyfit.study.work.units import Progress
+from manyfit.study.work.units import Progress, Trial
 
 Tell: TypeAlias = Callable[[Progress], None]
 """Is called with signs of life."""
@@ -23,6 +24,8 @@ class UnitWatch(Watch):
         """Trials that were asked to end."""
         self.is_asked = False
         """Whether the whole unit was."""
+        self.scope: Callable[[Trial], AbstractContextManager[object]] = lambda trial: nullcontext()
+        """Entered while something is done for one trial, by work that enters scopes itself."""
 
     @property
     def number(self) -> int:  # type: ignore[override]

@@ -1,0 +1,105 @@
+"""The batches of several runs that are trained together: one stream for each distinct order of rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from manyfit.data.batch import Batch
+from manyfit.data.dataset import Limited
+from manyfit.data.order import Order
+from manyfit.data.source import Source
+
+MOST_BYTES: Final = 1 << 26
+"""Bytes of batches that are read ahead where runs share a stream."""
+
+
+class Walk(Iterator[tuple[Batch, ...]]):
+    """Batches for n runs, step by step. Runs that read the same rows in the same order share a stream.
+
+    `next` returns a batch for each run, the same object for runs that share a stream. A learner that trains
+    its runs one after another uses `chunks` or `separate` instead.
+    """
+
+    def __init__(self, make: Sequence[Callable[[], Iterator[Batch]]], which: Sequence[int]) -> None:
+        """`make` has a function for each stream that opens it, `which` the number of each run's stream."""
+        self._make = list(make)
+        self._which = list(which)
+        self._streams: dict[int, Iterator[Batch]] = {}
+
+    @property
+    def n(self) -> int:
+        """The number of runs."""
+        return len(self._which)
+
+    @property
+    def streams(self) -> int:
+        """The number of streams that are read."""
+        return len(set(self._which))
+
+    def __next__(self) -> tuple[Batch, ...]:
+        found = {number: next(self._stream(number)) for number in dict.fromkeys(self._which)}
+        return tuple(found[number] for number in self._which)
+
+    def chunks(self, steps: int) -> Iterator[tuple[int, list[Iterator[Batch]]]]:
+        """Yield a number of steps and an iterator for each run, until `steps` are done.
+
+        A stream of one run is passed on as it is: the run reads it, with its own random states. A shared one
+        is read ahead, at most `MOST_BYTES` at a time, so that each run can train several steps in a row.
+        """
+        while steps:
+            ahead: dict[int, list[Batch]] = {i: [] for i in self._which if self._which.count(i) > 1}
+            count, size = 0, 0
+            while ahead and count < steps and size < MOST_BYTES:
+                for number, batches in ahead.items():
+                    batches.append(next(self._stream(number)))
+                    size += batches[-1].nbytes
+                count += 1
+            count = count or steps
+            yield count, [self._part(i, ahead) for i in range(self.n)]
+            steps -= count
+
+    def _part(self, run: int, ahead: dict[int, list[Batch]]) -> Iterator[Batch]:
+        number = self._which[run]
+        if number not in ahead:
+            return self._stream(number)
+        if (
+            number in self._which[run + 1 :]
+        ):  # a model may change its inputs in place; the others must not see it
+            return (batch.copy() for batch in ahead[number])
+        return iter(ahead[number])
+
+    def separate(self) -> list[Iterator[Batch]]:
+        """Return a stream of its own for each run, from the start."""
+        return [self._make[number]() for number in self._which]
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Continue with these runs only."""
+        self._which = [self._which[i] for i in indices]
+
+    def _stream(self, number: int) -> Iterator[Batch]:
+        if number not in self._streams:
+            self._streams[number] = self._make[number]()
+        return self._streams[number]
+
+
+def walk_together(sources: Sequence[Source], orders: Sequence[Order], start: int = 0) -> Walk:
+    """Return the batches of several runs from step `start` on."""
+    make: dict[Any, Callable[[], Iterator[Batch]]] = {}
+    keys = [_stream_key(*each) or number for number, each in enumerate(zip(sources, orders, strict=True))]
+    for key, source, order in zip(keys, sources, orders, strict=True):
+        make.setdefault(key, functools.partial(source.batches, order, start))
+    numbers = {key: number for number, key in enumerate(make)}
+    return Walk(list(make.values()), [numbers[key] for key in keys])
+
+
+def _stream_key(source: Source, order: Order) -> Any:
+    """Return what the batches of a source follow from; None if reading it may depend on who reads it."""
+    limits = []
+    inner: Any = source
+    while type(inner) is Limited:
+        limits.append((inner.rows, inner.seed))
+        inner = inner.source
+    is_constant = vars(type(inner)).get("is_constant", False)
+    return (id(inner), tuple(limits), order) if is_constant else None

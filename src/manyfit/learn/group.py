@@ -1,0 +1,266 @@
+"""Several learners as one: each trains its own run, in turn, with its own random states.
+
+It trains any runs that have the same plan together, whatever their models are, and gives each the result that
+it has alone. It is not faster than training them one after another; what it shares is the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from manyfit.core.signals import StopRequested
+from manyfit.core.state import State
+from manyfit.data import Batch
+from manyfit.data.nested import Nested, map_arrays, named_arrays
+from manyfit.data.randomness import RandomStates
+from manyfit.data.walk import Walk
+from manyfit.learn.learner import Learner, MembersFailed, Metrics, Outputs, Weights, fetch
+from manyfit.learn.split_metrics import SplitMetrics
+
+T = TypeVar("T")
+
+
+@dataclass
+class Part:
+    """One learner of a group."""
+
+    learner: Learner
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered while the learner works, for example to direct what it logs to its own run."""
+    randomness: RandomStates | None = None
+    """The global random states as they were when the learner last worked."""
+
+    def __post_init__(self) -> None:
+        if self.randomness is None:
+            self.randomness = RandomStates.read()
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Continue with the learner's own random states, and keep them afterwards."""
+        assert self.randomness is not None
+        self.randomness.restore()
+        try:
+            with self.turn():
+                yield
+        finally:
+            self.randomness = RandomStates.read()
+
+
+class GroupLearner:
+    """A learner of n runs, made of n learners of one run each.
+
+    Where some of them fail, the others do what was asked first; then `MembersFailed` is raised.
+    """
+
+    stands_between_batches: ClassVar[bool] = False
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = list(parts)
+
+    @property
+    def _first(self) -> Learner:
+        return self._parts[0].learner
+
+    @property
+    def n(self) -> int:
+        """The number of runs."""
+        return len(self._parts)
+
+    @property
+    def step(self) -> int:
+        """Steps that were trained."""
+        return self._first.step
+
+    @property
+    def grain(self) -> int:
+        """The grain that all of them have."""
+        return self._first.grain
+
+    @property
+    def backend(self) -> str:
+        """The framework of the first run."""
+        return self._first.backend
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether one of them reads its rows itself."""
+        return any(part.learner.reads_data for part in self._parts)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all can predict."""
+        return all(part.learner.is_ready for part in self._parts)
+
+    @property
+    def models(self) -> Sequence[Any]:
+        """The model of each run."""
+        return [part.learner.models[0] for part in self._parts]
+
+    @property
+    def row_metrics(self) -> Sequence[str]:
+        """Every metric that one of them has."""
+        return list(dict.fromkeys(name for part in self._parts for name in part.learner.row_metrics))
+
+    @property
+    def couples_rows(self) -> bool:
+        """Whether one of the losses couples rows."""
+        return any(part.learner.couples_rows for part in self._parts)
+
+    def describe(self) -> str:
+        """Describe all of them."""
+        return "; ".join(part.learner.describe() for part in self._parts)
+
+    def details(self) -> Iterator[str]:
+        """Yield the details of each."""
+        for part in self._parts:
+            yield from part.learner.details()
+
+    def hardware(self) -> str:
+        """Return the devices."""
+        return ", ".join(dict.fromkeys(part.learner.hardware() for part in self._parts))
+
+    def rehearse(self) -> None:
+        """Rehearse each."""
+        self._each(lambda learner, i: learner.rehearse())
+
+    def without_callbacks(self) -> Learner:
+        """Return the same without the callbacks of models."""
+        return GroupLearner([Part(p.learner.without_callbacks(), p.turn, p.randomness) for p in self._parts])
+
+    def train(self, batches: Walk, steps: int) -> None:
+        """Train each for some steps."""
+        errors: dict[int, BaseException] = {}
+        for count, streams in batches.chunks(steps):
+            self._each(lambda learner, i, c=count, s=streams: learner.train(s[i], c), errors)  # type: ignore[misc]
+        if errors:
+            raise MembersFailed(errors)
+
+    def take(self) -> Metrics:
+        """Return the losses and rates of each; masked where a run has no value of that name."""
+        return self._join([part.learner.take() for part in self._parts])
+
+    def has_gradients(self) -> bool:
+        """Whether each has gradients."""
+        return all(part.learner.has_gradients() for part in self._parts)
+
+    def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Pass on to each what was measured of it."""
+        self._each(lambda learner, i: learner.observe(rows[i : i + 1]))
+
+    def stop_reasons(self) -> Sequence[str]:
+        """Return the reason of each to stop early."""
+        return [part.learner.stop_reasons()[0] for part in self._parts]
+
+    def end(self) -> None:
+        """Finish each."""
+        self._each(lambda learner, i: learner.end())
+
+    def options(self) -> Any:
+        """Return the options of each."""
+        return [part.learner.options() for part in self._parts]
+
+    def set_options(self, options: Any) -> None:
+        """Set the options of each."""
+        for part, each in zip(self._parts, options, strict=True):
+            part.learner.set_options(each)
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Continue with these runs only."""
+        self._parts = [self._parts[i] for i in indices]
+
+    def measure(self, batches: Walk, further: Sequence[SplitMetrics] = ()) -> Metrics:
+        """Return the means of each; masked where a run has no value of that name."""
+        streams = batches.separate()
+        return self._join(self._each(lambda learner, i: learner.measure(streams[i], further[i : i + 1])))
+
+    def evaluate(self, batches: Walk) -> Iterator[Outputs]:
+        """Predict, batch by batch, with the outputs of all runs side by side."""
+        each = [part.learner.evaluate(s) for part, s in zip(self._parts, batches.separate(), strict=True)]
+        while True:
+            found = self._each(lambda learner, i: next(each[i], None))
+            if any(outputs is None for outputs in found):
+                return
+            yield _side_by_side([outputs for outputs in found if outputs is not None])
+
+    def whole(self) -> Sequence[Mapping[str, float]]:
+        """Return what each model has measured itself."""
+        return [part.learner.whole()[0] for part in self._parts]
+
+    def predict(self, batch: Batch, model: Any = None) -> Nested:
+        """Return the outputs of the first run's model."""
+        with self._parts[0].work():
+            return self._first.predict(batch, model)
+
+    def state(self) -> Sequence[State]:
+        """Return the state of each."""
+        return self._each(lambda learner, i: learner.state()[0])
+
+    def load(self, states: Sequence[State]) -> None:
+        """Load the state of each."""
+        self._each(lambda learner, i: learner.load(states[i : i + 1]))
+
+    def weights(self) -> Sequence[Weights]:
+        """Return the weights of each."""
+        return [part.learner.weights()[0] for part in self._parts]
+
+    def _each(
+        self, act: Callable[[Learner, int], T], failed: dict[int, BaseException] | None = None
+    ) -> list[T]:
+        """Let each act in its turn. With `failed`, errors are added to it, and those that are in it rest."""
+        errors = failed if failed is not None else {}
+        found: list[Any] = []
+        for i, part in enumerate(self._parts):
+            found.append(None)
+            if i in errors:
+                continue
+            try:
+                with part.work():
+                    found[-1] = act(part.learner, i)
+            except (StopRequested, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # user code may raise what it likes, as SystemExit
+                errors[i] = error
+        if errors and failed is None:
+            raise MembersFailed(errors, found)
+        return found
+
+    def _join(self, found: Sequence[Metrics]) -> Metrics:
+        names = dict.fromkeys(name for metrics in found for name in metrics)
+        return {
+            name: np.ma.masked_array(
+                [float(fetch(metrics[name])[0]) if name in metrics else 0.0 for metrics in found],
+                [name not in metrics for metrics in found],
+            )
+            for name in names
+        }
+
+
+def _side_by_side(found: Sequence[Outputs]) -> Outputs:
+    first = found[0]
+
+    def stack(arrays: Sequence[Any]) -> Any:
+        return np.concatenate(arrays)
+
+    def every() -> tuple[Nested, Nested]:
+        several = [outputs.every(0) for outputs in found]
+        return tuple(_stack_nested([each[side] for each in several]) for side in (0, 1))
+
+    return Outputs(
+        first.index,
+        stack([outputs.output for outputs in found]),
+        None if first.target is None else stack([outputs.target for outputs in found]),
+        {name: stack([outputs.rows[name] for outputs in found]) for name in first.rows},
+        first.shared,
+        None if first.several is None else every,
+    )
+
+
+def _stack_nested(values: Sequence[Nested]) -> Nested:
+    """Stack nested arrays of the same structure along a new first axis."""
+    leaves = [iter([array for _, array in named_arrays(value)]) for value in values]
+    return map_arrays(lambda array: np.stack([next(each) for each in leaves]), values[0])

@@ -1,0 +1,217 @@
+"""The rehearsal of a run: one batch is evaluated before training, and what it shows is checked."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from manyfit.config import Config
+from manyfit.config.dialects.table import dialect_of
+from manyfit.config.schema.consistency import find_deciding_metrics, find_overridden_rates
+from manyfit.core.errors import UsageError
+from manyfit.core.names import listing, nearest
+from manyfit.data import ClassWeighted, Limited, Source, once
+from manyfit.data.nested import pair_outputs
+from manyfit.data.overlap import Compared
+from manyfit.data.randomness import own_randomness
+from manyfit.learn.learner import Outputs
+from manyfit.learn.split_metrics import SplitMetrics
+from manyfit.run.build.builder import Built, key_of
+from manyfit.run.build.user_code import list_classes, main_classes, misspelt
+
+log = logging.getLogger("manyfit")
+
+FEW: Final = 20_000
+"""Rows of a test split up to which all IDs are checked before the first step."""
+
+
+def rehearse_batch(built: Built, config: Config) -> None:
+    """Evaluate one batch before the first step, so that a mistake in a metric does not cost an epoch."""
+    first = built.split("validation") or built.train
+    built.learner.rehearse()
+    check_overlap(built, config)
+    for text in [*find_overridden_rates(config.run.train), *find_unused(built), *almost_hooks(config)]:
+        log.warning("%s", text)
+    if found := main_classes(config):
+        log.warning(
+            "%s lies in the script that runs now, so that only this script can open the run again: put it "
+            "into a module of %s/, and name it as module.Class",
+            listing(found), config.run.src_code_path.name,
+        )  # fmt: skip
+    with own_randomness():
+        test = built.split("test")
+        if test is not None:
+            batch = next(once(test, built.evaluation_batch_size))
+            is_known = getattr(test, "remade_by", "")  # then ids come with the rows
+            test.ids(np.arange(len(test)) if len(test) <= FEW and not is_known else batch.index)
+        for split in ("validation", "test"):
+            source: Any = built.split(split)
+            if isinstance(source, Proven):
+                source.prove()
+        if not built.learner.is_ready:  # it can say nothing before it was trained
+            check_names(built, config, ["loss"])
+            warn_unread(built, config)
+            return
+        outputs = _one_batch(built, first)
+        check_target(built, config, outputs)
+        check_class_weights(built, outputs)
+        first.ids(outputs.index)
+        metrics = SplitMetrics(built.whole)
+        metrics.update(outputs.output[0], None if outputs.target is None else outputs.target[0])
+        metrics.values()
+        if built.evaluator.functions and outputs.target is not None:
+            built.evaluator(*outputs.every(0))
+        check_outputs(built, outputs)
+    check_names(built, config, outputs.rows)
+    warn_unread(built, config)
+
+
+def check_overlap(built: Built, config: Config) -> None:
+    """No row of validation or test may be trained on, unless that is said."""
+    data, limit = config.run.data, config.run.train.limit
+    if limit.overfit is not None or data.beside.get("allow_overlap"):
+        return
+    compared = Compared(built.train)
+    for split in ("validation", "test"):
+        source = built.split(split)
+        found = compared.overlap(source) if source is not None else None
+        if source is None or found is None or not found.rows:
+            continue
+        shown = listing(source.ids(np.asarray(found.rows[:3], dtype=np.int64)))
+        what = f"{len(found.rows)} of {found.looked_at} rows of the {split} split are in the training split"
+        if found.is_error:
+            key = key_of(config, "allow_overlap")
+            raise UsageError(
+                f"{data.origin}: data: {what}, too (such as {shown}), so that what is measured on them says "
+                f"nothing: give each row to one split, or write {key}: true"
+            )
+        log.warning("%s, too (such as %s): so few may be chance", what, shown)
+
+
+def check_target(built: Built, config: Config, outputs: Outputs) -> None:
+    """What compares outputs with targets needs some."""
+    if outputs.target is not None:
+        return
+    if config.run.train.loss is not None:
+        raise UsageError(
+            f"{config.run.data.origin}: data: the rows of the validation split have no target, so that "
+            "val_loss cannot be measured (a feeder needs labels_map, a data set gives (input, target))"
+        )
+    asked = {
+        "train.metrics": [*built.learner.row_metrics, *built.whole],
+        "evaluate": list(built.evaluator.functions),
+    }
+    for key, names in asked.items():
+        if names:
+            where = config.origin(key) or config.run.data.origin
+            raise UsageError(
+                f"{where}: {key}: {listing(names)} needs a target, but {config.run.data.path} gives none; "
+                "what a row is compared with is its second part, or the input named target"
+            )
+
+
+def check_outputs(built: Built, outputs: Outputs) -> None:
+    """Of several outputs, say which one metrics see; and no metric has the name of another's column."""
+    (first, *_), *others = pair_outputs(*outputs.every(0))
+    if not others:
+        return
+    named = [*built.learner.row_metrics, *built.whole, *built.evaluator.named]
+    for name, *_ in others:
+        for column in (f"target_{name}", f"prediction_{name}", f"confidence_{name}"):
+            if column in [*named, *built.evaluator.functions]:
+                raise UsageError(
+                    f"{column} is the column of the output {name!r} in reports; a metric needs another name"
+                )
+    if named:
+        log.warning(
+            "metrics (%s) measure the output %r; only functions of one row see %s",
+            listing(named), first, listing([repr(name) for name, *_ in others]),
+        )  # fmt: skip
+
+
+def check_class_weights(built: Built, outputs: Outputs) -> None:
+    """Every class that has a weight must be one that the model can name."""
+    weighted = built.train.source if isinstance(built.train, Limited) else built.train
+    if not isinstance(weighted, ClassWeighted):
+        return
+    shape = outputs.output.shape[2:]
+    count = max(2, shape[-1]) if shape else 2
+    lost = [str(number) for number in weighted.weights if not 0 <= number < count]
+    if lost:
+        raise UsageError(
+            f"get_class_weight gives a weight to class {listing(lost)}, but the model has {count} classes"
+        )
+
+
+def almost_hooks(config: Config) -> Iterator[str]:
+    """Methods that nothing calls, and whose names are nearly those of methods that would be called."""
+    for cls in list_classes(config):
+        for name, meant in misspelt(cls):
+            yield f"manyfit does not call {cls.__name__}.{name}; did you mean {meant}?"
+
+
+HOOKS: Final = (
+    "training_step", "validation_step", "test_step", "predict_step", "custom_evaluation", "train_dataloader",
+    "val_dataloader", "test_dataloader", "on_train_start", "on_train_epoch_end", "on_validation_epoch_end",
+)  # fmt: skip
+"""Methods that other systems call."""
+
+
+def find_unused(built: Built) -> Iterator[str]:
+    """What was written and has no effect."""
+    model = built.learner.models[0]
+    found = [name for name in HOOKS if callable(getattr(type(model), name, None))]
+    if found:
+        yield (
+            f"nothing calls {listing(found)} of {type(model).__name__}: it is trained by forward and "
+            "train.loss, or by train_step(batch, optimizer)"
+        )
+    size, rows = built.order.batch_size, len(built.train)
+    if size > rows and not isinstance(built.train, Limited):
+        yield f"a batch has {size} rows, but there are only {rows} to train on: each epoch is one step"
+
+
+def _one_batch(built: Built, source: Source) -> Outputs:
+    batches = itertools.islice(once(source, built.evaluation_batch_size), 1)
+    (outputs,) = built.learner.evaluate(batches)
+    return outputs
+
+
+@runtime_checkable
+class Proven(Protocol):
+    """A source that was told how many rows it has and in which order, and can find out whether that is so."""
+
+    def prove(self) -> None:
+        """Raise if they are fewer, or more, or if they come in another order."""
+        ...
+
+
+def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
+    """What decides which checkpoint is best, or when to stop, must be measured; some models say so late."""
+    if config.run.list_logged() is not None:
+        return
+    own = list(built.learner.whole()[0])
+    known = ["train_loss", "lr", *(f"train_{name}" for name in own if name != "loss")]
+    if built.split("validation") is not None:
+        known += [f"val_{name}" for name in dict.fromkeys([*rows, *own, *built.whole])]
+    for path, metric in find_deciding_metrics(config.run):
+        if metric not in known:
+            best = nearest(metric, known)
+            hint = f"did you mean {best}?" if best else f"there are {listing(known)}"
+            where = config.origin(".".join(path))
+            raise UsageError(f"{where}: {'.'.join(path)}: nothing named {metric!r} is measured; {hint}")
+
+
+def warn_unread(built: Built, config: Config) -> None:
+    """Name the user's own keys that no component has looked at: one of them may be misspelt."""
+    if built.settings is None:
+        return
+    reserved = dialect_of(config.tree).reserved
+    found = [key for key in built.settings.unread() if key.partition(".")[0] not in reserved]
+    shown = [f"{key} (did you mean {near}?)" if (near := nearest(key, reserved)) else key for key in found]
+    if found:
+        log.warning("no component reads %s of the config", ", ".join(shown))
