@@ -1,0 +1,296 @@
+"""Several runs in one session: each has the result, the log and the folder that it has alone."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+import torch
+
+from manyfit import load_config
+from manyfit.core.errors import Interrupted, RunFailed
+from manyfit.core.position import Position
+from manyfit.core.signals import Watch
+from manyfit.run.build.shared_data import SharedData
+from manyfit.run.trial import Reached, Request, train_until
+from manyfit.store.folder import RunFolder
+
+MODELS = """
+import logging, random
+import numpy as np
+import torch
+from torch import nn
+from models import MLP
+
+log = logging.getLogger("manyfit")
+
+
+class Drawing(MLP):
+    '''Draws from every global generator while it trains.'''
+
+    def forward(self, images):
+        noise = random.random() + np.random.random()
+        return super().forward(images) * (1 + 1e-3 * noise if self.training else 1)
+
+
+class Modes(MLP):
+    '''Changes the process while it is built, and needs that while it trains.'''
+
+    def __init__(self, hidden: int = 4) -> None:
+        super().__init__(hidden)
+        torch.use_deterministic_algorithms(True)
+
+    def forward(self, images):
+        assert torch.are_deterministic_algorithms_enabled()
+        return super().forward(images)
+
+
+class Plain(MLP):
+    def forward(self, images):
+        assert not torch.are_deterministic_algorithms_enabled()
+        return super().forward(images)
+
+
+class Failing(MLP):
+    '''Fails in training at some call.'''
+
+    def __init__(self, hidden: int = 4, at: int = 5) -> None:
+        super().__init__(hidden)
+        self.calls, self.at = 0, at
+
+    def forward(self, images):
+        self.calls += self.training
+        if self.calls == self.at:
+            raise ValueError("no more of this")
+        return super().forward(images)
+
+
+class FailingToValidate(MLP):
+    def forward(self, images):
+        if not self.training:
+            raise ValueError("not this one")
+        return super().forward(images)
+
+
+class Talking(MLP):
+    def __init__(self, hidden: int = 4, word: str = "") -> None:
+        super().__init__(hidden)
+        self.word = word
+        log.warning("building %s", word)
+
+    def forward(self, images):
+        if self.training:
+            log.warning("training %s", self.word)
+        return super().forward(images)
+"""
+
+
+@pytest.fixture
+def lab(project):
+    project.write("src/more.py", MODELS)
+
+    def request(name, watch=None, **changes):
+        tree = project.changed(**{"train__epochs": 3, **changes})
+        folder = RunFolder(project.config(tree, run=name).parent)
+        return Request(load_config(folder.path), folder, watch=watch or Watch())
+
+    return request
+
+
+def train(requests, until=None, watch=None, shared=None):
+    """Train, and return what became of each, by the name of its folder."""
+    position = None if until is None else Position(epoch=until)
+    found = train_until(requests, position, watch or Watch(), study="x", shared=shared or SharedData())
+    return {request.folder.path.name: result for request, result in found}
+
+
+def same(left: RunFolder, right: RunFolder):
+    """Whether two runs have the same log and the same state."""
+    assert [(e.step, e.values) for e in left.events()] == [(e.step, e.values) for e in right.events()]
+    states = [run.checkpoints()[-1].load().tensors for run in (left, right)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
+VARIANTS = {
+    "small": {"model__hidden": 4},
+    "large": {"model__hidden": 16},
+    "rate": {"train__optimizer__lr": 0.05},
+    "seed": {"seed": 8},
+    "drawing": {"model": {"class": "more.Drawing", "hidden": 8}},
+    "drawing too": {"model": {"class": "more.Drawing", "hidden": 8}, "seed": 8},
+    "batch": {"data__batch_size": 50},
+    "longer": {"train__epochs": 4},
+    "sparse": {"train__every": {"log": "7ba", "validate": "1ep"}},
+}
+
+
+def test_each_run_ends_as_it_does_alone(lab):
+    """Replicates, other models, other plans and models that draw at random, in one session."""
+    random.seed(1)
+    together = train([lab(f"a-{name}", **changes) for name, changes in VARIANTS.items()])
+    assert all(isinstance(result, Reached) for result in together.values()), together
+    for name, changes in VARIANTS.items():
+        random.seed(2)
+        (alone,) = train([lab(f"b-{name}", **changes)]).values()
+        assert isinstance(alone, Reached)
+        here = together[f"a-{name}"]
+        assert (alone.step, alone.over, alone.trained) == (here.step, here.over, here.trained)
+        same(lab(f"a-{name}").folder, lab(f"b-{name}").folder)
+
+
+def test_runs_that_are_behind_catch_up(lab):
+    names = ["one", "two", "three"]
+    for count, name in enumerate(names):
+        train([lab(name, model={"class": "more.Drawing"})], until=count) if count else None
+    found = train([lab(name, model={"class": "more.Drawing"}) for name in names])
+    assert all(result.over for result in found.values()), found
+    assert {name: result.trained for name, result in found.items()} == {
+        name: found["one"].step * (3 - count) // 3 for count, name in enumerate(names)
+    }
+    train([lab("alone", model={"class": "more.Drawing"})])
+    for name in names:
+        same(lab(name).folder, lab("alone").folder)
+
+
+def test_sessions_resume(lab):
+    """Paused together, continued in another company."""
+    names = ["one", "two", "three"]
+    changes = {"model": {"class": "more.Drawing"}}
+    first = train([lab(name, seed=7 + i, **changes) for i, name in enumerate(names)], until=1)
+    assert not any(result.over for result in first.values())
+    train([lab("two", seed=8, **changes), lab("one", seed=7, **changes)], until=2)
+    last = train([lab(name, seed=7 + i, **changes) for i, name in enumerate(names)])
+    assert all(result.over for result in last.values())
+    for i, name in enumerate(names):
+        train([lab(f"alone-{name}", seed=7 + i, **changes)])
+        same(lab(name).folder, lab(f"alone-{name}").folder)
+
+
+@pytest.mark.parametrize("model", ["more.Failing", "more.FailingToValidate"])
+def test_one_fails_alone(lab, model):
+    found = train([lab("good"), lab("bad", model={"class": model, "hidden": 4}), lab("fine", seed=8)])
+    assert isinstance(found["bad"], RunFailed)
+    assert "ValueError" in str(found["bad"])
+    assert lab("bad").folder.failure()["message"] in str(found["bad"])
+    train([lab("alone"), lab("alone fine", seed=8)])
+    for name, other in (("good", "alone"), ("fine", "alone fine")):
+        assert found[name].over
+        assert not lab(name).folder.failure_file.exists()
+        same(lab(name).folder, lab(other).folder)
+
+
+def test_one_that_cannot_be_built_fails_alone(lab):
+    found = train(
+        [
+            lab("bad", train__device="cuda:9"),
+            lab("good"),
+        ]
+    )
+    assert "cuda:9" in str(found["bad"])
+    assert found["good"].over
+
+
+def test_all_fail(lab):
+    found = train(
+        [lab("a", model={"class": "more.Failing"}), lab("b", model={"class": "more.Failing", "at": 2})]
+    )
+    assert all(isinstance(error, RunFailed) for error in found.values())
+
+
+def test_one_that_diverges_and_one_that_stops_early(lab):
+    found = train(
+        [
+            lab("good"),
+            lab("diverges", train__optimizer__lr=1e30),
+            lab("stops", train__stop={"metric": "val_loss", "reach": 100.0}),
+        ]
+    )
+    assert isinstance(found["diverges"], RunFailed)
+    assert found["diverges"].kind == "not a number"
+    assert found["stops"].over
+    assert "has reached" in found["stops"].reason
+    assert found["stops"].step < found["good"].step
+    train([lab("alone")])
+    same(lab("good").folder, lab("alone").folder)
+
+
+class After(Watch):
+    """Asks to end after some checks."""
+
+    def __init__(self, checks):
+        self.left = checks
+
+    @property
+    def number(self):
+        self.left -= 1
+        return signal.SIGTERM if self.left < 0 else 0
+
+
+def test_one_is_interrupted_alone_and_resumes(lab):
+    found = train([lab("good"), lab("asked", After(2), seed=8)])
+    assert isinstance(found["asked"], Interrupted)
+    assert found["good"].over
+    where = lab("asked").folder.checkpoints()[-1].step
+    assert 0 < where < found["good"].step
+    assert train([lab("asked", seed=8)])["asked"].over
+    train([lab("alone", seed=8)])
+    same(lab("asked").folder, lab("alone").folder)
+
+
+def test_a_signal_ends_all_of_them_and_they_resume(lab):
+    found = train([lab("a"), lab("b", seed=8)], watch=After(3))
+    assert all(isinstance(error, Interrupted) for error in found.values()), found
+    assert all(result.over for result in train([lab("a"), lab("b", seed=8)]).values())
+    for name, seed in (("a", 3), ("b", 8)):
+        train([lab(f"alone-{name}", seed=seed)])
+        same(lab(name).folder, lab(f"alone-{name}").folder)
+
+
+def test_each_log_has_its_own_lines_only(lab):
+    words = ["alpha", "beta", "gamma"]
+    train([lab(word, model={"class": "more.Talking", "word": word}) for word in words])
+    for word in words:
+        text = (lab(word).folder.path / "run.log").read_text()
+        assert f"building {word}" in text
+        assert text.count(f"training {word}") == text.count("training ") > 3
+        assert not any(other in text for other in words if other != word)
+
+
+def test_what_a_run_changes_in_the_process_stays_with_it(lab):
+    found = train(
+        [
+            lab("modes", model={"class": "more.Modes"}),
+            lab("plain", model={"class": "more.Plain"}),
+            lab("last"),
+        ]
+    )
+    assert all(isinstance(result, Reached) for result in found.values()), found
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_data_is_read_once_for_all(lab, project):
+    project.write(
+        "src/once.py",
+        """
+        from pathlib import Path
+        from points import Blobs
+
+        FILE = Path(__file__).with_name("rows")
+
+
+        class Once(Blobs):
+            def source(self, split):
+                FILE.write_text(FILE.read_text() + split + " ")
+                return super().source(split)
+        """,
+    )
+    (project.src / "rows").write_text("")
+    train(
+        [
+            lab(name, data={"class": "once.Once", "batch_size": 16}, model__hidden=4 + i)
+            for i, name in enumerate("abcd")
+        ]
+    )
+    assert sorted((project.src / "rows").read_text().split()) == ["test", "train", "validation"]
