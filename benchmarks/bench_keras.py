@@ -65,7 +65,7 @@ class Steps:
             run = RunFolder(Path(folder) / "run")
             with EventLog(run.metrics) as events:
                 batches = made.train.batches(made.order)
-                cohort = Cohort([Member(config, run, events)], made.learner, made.plan, batches, None, BATCH)
+                cohort = Cohort([Member(config, run, events)], made.learner, made.plan, batches)
                 yield
                 fit(cohort, [PlainProgress(io.StringIO())])
                 yield

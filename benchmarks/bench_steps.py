@@ -69,7 +69,7 @@ class Case:
             with EventLog(run.metrics) as events:
                 member = Member(self.config, run, events)
                 batches = built.train.batches(built.order)
-                cohort = Cohort([member], built.learner, built.plan, batches, None, self.batch)
+                cohort = Cohort([member], built.learner, built.plan, batches)
                 yield
                 fit(cohort, [PlainProgress(io.StringIO())])
                 yield

@@ -57,6 +57,7 @@ def rehearse_batch(built: Built, config: Config) -> None:
             warn_unread(built, config)
             return
         outputs = _one_batch(built, first)
+        check_batch_size(built, config, first, len(outputs.index))
         check_target(built, config, outputs)
         check_class_weights(built, outputs)
         first.ids(outputs.index)
@@ -68,6 +69,16 @@ def rehearse_batch(built: Built, config: Config) -> None:
         check_outputs(built, outputs)
     check_names(built, config, outputs.rows)
     warn_unread(built, config)
+
+
+def check_batch_size(built: Built, config: Config, source: Source, rows: int) -> None:
+    """Warn if a source decides the size of its batches itself, and `evaluate.batch_size` has no effect."""
+    wanted = config.run.evaluate.batch_size
+    if wanted is not None and rows != min(wanted, len(source)):
+        log.warning(
+            "%s: evaluate.batch_size has no effect: %s decides the size of its batches itself (%d rows)",
+            config.origin("evaluate.batch_size"), config.run.data.path, rows,
+        )  # fmt: skip
 
 
 def check_overlap(built: Built, config: Config) -> None:
