@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import zipfile
 from pathlib import Path
@@ -292,3 +293,14 @@ def test_positions_are_ordered_and_know_their_steps():
     assert Position(3, step=2).in_steps(10) == 32
     with pytest.raises(Exception, match="shards cannot be trained on yet"):
         Position(3, shard=1).in_steps(10)
+
+
+def test_the_executor_of_the_documentation_is_one_file(lab):
+    page = (Path(__file__).parents[2] / "docs/studies.md").read_text()
+    code = next(
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "(Executor)" in block
+    )
+    lab.project.write("src/my_executors.py", code)
+    lab.write(search__seeds=1, execute={"on": {"class": "my_executors.Queue", "name": "short"}})
+    assert len(lab.sweep().ranked) == 6
+    assert {row[0] for row in lab.rows("select state from trials")} == {"finished"}
