@@ -671,7 +671,7 @@ def test_by_default_only_the_end_of_a_short_run_is_written(project, monkeypatch)
     real = checkpoint.save_checkpoint
     monkeypatch.setattr(
         checkpoint,
-        "save",
+        "save_checkpoint",
         lambda folder, state, note, *rest: (written.append(note.step), real(folder, state, note, *rest))[1],
     )
     result = manyfit.train("runs/a", ["train.epochs=10"], callbacks=[])

@@ -303,7 +303,7 @@ def test_state_that_is_no_tensor_is_exported(project):
 def test_a_run_that_was_extended_and_killed_is_not_finished(project, cli):
     manyfit.train("runs/a", callbacks=[])
     config = manyfit.load_config("runs/a", ["train.epochs=9"])
-    (project.run / "config.resolved.yaml").write_text(config.resolved())
+    (project.run / "config.resolved.yaml").write_text(config.to_resolved_yaml())
     assert RunFolder(project.run).state() == "unfinished"
     answer = cli("train", "runs/a")
     assert "train.epochs is 2 now; when the run was last started, it was 9" in answer.err

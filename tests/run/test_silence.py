@@ -21,7 +21,7 @@ from manyfit.data.overlap import inner
 from manyfit.learn.metrics import accuracy
 from manyfit.run.build.builder import build
 from manyfit.run.closing_summary import print_summary
-from manyfit.run.evaluation.export import compare
+from manyfit.learn.exporting import compare_outputs
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
 
@@ -735,8 +735,8 @@ def test_a_model_with_outputs_by_name_is_exported(silent):
     )
     built = build(manyfit.load_config(silent.changed(model={"class": "heads.Heads"}, **NO_LOSS)))
     output = built.learner.module.cpu()(torch.zeros(2, 64))
-    compare(output, output, "itself")
+    compare_outputs(output, output, "itself")
     with pytest.raises(RunFailed, match="does not say the same"):
-        compare(output, ({**output[0], "twice": output[0]["twice"] + 1}, None), "another")
+        compare_outputs(output, ({**output[0], "twice": output[0]["twice"] + 1}, None), "another")
     with pytest.raises(RunFailed, match="another has 1 outputs, but the original 2"):
-        compare(output, output[0]["logits"], "another")
+        compare_outputs(output, output[0]["logits"], "another")

@@ -228,7 +228,7 @@ def test_a_changed_base_is_refused_and_nothing_is_lost(lab):
 
 
 def test_two_drivers_have_one_owner(lab):
-    code = "import sys, time; from manyfit.store.lock import owned; from pathlib import Path\nwith owned(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    code = "import sys, time; from manyfit.store.lock import hold_lock; from pathlib import Path\nwith hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(lab.folder)], stdout=subprocess.PIPE, text=True
     )

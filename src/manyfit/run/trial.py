@@ -206,10 +206,10 @@ class _Slot:
     def finish(self, member: Member | None) -> Reached | BaseException:
         """Return what was reached, and close the run. Without a member, nothing was trained."""
         found: list[Reached] = []
-        error = self.close(then=lambda: found.append(self._reached(member)))
+        error = self.close(then=lambda: found.append(self._conclude(member)))
         return found[0] if error is None else error
 
-    def _reached(self, member: Member | None) -> Reached:
+    def _conclude(self, member: Member | None) -> Reached:
         here, run, best = self.here, self.request.folder, None
         if member is None:
             assert here.last is not None

@@ -302,8 +302,9 @@ class Checker(Values):
         best = nearest(key, names)
         if not path and self.takes_sections:
             expected += "; or a section of your own: a mapping with `class`"
+            best = best or MISPLACED.get(key, "")
             best = best or next((f"{name}.{key}" for name, known in self.sections if key in known), "")
-        if path in ((), ("train",)) and self.takes_sections:
+        if path == ("train",) and self.takes_sections:
             best = best or MISPLACED.get(key, "")
         self.problem(origin, (*path, key), f"unknown key for {name}{where}", expected, key, best)
 
