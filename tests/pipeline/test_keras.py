@@ -164,8 +164,8 @@ def test_a_pipeline_of_tensorflow_is_positioned_like_any_other():
     from tests.pipeline.test_stream import Loader, Preprocessor
 
     from manyfit.data import Order
-    from manyfit.pipeline import stream
-    from manyfit.pipeline.stream import ComponentSource
+    from manyfit.pipeline import training_batches
+    from manyfit.pipeline.source import ComponentSource
 
     class Rows(Loader):
         def rows(self, kind):
@@ -191,7 +191,7 @@ def test_a_pipeline_of_tensorflow_is_positioned_like_any_other():
             assert np.concatenate([b.inputs for b in found])[:, 0].tolist() == list(range(10))
         assert test.ids(np.arange(10)) == [f"id {i}" for i in range(10)]
     train_ = ComponentSource("train", Rows(10, False), None, Batches(4, False), 4)
-    before, stream.SEGMENT = stream.SEGMENT, 6
+    before, training_batches.SEGMENT = training_batches.SEGMENT, 6
     try:
         batches = train_.batches(Order(4, seed=1))
         whole = [next(batches).inputs.tolist() for _ in range(14)]
@@ -203,7 +203,7 @@ def test_a_pipeline_of_tensorflow_is_positioned_like_any_other():
         assert count == 2
         assert [next(iterator)[0].numpy().tolist() for _ in range(count)] == whole[4:6]
     finally:
-        stream.SEGMENT = before
+        training_batches.SEGMENT = before
 
 
 NATIVE = """

@@ -14,7 +14,7 @@ from manyfit.config import load_config
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.data import Limited, Order, once
 from manyfit.pipeline import DataLoaderBase, PreprocessorBase
-from manyfit.pipeline.stream import ComponentSource
+from manyfit.pipeline.source import ComponentSource
 from manyfit.report.compare import compare
 from manyfit.run.build.builder import build
 from manyfit.run.evaluation.row_report import keys_of
@@ -194,7 +194,7 @@ def test_a_row_that_comes_back_without_its_number_is_an_error():
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["ends", "endless"])
 def test_a_preprocessor_that_waits_for_the_end_of_training_data_is_named(repeats, monkeypatch):
-    monkeypatch.setattr("manyfit.pipeline.stream.WAITING", 5_000_000)
+    monkeypatch.setattr("manyfit.pipeline.generators.WAITING", 5_000_000)
     with pytest.raises(UsageError, match=r"Shuffling has taken \d+ data points without giving a batch"):
         source("train", Shuffling(), repeats=repeats)
 

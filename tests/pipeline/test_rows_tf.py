@@ -10,7 +10,7 @@ import pytest
 from manyfit.core.errors import UsageError
 from manyfit.data import Limited, once
 from manyfit.pipeline import DataLoaderBase, PreprocessorBase
-from manyfit.pipeline.stream import ComponentSource
+from manyfit.pipeline.source import ComponentSource
 from manyfit.run.evaluation.row_report import keys_of
 
 tf = pytest.importorskip("tensorflow")

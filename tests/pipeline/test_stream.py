@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from manyfit.core.errors import UsageError
 from manyfit.data import ClassWeighted, Limited, Order, once
-from manyfit.pipeline import DataLoaderBase, PreprocessorBase, stream
-from manyfit.pipeline.stream import ComponentSource
+from manyfit.pipeline import DataLoaderBase, PreprocessorBase, training_batches
+from manyfit.pipeline.source import ComponentSource
 
 
 class Loader(DataLoaderBase):
@@ -94,7 +94,7 @@ def test_a_report_has_every_row_once_however_rows_are_batched(split, count, size
 
 @given(count=st.integers(1, 12), size=st.integers(1, 5), endless=st.booleans(), start=st.integers(0, 40))
 def test_any_step_is_found_again(count, size, endless, start):
-    before, stream.SEGMENT = stream.SEGMENT, 6
+    before, training_batches.SEGMENT = training_batches.SEGMENT, 6
     try:
         found = source("train", count, size, endless, noise=True)
         order = Order(size, seed=3)
@@ -105,7 +105,7 @@ def test_any_step_is_found_again(count, size, endless, start):
         other = [b.inputs.tolist() for b in itertools.islice(found.batches(Order(size, seed=4)), 3)]
         assert other != whole[:3]
     finally:
-        stream.SEGMENT = before
+        training_batches.SEGMENT = before
 
 
 def test_a_limit_trains_on_the_same_rows_again_and_again():
@@ -166,7 +166,7 @@ def test_a_loader_that_shuffles_its_own_lists_is_made_anew_for_each_segment():
             for i in self.files:
                 yield np.array([float(i)]), 0, 1.0
 
-    before, stream.SEGMENT = stream.SEGMENT, 3
+    before, training_batches.SEGMENT = training_batches.SEGMENT, 3
     try:
         found = ComponentSource("train", Shuffles(), None, Preprocessor(2, True), 2, Shuffles)
         whole = [b.inputs.tolist() for b in itertools.islice(found.batches(Order(2, seed=1)), 12)]
@@ -175,7 +175,7 @@ def test_a_loader_that_shuffles_its_own_lists_is_made_anew_for_each_segment():
             7:
         ]
     finally:
-        stream.SEGMENT = before
+        training_batches.SEGMENT = before
 
 
 def test_a_batchify_that_ends_is_begun_again():

@@ -16,7 +16,7 @@ from manyfit.core.tracebacks import user_frame
 from manyfit.data.source import Split
 from manyfit.pipeline.components import AugmentorBase, ConfigStruct, EvaluatorBase, ModelBuilderBase
 from manyfit.pipeline.loader_copies import Kept
-from manyfit.pipeline.stream import ComponentSource
+from manyfit.pipeline.source import ComponentSource
 
 
 def build_component(cls: type, *args: Any) -> Any:
