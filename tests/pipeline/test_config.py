@@ -170,7 +170,7 @@ def test_a_struct_reads_like_a_mapping_and_names_what_is_missing():
             "OnlyTraining has no add_validation_augmentation",
         ),
         ({"data_loader_class": "dataset.Pairs"}, "Pairs.create_"),
-        ({"data_loader_class": "dataset.Few"}, "Few.create_validation_generator says that there are 20"),
+        ({"data_loader_class": "dataset.Few"}, "Few.create_validation_generator reports 20 data points"),
         ({"model_builder_class": "models.Weighty"}, "Weighty.get_class_weight must return a number for each"),
         (
             {"data_loader_class": "dataset.Broken"},
@@ -181,7 +181,7 @@ def test_a_struct_reads_like_a_mapping_and_names_what_is_missing():
         ({"model_builder_class": "models.Narrow"}, "mat1 and mat2 shapes cannot be multiplied"),
         ({"evaluator_class": "evaluation.Reserved"}, "a report has a column named 'loss' already"),
         ({"export": {"metric": "val_los", "mode": "min"}}, "did you mean val_loss?"),
-        ({"data_dir": "nowhere", "data_loader_class": "dataset.Broken"}, "there is no folder"),
+        ({"data_dir": "nowhere", "data_loader_class": "dataset.Broken"}, "nowhere does not exist"),
     ],
 )
 def test_what_only_shows_when_it_runs_is_found_before_the_first_step(tiny, project_cli, changes, words):

@@ -188,14 +188,16 @@ def test_ids_may_be_repeated():
 
 def test_a_row_that_comes_back_without_its_number_is_an_error():
     for made in (Weighing, Hidden):
-        with pytest.raises(UsageError, match=rf"{made.__name__} makes .* of the third value of a data point"):
+        with pytest.raises(
+            UsageError, match=rf"{made.__name__} turns the third value of a data point.* into "
+        ):
             read(source("test", made()))
 
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["ends", "endless"])
 def test_a_preprocessor_that_waits_for_the_end_of_training_data_is_named(repeats, monkeypatch):
     monkeypatch.setattr("manyfit.pipeline.generators.WAITING", 5_000_000)
-    with pytest.raises(UsageError, match=r"Shuffling has taken \d+ data points without giving a batch"):
+    with pytest.raises(UsageError, match=r"Shuffling has consumed \d+ data points without yielding a batch"):
         source("train", Shuffling(), repeats=repeats)
 
 
@@ -203,7 +205,7 @@ def test_a_preprocessor_that_waits_for_the_end_of_training_data_is_named(repeats
 @pytest.mark.parametrize(("says", "gives", "words"), [(22, 30, "more"), (22, 20, "20"), (22, 0, "none")])
 def test_a_count_that_is_not_true(split, says, gives, words):
     found = source(split, Preprocessor(), says=says, gives=gives)
-    with pytest.raises(UsageError, match=f"says that there are {says} data points, but yields {words}"):
+    with pytest.raises(UsageError, match=f"reports {says} data points, but yields {words}"):
         found.prove() if split == "validation" else read(found)
 
 
@@ -211,13 +213,13 @@ def test_a_count_that_is_not_true(split, says, gives, words):
     "options", [{"shuffles": True}, {"goes_on": True}, {"shuffles": True, "repeats": True}], ids=str
 )
 def test_validation_in_another_order_is_refused(options):
-    with pytest.raises(UsageError, match=r"Loader\.create_validation_generator gives \d+ of 22 data points"):
+    with pytest.raises(UsageError, match=r"Loader\.create_validation_generator yields \d+ of 22 data points"):
         source("validation", Preprocessor(), **options).prove()
 
 
 @pytest.mark.parametrize("made", [Shuffling, Sorting, Filtering, Doubling])
 def test_a_preprocessor_that_changes_the_order_of_validation_is_refused(made):
-    with pytest.raises(UsageError, match=rf"{made.__name__} (leaves out \d+|changes the order)"):
+    with pytest.raises(UsageError, match=rf"{made.__name__} (drops \d+|changes the order)"):
         source("validation", made()).prove()
 
 
@@ -245,7 +247,7 @@ def test_rows_left_out_by_their_weight_are_missed():
 
     found = source("validation", ByWeight(), weight=lambda i: float(i + 1))
     found.prove()
-    with pytest.raises(UsageError, match="ByWeight gave batches with"):
+    with pytest.raises(UsageError, match="ByWeight yielded batches with"):
         read(found)
 
 
@@ -364,7 +366,7 @@ def test_validation_that_is_shuffled_is_refused_for_an_estimator_too(tiny):
     folder = tiny.write(
         data_loader_class="dataset.Shuffled", model_builder_class="models.Forest", model_builder={}
     )
-    with pytest.raises(UsageError, match=r"Shuffled.create_validation_generator gives .* at another place"):
+    with pytest.raises(UsageError, match=r"Shuffled.create_validation_generator yields .* in another place"):
         manyfit.train(folder, callbacks=[])
 
 

@@ -175,16 +175,16 @@ def test_what_is_left_out_or_doubled_is_said(rows, kept, times, caplog):
 @pytest.mark.parametrize("says", [30, 20])
 def test_a_count_that_is_not_true(split, change, says):
     found = ComponentSource(split, Loader(change, says=says), None, Preprocessor(), 4)
-    with pytest.raises(UsageError, match=f"says that there are {says} data points, but yields (22|more)"):
+    with pytest.raises(UsageError, match=f"reports {says} data points, but yields (22|more)"):
         found.prove() if split == "validation" else read(found)
 
 
 @pytest.mark.parametrize(
     ("loader", "preprocessor", "words"),
-    [({"change": lambda ds: ds.shuffle(COUNT)}, {}, r"Loader\.create_validation_generator gives \d+ of 22"),
+    [({"change": lambda ds: ds.shuffle(COUNT)}, {}, r"Loader\.create_validation_generator yields \d+ of 22"),
      ({}, {"batchify": BATCHED["shuffled"]}, "Preprocessor changes the order"),
      ({}, {"batchify": BATCHED["sorted"]}, "Preprocessor changes the order"),
-     ({}, {"rows": lambda ds: ds.filter(lambda x, y, w: y % 5 != 0)}, "Preprocessor leaves out 5 of 22")],
+     ({}, {"rows": lambda ds: ds.filter(lambda x, y, w: y % 5 != 0)}, "Preprocessor drops 5 of 22")],
     ids=["loader", "shuffled", "sorted", "left out"],
 )  # fmt: skip
 def test_validation_in_another_order_is_refused(loader, preprocessor, words):

@@ -167,7 +167,7 @@ def test_an_index_of_none_is_a_range(odd):
         ({"data_loader_class": "dataset.Weightless"}, "Weightless.create_validation_generator must yield"),
         (
             {"data_loader_class": "dataset.OneArgument"},
-            r"OneArgument.__init__ must take \(config, data_dir\)",
+            r"OneArgument.__init__ must accept \(config, data_dir\)",
         ),
     ],
 )

@@ -134,16 +134,16 @@ def test_a_count_that_is_not_true_is_an_error():
             yield from ()
 
     found = ComponentSource("test", Empty(3, False), None, Preprocessor(2, True), 2)
-    with pytest.raises(UsageError, match=r"Empty\.create_test_generator says that there are 3"):
+    with pytest.raises(UsageError, match=r"Empty\.create_test_generator reports 3 data points"):
         list(once(found, 2))
 
 
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (7, "must return a generator and the number of its rows"),
-        ((iter([]), "many"), "the number of data points second"),
-        ((7, 7), "must return a generator or a tf.data.Dataset first"),
+        (7, "must return a generator and its number of data points"),
+        ((iter([]), "many"), "the number of data points as its second value"),
+        ((7, 7), "must return a generator or a tf.data.Dataset as its first value"),
     ],
 )
 def test_what_a_loader_returns_is_looked_at(returned, words):

@@ -1,4 +1,4 @@
-"""Public names for training code in five components: loader, augmentor, preprocessor, model builder, evaluator.
+"""Public names for five components: loader, augmentor, preprocessor, model builder and evaluator.
 
 | name | meaning |
 |---|---|

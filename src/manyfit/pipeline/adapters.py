@@ -1,4 +1,4 @@
-"""Five components in the places that a run has for them: data, model and evaluator."""
+"""Five components as the data, the model and the evaluator of a run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from manyfit.pipeline.source import ComponentSource
 
 
 def build_component(cls: type, *args: Any) -> Any:
-    """Make a component; what goes wrong names it."""
+    """Create a component; errors name it."""
     try:
         return cls(*args)
     except ManyfitError:
         raise
     except Exception as error:
-        what = f"{cls.__module__}.{cls.__qualname__} cannot be made: {type(error).__name__}: {error}"
+        what = f"{cls.__module__}.{cls.__qualname__} cannot be created: {type(error).__name__}: {error}"
         takes = list(inspect.signature(cls).parameters)
         if isinstance(error, TypeError) and "argument" in str(error) and len(takes) != len(args):
             wanted = "(config, data_dir)" if len(args) == 2 else "(config)"
-            what += f"; {cls.__name__}.__init__ must take {wanted}, but takes ({', '.join(takes)})"
+            what += f"; {cls.__name__}.__init__ must accept {wanted}, but accepts ({', '.join(takes)})"
         raise UsageError(f"{what}\n  at {user_frame(error)}") from error
 
 
@@ -71,7 +71,7 @@ class ComponentData:
             )
 
     def source(self, split: Split) -> ComponentSource:
-        """The data points of a split, augmented, preprocessed and in batches."""
+        """Return the data source of a split: augmented, preprocessed and batched."""
         return ComponentSource(
             split,
             self.loader,
@@ -89,7 +89,7 @@ def _is_missing(augmentor: Any, method: str) -> bool:
 def model_builder(
     builder: Annotated[type, MODEL_BUILDER], settings: Annotated[ConfigStruct, Verbatim]
 ) -> ModelBuilderBase:
-    """The model builder of a run."""
+    """Create the model builder of a run."""
     found: ModelBuilderBase = build_component(builder, settings)
     return found
 
@@ -97,6 +97,6 @@ def model_builder(
 def evaluator(
     evaluator: Annotated[type, EVALUATOR], settings: Annotated[ConfigStruct, Verbatim]
 ) -> EvaluatorBase:
-    """The evaluator of a run."""
+    """Create the evaluator of a run."""
     found: EvaluatorBase = build_component(evaluator, settings)
     return found

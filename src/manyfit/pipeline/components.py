@@ -1,4 +1,4 @@
-"""The five components. Each can be used alone, with `config=None`, to try it out."""
+"""The base classes of the five components. Each can be used alone, with `config=None`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = [
 
 
 class BaseClass(abc.ABC):  # noqa: B024
-    """What components have in common: parameters with defaults, which a config can change.
+    """The common base class of components: parameters with defaults, which a config can override.
 
-    There are two ways to say what the parameters are. Set them in `_set_defaults` and read them from the
-    config, in the layout in which it was written, in `_load_params`. Or annotate them::
+    Parameters can be declared in two ways. Set them in `_set_defaults`, and read them in `_load_params` from
+    the config, in the layout of the config file. Or annotate them::
 
         class ModelBuilder(ModelBuilderBase):
-            n_filters: int = 512                 # model_builder.n_filters, else n_filters at the top
+            n_filters: int = 512                 # model_builder.n_filters, or n_filters at the top level
             dropout_rate: float = 0.2
 
-    Then the section of the component is checked before anything runs: an unknown key is an error.
+    The section of the component is then checked before anything runs: an unknown key is an error.
     """
 
     section: ClassVar[str] = ""
@@ -47,7 +47,7 @@ class BaseClass(abc.ABC):  # noqa: B024
 
     def _take_attributes(self, config: ConfigStruct) -> None:
         if self.section in config:
-            list(config[self.section])  # all of its keys count as read: they have been checked
+            list(config[self.section])  # marks all keys as read: they have been checked
         project = getattr(config, "_project", None) or Path.cwd()
         found = read_attributes(type(self), self.section, _plain(config), project)
         for name, value in found.items():
@@ -56,7 +56,7 @@ class BaseClass(abc.ABC):  # noqa: B024
                 config[name]
 
     def _set_defaults(self) -> None:  # noqa: B027
-        """Give every parameter a value, so that the class can be used without a config."""
+        """Set the default of every parameter, so that the class can be used without a config."""
 
     def _load_params(self, config: ConfigStruct) -> None:  # noqa: B027
         """Read the same parameters from the config."""
@@ -68,7 +68,7 @@ def _plain(config: Any) -> Mapping[str, Any]:
 
 
 class DataLoaderBase(BaseClass):
-    """Where data points come from. A generator is a `tf.data.Dataset`, or a generator of Python."""
+    """The origin of the data points. A generator is a `tf.data.Dataset` or a Python generator."""
 
     section = "data_loader"
 
@@ -78,23 +78,23 @@ class DataLoaderBase(BaseClass):
 
     @abc.abstractmethod
     def create_training_generator(self) -> tuple[Any, int]:
-        """A generator of `(x, y, sample_weight)`, and how many data points there are."""
+        """Return a generator of `(x, y, sample_weight)`, and the number of data points."""
 
     @abc.abstractmethod
     def create_validation_generator(self) -> tuple[Any, int]:
-        """A generator of `(x, y, sample_weight)`, always in the same order, and how many there are."""
+        """Return a generator of `(x, y, sample_weight)`, always in the same order, and their number."""
 
     @abc.abstractmethod
     def create_test_generator(self) -> tuple[Any, int]:
-        """A generator of `(x, y, data_id)`, and how many data points there are."""
+        """Return a generator of `(x, y, data_id)`, and the number of data points."""
 
     def get_validation_index(self) -> Sequence[Any]:
-        """An id for every data point of the validation generator, in its order."""
+        """Return an ID for every data point of the validation generator, in its order."""
         return range(self.create_validation_generator()[1])
 
 
 class AugmentorBase(BaseClass):
-    """What is done to data points at random, before they are preprocessed."""
+    """Random augmentation of data points, before preprocessing."""
 
     section = "augmentor"
 
@@ -111,7 +111,7 @@ class AugmentorBase(BaseClass):
 
 
 class PreprocessorBase(BaseClass):
-    """What is done to every data point before the model sees it, and how they are put into batches."""
+    """Preprocessing of every data point, and batching."""
 
     section = "preprocessor"
 
@@ -136,15 +136,15 @@ class PreprocessorBase(BaseClass):
         """Return a generator of preprocessed labels."""
 
     def add_weight_preprocess(self, generator: Any) -> Any:
-        """Return a generator of preprocessed weights. In tests, ids stand in their place."""
+        """Return a generator of preprocessed weights. Rows of the test split hold IDs instead."""
         return generator
 
     @abc.abstractmethod
     def batchify(self, generator: Any, n_data_points: int) -> tuple[Any, int]:
-        """A generator of batches, and how many of them make an epoch."""
+        """Return a generator of batches, and the number of batches per epoch."""
 
     def add_preprocess(self, generator: Any, n_data_points: int) -> tuple[Any, int]:
-        """Inputs, labels, weights, batches, in this order."""
+        """Preprocess inputs, labels and weights, then batch them."""
         generator = self.add_image_preprocess(generator)
         generator = self.add_label_preprocess(generator)
         generator = self.add_weight_preprocess(generator)
@@ -152,32 +152,32 @@ class PreprocessorBase(BaseClass):
 
 
 class ModelBuilderBase(BaseClass):
-    """Makes the model."""
+    """The builder of the model."""
 
     section = "model_builder"
 
     @abc.abstractmethod
     def get_compiled_model(self) -> Any:
-        """A model that is ready to fit.
+        """Return a model that is ready to be trained.
 
-        It is a compiled `keras.Model`; a `torch.nn.Module`, with `train.loss` and `train.optimizer` in the
-        config, or `manyfit.pipeline.Compiled`; or an estimator with `fit` and `predict`.
+        This is a compiled `keras.Model`; a `torch.nn.Module`, with `train.loss` and `train.optimizer` in the
+        config, or a `manyfit.pipeline.Compiled`; or an estimator with `fit` and `predict`.
         """
 
     def get_callbacks(self) -> Sequence[Any]:
-        """Callbacks of Keras that see the training."""
+        """Return Keras callbacks for training."""
         return []
 
     def get_class_weight(self) -> Mapping[int, float] | None:
-        """How much the data points of each class count in training."""
+        """Return the weight of each class in training."""
         return None
 
 
 class EvaluatorBase(BaseClass):
-    """What is measured of every data point."""
+    """The metrics of every data point."""
 
     section = "evaluator"
 
     @abc.abstractmethod
     def get_eval_funcs(self) -> Mapping[str, Callable[..., Any] | str]:
-        """Functions of `(y_true, y_pred)` of one data point by name; or the name of a metric or loss."""
+        """Return functions of `(y_true, y_pred)` of one data point, or metric or loss names, by name."""

@@ -20,8 +20,8 @@ from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.pipeline.components import AugmentorBase, DataLoaderBase, PreprocessorBase
 
 WAITING: Final = 1 << 30
-"""Bytes of rows, beyond a few epochs and batches, that a preprocessor may take before it gives a batch: a
-buffer for shuffling is smaller, a list of endless data is not."""
+"""Bytes of rows, beyond a few epochs and batches, that a preprocessor may consume before it yields a batch.
+A shuffle buffer is smaller; a list of an endless generator is not."""
 METHODS: Final = {
     "train": "create_training_generator",
     "validation": "create_validation_generator",
@@ -35,7 +35,7 @@ ROW: Final = {
 
 
 def is_dataset(value: Any) -> bool:
-    """Whether something is a `tf.data.Dataset`."""
+    """Return whether a value is a `tf.data.Dataset`."""
     return hasattr(value, "element_spec") and hasattr(value, "as_numpy_iterator")
 
 
@@ -50,10 +50,10 @@ class SplitGenerators:
     batch_size: int
     make_loader: Callable[[], DataLoaderBase] | None = None
     _fresh: Any = None
-    """Rows that nobody has read yet: a loader may take long to make them."""
+    """Rows that have not been read yet: creating them may take long."""
     _steps: int = 0
     _taken: int = 0
-    """Rows that the preprocessor has taken for its next batch."""
+    """Rows that the preprocessor has consumed for its next batch."""
 
     def __post_init__(self) -> None:
         with own_randomness():
@@ -68,29 +68,33 @@ class SplitGenerators:
         return self._rows
 
     def steps(self, order: Order) -> int:
-        """Batches in an epoch, as `batchify` says."""
+        """Return the number of batches in an epoch, as `batchify` reports it."""
         return self._steps if order.limit is None else -(-order.count(self._rows) // self.batch_size)
 
     @property
     def remade_by(self) -> str:
-        """Who may leave out rows, or make several of one, between the loader and the model."""
+        """The class that may drop or duplicate rows between the loader and the model."""
         return type(self.preprocessor).__name__
 
     def renew(self) -> None:
-        """Take the loader as it was at first: it may have shuffled its own lists meanwhile."""
+        """Restore the loader to its initial state: it may have shuffled its own lists since."""
         if self.make_loader is not None:
             self.loader = self.make_loader()
 
     def create(self) -> tuple[Any, int]:
-        """What the loader gives, after a look at its form."""
+        """Return the rows and the row count of the loader, after checking their structure."""
         method = METHODS[self.split]
         found = self.call(self.loader, method)
         name = f"{type(self.loader).__name__}.{method}"
         if not (isinstance(found, tuple | list) and len(found) == 2):
-            raise UsageError(f"{name} must return a generator and the number of its rows, not {found!r:.80}")
+            raise UsageError(
+                f"{name} must return a generator and its number of data points, not {found!r:.80}"
+            )
         rows, count = found
         if not hasattr(count, "__index__") or count < 0:
-            raise UsageError(f"{name} must return the number of data points second, not {count!r:.80}")
+            raise UsageError(
+                f"{name} must return the number of data points as its second value, not {count!r:.80}"
+            )
         if is_dataset(rows):
             self._check_row(rows.element_spec, name)
         elif not isinstance(rows, Iterable):
@@ -114,11 +118,13 @@ class SplitGenerators:
             count = f"{len(row)} values" if isinstance(row, tuple | list) else f"a {type(row).__name__}"
             raise UsageError(f"{name} must yield {ROW[self.split]}, but yields {count}")
         if row[2] is None:
-            what = "an id" if self.split == "test" else "a weight: 1.0, if all rows count the same"
-            raise UsageError(f"{name} must yield {ROW[self.split]}, but its third value is None; give {what}")
+            what = "an ID" if self.split == "test" else "a weight, 1.0 if all data points count equally"
+            raise UsageError(
+                f"{name} must yield {ROW[self.split]}, but its third value is None; yield {what}"
+            )
 
     def endless(self) -> Any:
-        """The loader's rows, for training; a generator that ends is made anew."""
+        """Return the loader's rows for training; a generator that ends is created again."""
         rows, _ = self.create()
         if is_dataset(rows):
             return rows
@@ -135,7 +141,7 @@ class SplitGenerators:
                 self._taken += 1
                 if self._taken > most:
                     raise UsageError(
-                        f"{self.remade_by} has taken {self._taken} data points without giving a batch: "
+                        f"{self.remade_by} has consumed {self._taken} data points without yielding a batch: "
                         "the training generator is endless; do not exhaust it with list() or sorted()"
                     )
                 yield (row[0], row[1], 1.0) if self.split == "test" else row
@@ -154,10 +160,10 @@ class SplitGenerators:
 
     def _count_error(self, found: str) -> UsageError:
         name = f"{type(self.loader).__name__}.{METHODS[self.split]}"
-        return UsageError(f"{name} says that there are {len(self)} data points, but yields {found}")
+        return UsageError(f"{name} reports {len(self)} data points, but yields {found}")
 
     def pipeline(self, rows: Any, has_weights: bool = True) -> tuple[Any, int]:
-        """Augment, preprocess, batch. Where numbers stand in the place of weights, these are left alone."""
+        """Augment, preprocess and batch rows. Without weights, the third value of a row is left unchanged."""
         if self.augmentor is not None:
             training = self.split == "train"
             rows = self.call(
@@ -167,27 +173,29 @@ class SplitGenerators:
             found = self.call(self.preprocessor, "add_preprocess", rows, self._rows)
         name = f"{type(self.preprocessor).__name__}.batchify"
         if not (isinstance(found, tuple | list) and len(found) == 2 and hasattr(found[1], "__index__")):
-            raise UsageError(f"{name} must return a generator of batches and how many make an epoch")
+            raise UsageError(f"{name} must return a generator of batches and the number of batches per epoch")
         if found[1] < 1:
-            raise UsageError(f"{name} says that {found[1]} batches make an epoch")
+            raise UsageError(f"{name} reports {found[1]} batches per epoch")
         return found[0], int(found[1])
 
     def call(self, component: Any, method: str, *args: Any) -> Any:
-        """Call a method of a component; what it raises names it."""
+        """Call a method of a component; errors name the component."""
         try:
             return getattr(component, method)(*args)
         except ManyfitError:
             raise
         except Exception as error:
             folder = self.loader.data_dir
-            hint = f" (there is no folder {folder})" if folder is not None and not folder.exists() else ""
+            hint = (
+                f" (the folder {folder} does not exist)" if folder is not None and not folder.exists() else ""
+            )
             raise UsageError(
                 f"{type(component).__name__}.{method} failed: {type(error).__name__}: {error}{hint}\n"
                 f"  at {user_frame(error)}"
             ) from error
 
     def next_of(self, batches: Iterator[Any]) -> Any:
-        """The next batch; None at the end."""
+        """Return the next batch, or None at the end."""
         self._taken = 0
         try:
             return next(batches)
@@ -195,11 +203,11 @@ class SplitGenerators:
             return None
         except RuntimeError as error:
             if isinstance(error.__cause__, StopIteration):
-                return None  # a generator that asks another one for more than it has
+                return None  # a generator that called next() on an exhausted one
             raise
 
     def batch(self, values: Any, done: int) -> Batch:
-        """A batch as the preprocessor made it; a test has no weights."""
+        """Build a batch from the values of the preprocessor; the test split has no weights."""
         if not (isinstance(values, tuple | list) and len(values) == 3):
             what = (
                 f"{len(values)} parts" if isinstance(values, tuple | list) else f"a {type(values).__name__}"
@@ -213,7 +221,7 @@ class SplitGenerators:
 
 
 def seed_with_tensorflow(seed: int) -> None:
-    """Seed every global generator, TensorFlow's too if it is there."""
+    """Seed every global random generator, including TensorFlow's if it is imported."""
     seed_for(seed)
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None:
@@ -221,7 +229,7 @@ def seed_with_tensorflow(seed: int) -> None:
 
 
 def arrays(value: Any) -> Any:
-    """Arrays, nested as they came, in single precision where they were in double."""
+    """Convert values to arrays with the same nesting; double precision becomes single."""
     if isinstance(value, dict):
         return {name: arrays(item) for name, item in value.items()}
     if isinstance(value, tuple) or (isinstance(value, list) and value and hasattr(value[0], "shape")):
@@ -232,7 +240,7 @@ def arrays(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _weightless(preprocessor: Any) -> Iterator[None]:
-    """A preprocessor that does nothing to weights."""
+    """Disable the weight preprocessing of a preprocessor."""
     preprocessor.add_weight_preprocess = lambda generator: generator
     try:
         yield
@@ -241,5 +249,5 @@ def _weightless(preprocessor: Any) -> Iterator[None]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether something is a tensor of TensorFlow."""
+    """Return whether a value is a TensorFlow tensor."""
     return hasattr(getattr(value, "dtype", None), "is_floating")

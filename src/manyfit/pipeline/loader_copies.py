@@ -1,4 +1,4 @@
-"""One loader for all splits, which begins anew for each segment of training as it was when it was made."""
+"""One loader for all splits, restored to its initial state for each segment of training."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from manyfit.data.randomness import own_randomness
 log = logging.getLogger("manyfit")
 
 LARGE: Final = 1 << 24
-"""Bytes from which on an array is not copied, but shared."""
+"""Size in bytes from which an array is shared instead of copied."""
 
 
 class Kept:
-    """A loader, and copies of it as it was at first.
+    """A loader, and copies of its initial state.
 
-    It may split its files at random when it is made, and shuffle its own lists later: so all splits have to
-    come from one loader, and each segment of training needs it as it was.
+    A loader may split its files at random when it is created, and shuffle its own lists later. So all splits
+    have to come from one loader, and each segment of training needs its initial state.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -37,16 +37,16 @@ class Kept:
         self._copy: Any = None
         try:
             self._copy = copy.deepcopy(self.loader, self._memo())
-        except Exception as error:  # it holds what cannot be copied: a file, a lock, a data set of TensorFlow
-            log.info("%s cannot be copied (%s): it is made anew", type(self.loader).__name__, error)
+        except Exception as error:  # it holds a file, a lock or a TensorFlow data set
+            log.info("%s cannot be copied (%s): it is created again", type(self.loader).__name__, error)
 
     def renew(self) -> Any:
-        """The loader as it was when it was made."""
+        """Return the loader in its initial state."""
         if not self._is_warned and [_sum(array) for array in self._shared] != self._sums:
             self._is_warned = True
             log.warning(
-                "%s changes its arrays in place: what it gives depends on how often it was asked, and going "
-                "on is not exact",
+                "%s changes its arrays in place: its data depends on how often it was read, so resuming is "
+                "not exact",
                 type(self.loader).__name__,
             )
         if self._copy is not None:
@@ -56,7 +56,7 @@ class Kept:
             return self._make()
 
     def _memo(self) -> dict[int, Any]:
-        """What is not copied: large arrays, and the config, which notes who reads its keys."""
+        """Return what is not copied: large arrays, and the config, which records the keys that are read."""
         structs = [value for value in vars(self.loader).values() if isinstance(value, ConfigStruct)]
         return {id(each): each for each in [*self._shared, *structs]}
 

@@ -1,4 +1,4 @@
-"""`manyfit train`, for those who would rather call it from Python, under the names of the five components."""
+"""`manyfit train` from Python, under the class names of the five components."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manyfit.run.train import train
 
 
 class Orchestrator:
-    """Trains, exports and evaluates the run in a folder that holds a config.
+    """Training, export and evaluation of the run in a folder that holds a config.
 
     >>> Orchestrator("runs/baseline", data_dir="datasets/mnist").run()    # doctest: +SKIP
     """
@@ -29,9 +29,9 @@ class Orchestrator:
             self.overrides.append(f"data_dir={Path(data_dir).resolve()}")
 
     def run(self) -> RunResult:
-        """Train, from where the run stands to its end; export the best weights, and evaluate them.
+        """Train the run to its end, from its last checkpoint; export the best weights, and evaluate them.
 
-        A run that is finished is not trained reuse.
+        A finished run is not trained again.
         """
         return train(self.run_dir, self.overrides)
 
@@ -42,7 +42,7 @@ class Orchestrator:
 
 
 class TFKerasTrainer:
-    """Trains the Keras model of a run.
+    """Training of the Keras model of a run.
 
     >>> trainer = TFKerasTrainer("runs/baseline", data_dir="datasets/mnist")    # doctest: +SKIP
     >>> trainer.train()    # doctest: +SKIP
@@ -53,16 +53,16 @@ class TFKerasTrainer:
         self._orchestrator = Orchestrator(run_dir, data_dir)
 
     def train(self) -> RunResult:
-        """Train, from where the run stands to its end."""
+        """Train the run to its end, from its last checkpoint."""
         return self._orchestrator.run()
 
     def export(self) -> Path:
-        """The folder of the exported model: SavedModel, `.keras` and safetensors."""
+        """Return the folder of the exported model: SavedModel, `.keras` and safetensors."""
         folder = self._orchestrator.run_dir / "exported"
         if not folder.is_dir():
-            raise UsageError(f"{self._orchestrator.run_dir} is not trained yet")
+            raise UsageError(f"{self._orchestrator.run_dir} has not been trained yet")
         return folder
 
     def load(self) -> Any:
-        """The model with the best weights."""
+        """Load the model with the best weights."""
         return load_model(self._orchestrator.run_dir)

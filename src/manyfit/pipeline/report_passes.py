@@ -1,4 +1,4 @@
-"""Reads of a split for a report: every row once, in order or by the number it carries."""
+"""Passes over a split for a report: every row once, identified by its order or by a number it carries."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ from manyfit.pipeline.row_numbers import Lost, RowTracker
 
 @dataclass
 class ReportPasses(SplitGenerators):
-    """The passes over a split that a report makes."""
+    """The passes over a split for a report.
+
+    The loader's rows are followed by padding rows, so that the last batch can be filled even if the
+    preprocessor drops incomplete batches; padding never reaches the report.
+    """
 
     _ids: dict[int, str] = field(default_factory=dict)
     _report: Any = None
-    """The pipeline of a report, where it can be walked again and again."""
+    """The pipeline of a report, if it can be iterated repeatedly."""
     _tracked: tuple[Any, RowTracker, int] | None = None
-    """The same with numbers: the pipeline, who counts what comes back, and how many batches there are."""
+    """The same with numbered rows: the pipeline, its row tracker and its number of batches."""
     _padding: int = 0
-    """Rows beyond the last one of a report, to fill its last batch."""
+    """Rows after the last one of a report that fill its last batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._padding = self.batch_size
 
     def _in_order(self, count: int) -> Iterator[Batch]:
-        """Every row once, known by its place; what a batch has beyond the last one is cut off."""
+        """Yield every row once, identified by its place; padding after the last row is cut off."""
         with own_randomness():
             seed_with_tensorflow(derive(0, "report", self.split))
             found = self._report
@@ -56,10 +60,10 @@ class ReportPasses(SplitGenerators):
             yield batch
             if done >= count:
                 return
-        raise UsageError(f"{self.remade_by} gave batches with {done} data points, but there are {count}")
+        raise UsageError(f"{self.remade_by} yielded batches with {done} data points, but {count} exist")
 
     def _by_number(self, count: int) -> Iterator[Batch]:
-        """Rows in the order in which they come, known by the numbers that they carry."""
+        """Yield rows in the order of arrival, identified by the numbers that they carry."""
         for is_text in (True, False) if self._is_native and self.split == "test" else (False,):
             try:
                 found, track, batches = self._number_rows(is_text)
@@ -67,10 +71,10 @@ class ReportPasses(SplitGenerators):
                 pulled = self._pull(found)
                 first = next(pulled, None)
                 if first is not None and self._grown(1, len(self.batch(first, 0))):
-                    self._tracked = None  # there is too little to fill its last batch
+                    self._tracked = None  # too little padding to fill the last batch
                     return (yield from self._by_number(count))
                 break
-            except Exception:  # a preprocessor that wants numbers; what else is wrong is said the second time
+            except Exception:  # the preprocessor requires numbers; any other error is raised again below
                 self._tracked = None
                 if not is_text:
                     raise
@@ -80,8 +84,8 @@ class ReportPasses(SplitGenerators):
                 numbers, own = track.take(values[2], len(batch))
             except Lost as error:
                 raise Lost(
-                    f"{self.remade_by} makes {error} of the third value of a data point, by which its id is "
-                    "found again; weights may be changed in add_weight_preprocess"
+                    f"{self.remade_by} turns the third value of a data point, which identifies it, "
+                    f"into {error}; change weights in add_weight_preprocess"
                 ) from None
             if self.split == "test":
                 self._ids = track.ids
@@ -92,7 +96,7 @@ class ReportPasses(SplitGenerators):
         self._missing(track)
 
     def _missing(self, track: RowTracker) -> None:
-        """A data set that does not know its length may have fewer rows than were said."""
+        """Raise if a data set of unknown length has fewer rows than the loader reported."""
         if track.times.all():
             return
         rows = self.create()[0]
@@ -101,7 +105,7 @@ class ReportPasses(SplitGenerators):
             raise self._count_error(str(count) if count else "none")
 
     def _number_rows(self, is_text: bool) -> tuple[Any, RowTracker, int]:
-        """The pipeline of a report whose rows carry numbers, who counts them, and how many batches it has."""
+        """Return the pipeline of a report with numbered rows, its row tracker and its number of batches."""
         with own_randomness():
             seed_with_tensorflow(derive(0, "report", self.split))
             if self._tracked is not None:
@@ -126,7 +130,7 @@ class ReportPasses(SplitGenerators):
             return found, track, batches
 
     def _grown(self, batches: int, rows: int | None = None) -> bool:
-        """Whether batches turn out to be larger than the config says, so that more is needed to fill one."""
+        """Enlarge the padding if batches are larger than configured; return whether it was."""
         size = -(-(len(self) if rows is None else rows) // batches)
         if size <= self._padding:
             return False
@@ -134,7 +138,7 @@ class ReportPasses(SplitGenerators):
         return True
 
     def _weights(self, count: int) -> npt.NDArray[np.float64]:
-        """What a preprocessor makes of increasing weights."""
+        """Return what the preprocessor turns increasing weights into."""
         found, _, _ = self._number_rows(False)
         parts: list[Any] = []
         for values in self._pull(found):
@@ -144,7 +148,7 @@ class ReportPasses(SplitGenerators):
         return np.concatenate(parts)[:count] if parts else np.zeros(0)
 
     def _pull(self, found: Any) -> Iterator[Any]:
-        """Batches, until there are no more; what is drawn at random is a function of their number."""
+        """Yield all batches; random draws are a function of the batch number."""
         is_native = is_dataset(found)
         batches = found.as_numpy_iterator() if is_native else iter(found)
         for number in itertools.count():
@@ -159,12 +163,12 @@ class ReportPasses(SplitGenerators):
             yield values
 
     def _pad(self) -> Any:
-        """The loader's rows once, and some more to fill the last batch: their weights are no numbers."""
+        """Return the loader's rows once, followed by padding rows, whose weights are NaN."""
         rows, _ = self.create()
         padding = self._padding
         if is_dataset(rows):
             count = int(rows.cardinality())
-            if 0 <= count != len(self):  # below 0 it is not known, or without end
+            if 0 <= count != len(self):  # negative: unknown or infinite
                 raise self._count_error(str(count))
             return rows.take(len(self)).concatenate(rows.take(padding).map(_without_weight))
         return itertools.chain(
@@ -174,12 +178,12 @@ class ReportPasses(SplitGenerators):
 
 
 def select_rows(value: Any, rows: npt.NDArray[np.bool_]) -> Any:
-    """Some rows of arrays, nested as they are."""
+    """Select rows of nested arrays."""
     return value if rows.all() else nested.map_arrays(lambda array: array[rows], value)
 
 
 def _without_weight(x: Any, y: Any, weight: Any) -> Any:
-    """A data point that only fills a batch: its weight is no number, where a weight can be that."""
+    """Return a padding row: its weight is NaN if its type allows that."""
     if is_tensor(weight):
         tf: Any = sys.modules["tensorflow"]
         return (

@@ -1,6 +1,7 @@
-"""Data points of a report on their way through a preprocessor: each carries its number where a weight stands.
+"""Row numbers: they identify the data points of a report after preprocessing.
 
-What comes back is known by its number, however the rows were shuffled, sorted, left out or made into several.
+Each data point carries its number in place of its weight, so it is recognized even if the preprocessor
+shuffles, sorts, drops or duplicates rows.
 """
 
 from __future__ import annotations
@@ -17,28 +18,29 @@ from manyfit.core.errors import UsageError
 from manyfit.data.dataset import hash_row
 
 UNKNOWN: Final = -2
-"""What TensorFlow says of a data set whose length it does not know; -1 is one without end."""
+"""TensorFlow's cardinality of a data set of unknown length; -1 is an infinite one."""
 PRECISE: Final = 1 << 20
-"""Numbers below this one, and a quarter, are exact in single precision."""
+"""Whole numbers below this one, plus a quarter, are exact in single precision."""
 MARK: Final = 0.25
-"""What is added to a number, so that it is noticed if somebody has made another one of it."""
+"""Offset that is added to each number, so that a changed number is detected."""
 NEAR: Final = 1e-3
 
 
 def id_text(id_: Any) -> str:
-    """An id as text; bytes are decoded."""
+    """Return an ID as text; bytes are decoded."""
     plain = id_.item() if hasattr(id_, "item") else id_
     return plain.decode(errors="replace") if isinstance(plain, bytes) else str(plain)
 
 
 class Lost(UsageError):
-    """What came back where the numbers of data points should be is something else."""
+    """The values that came back are not the numbers of data points."""
 
 
 class RowTracker:
-    """Numbers data points, and counts those that come back, in one pass after another.
+    """The numbers of data points, and counts of those that come back, one pass after another.
 
-    Behind the last one there are some more, with higher numbers, so that the last batch can be filled.
+    Padding rows with higher numbers follow the last data point, so that the last batch can be filled. The
+    number between them, `total`, stays unused: a row that carries it is one more than the loader reported.
     """
 
     def __init__(self, total: int, padding: int, miscounted: Callable[[str], UsageError]) -> None:
@@ -51,7 +53,7 @@ class RowTracker:
         self.begin(total)
 
     def begin(self, wanted: int, batches: int = 1) -> None:
-        """Begin a pass, in which the first so many data points are wanted; so many batches make an epoch."""
+        """Begin a pass over the first `wanted` data points; an epoch has `batches` batches."""
         self.times = np.zeros(wanted, dtype=np.int64)
         self.is_over = False
         self._pass: int | None = None
@@ -61,16 +63,16 @@ class RowTracker:
         self.ids = {}
 
     def forget(self) -> None:
-        """Forget the ids of earlier passes."""
+        """Forget the IDs of earlier passes."""
         self._noted.clear()
 
-    # -- on the way in ----------------------------------------------------------------------------
+    # -- numbering --------------------------------------------------------------------------------
 
     def rows(self, made: Iterable[Any], again: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        """Rows of a generator of Python, numbered."""
+        """Yield the rows of a Python generator with numbers."""
         count, first, left = 0, b"", iter(made)
         for number, row in enumerate(left):
-            if number == self.total:  # it has begun anew, or has more rows than it says
+            if number == self.total:  # it started over, or has more rows than reported
                 if hash_row(row) != first:
                     raise self._miscounted("more")
                 left = itertools.chain([row], left)
@@ -92,7 +94,7 @@ class RowTracker:
             left = iter(again())
 
     def dataset(self, rows: Any, is_text: bool) -> Any:
-        """Rows of a `tf.data.Dataset`, numbered: by text that holds the id, too, or by a number alone."""
+        """Return a `tf.data.Dataset` with numbered rows: text that includes the ID, or numbers alone."""
         tf: Any = sys.modules["tensorflow"]
         count = int(rows.cardinality())
         if 0 <= count != self.total:
@@ -101,7 +103,7 @@ class RowTracker:
         beyond = rows.take(self.padding).enumerate(self.total + 1)
         numbered = own.enumerate().concatenate(beyond)
         slot = self._as_text if is_text else self._as_number
-        # A preprocessor may repeat what it is given: rows of another pass are told apart by its number.
+        # A preprocessor may repeat its input: the pass number distinguishes the repetitions.
         passes = tf.data.Dataset.from_generator(
             lambda: iter([next(self._passes)]), output_signature=tf.TensorSpec((), tf.int64)
         )
@@ -113,7 +115,7 @@ class RowTracker:
 
     @staticmethod
     def takes_text(spec: Any) -> bool:
-        """Whether ids of this kind look the same as text of TensorFlow."""
+        """Return whether IDs of this type look the same as TensorFlow strings."""
         return len(spec.shape) == 0 and (spec.dtype.name == "string" or spec.dtype.is_integer)
 
     @staticmethod
@@ -135,10 +137,10 @@ class RowTracker:
     def _span(self) -> int:
         return self.total + 1 + self.padding
 
-    # -- on the way back --------------------------------------------------------------------------
+    # -- recognizing ------------------------------------------------------------------------------
 
     def take(self, third: Any, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """The numbers that came back with a batch, and which of them belong to the report."""
+        """Return the numbers that came back with a batch, and which of them belong to the report."""
         numbers, passes = self._numbers(third, length)
         if (numbers < 0).any():
             raise Lost("a number below 0")
@@ -146,7 +148,7 @@ class RowTracker:
             raise self._miscounted("more")
         if self._pass is None and (numbers < self.total).any():
             self._pass = int(passes[np.argmax(numbers < self.total)])
-        if not self._done:  # somebody may go over the rows more than once, and say so
+        if not self._done:  # batchify may repeat the rows within an epoch, and count them in its batches
             self._is_several = self._epoch * length >= 2 * self.total
         own = (numbers < len(self.times)) & ((passes == self._pass) | self._is_several)
         self._done += 1
@@ -154,9 +156,9 @@ class RowTracker:
         if self._done > self._epoch and self.times.all():
             is_next |= self._drop_repeated(numbers, own)
         self._count(numbers, passes, own)
-        if is_next and not self._has_ended:  # the rows of a pass end with those that fill the last batch
+        if is_next and not self._has_ended:  # a pass ends with its padding rows
             self._is_shuffled = True
-        # A shuffle may hold a row back for long, but not for ever.
+        # A shuffle buffer may hold a row back for long, but not forever.
         waits = not self._is_shuffled or self._idle > 2 * self._epoch + self.padding + 1000
         ended = self._is_several and self._done >= self._epoch
         self.is_over = (is_next and (waits or bool(self.times.all()))) or ended
@@ -165,7 +167,7 @@ class RowTracker:
     def _count(
         self, numbers: npt.NDArray[np.int64], passes: npt.NDArray[np.int64], own: npt.NDArray[np.bool_]
     ) -> None:
-        """Note which rows have come, and with which ids."""
+        """Count the rows that have arrived, and record their IDs."""
         np.add.at(self.times, numbers[own], 1)
         self._idle = 0 if own.any() else self._idle + 1
         if own.any():
@@ -178,7 +180,10 @@ class RowTracker:
                 self.ids[key[1]] = self._noted[key]
 
     def _drop_repeated(self, numbers: npt.NDArray[np.int64], own: npt.NDArray[np.bool_]) -> bool:
-        """After an epoch in which all rows came, one that comes more often than any before begins another."""
+        """Deselect rows that begin another epoch: all rows have come, and these more often than any other.
+
+        Return whether there were any.
+        """
         most, times = self.times.max(initial=0), self.times.copy()
         for i in np.flatnonzero(own):
             times[numbers[i]] += 1

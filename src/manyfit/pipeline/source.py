@@ -1,4 +1,4 @@
-"""Generators of data points as a source: positioned by (seed, step), walked once for a report."""
+"""A split of five components as a data source: training batches by (seed, step), and rows for reports."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from manyfit.pipeline.training_batches import Feed
 
 @dataclass
 class ComponentSource(ReportPasses):
-    """One split. The preprocessor makes the batches, so their size and number are its own."""
+    """The data source of one split. The preprocessor determines the size and number of batches."""
 
     _is_proven: bool = False
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on, epoch after epoch; or every data point once, for a report."""
+        """Yield batches from step `start`, epoch after epoch; or every data point once, for a report."""
         if order.epochs is None:
             return Feed(self, order, start)
         if order.epochs != 1 or start:
-            raise UsageError("generators are walked once, from the beginning, or without end")
+            raise UsageError("generators can only be read once, from the beginning, or endlessly")
         count = order.count(self._rows)
         return self._by_number(count) if self.split == "test" else self._in_order(count)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of some rows: of tests, those that came with them; of validation, the loader's index."""
+        """Return the IDs of rows: test rows carry theirs, validation rows use the loader's index."""
         if any(int(row) not in self._ids for row in index):
             self._read_ids()
         return [self._ids[int(row)] for row in index]
 
     def fingerprint(self) -> str:
-        """The loader's own `fingerprint(split)`, else a hash of the count and of the first data points."""
+        """Return the loader's `fingerprint(split)`, or a hash of the count and the first data points."""
         own = getattr(self.loader, "fingerprint", None)
         if callable(own):
             return str(own(self.split))
@@ -59,9 +59,9 @@ class ComponentSource(ReportPasses):
         return digest.hexdigest()
 
     def prove(self) -> None:
-        """Raise unless validation comes as it was said: so many rows, in an order that nobody changes.
+        """Raise unless the validation split has the reported number of rows in a stable order.
 
-        Its ids are those of the loader's index, so nothing but the order says which row is which.
+        Its IDs come from the loader's index, so only the order identifies a row.
         """
         if self._is_proven or self.split != "validation" or not len(self):
             return
@@ -71,28 +71,28 @@ class ComponentSource(ReportPasses):
         moved = sum(a != b for a, b in itertools.zip_longest(first[: len(self)], second[: len(self)]))
         if moved:
             raise UsageError(
-                f"{type(self.loader).__name__}.{METHODS[self.split]} gives {moved} of {len(self)} data "
-                "points otherwise, or at another place, when it is called again, so that their ids cannot be "
-                "told: it must not shuffle, nor go on where it stopped"
+                f"{type(self.loader).__name__}.{METHODS[self.split]} yields {moved} of {len(self)} data "
+                "points with other values or in another place when it is called again, so their IDs are "
+                "unknown: it must not shuffle, nor continue where it stopped"
             )
-        if first[len(self) :] not in ([], first[:1]):  # it may begin anew
+        if first[len(self) :] not in ([], first[:1]):  # it may start over
             raise self._count_error("more")
         try:
             came = [batch.index.astype(np.float64) for batch in self._by_number(len(self))]
             numbers = np.concatenate(came) if came else np.zeros(0)
         except Lost:
-            numbers = self._weights(len(self))  # somebody changes weights: their order is told from them
+            numbers = self._weights(len(self))  # weights are changed: the order is inferred from them
         if len(numbers) != len(self) or (np.diff(numbers) <= 0).any():
             lost = len(self) - len(np.unique(numbers))
-            what = f"leaves out {lost} of {len(self)} data points" if lost > 0 else "changes the order"
+            what = f"drops {lost} of {len(self)} data points" if lost > 0 else "changes the order"
             raise UsageError(
-                f"{self.remade_by} {what} of the validation split, so their ids cannot be told: it must give "
-                "every data point once, in the order in which they come"
+                f"{self.remade_by} {what} of the validation split, so their IDs are unknown: it must yield "
+                "every data point once, in the original order"
             )
         self._is_proven = True
 
     def contents(self, most: int) -> Contents:
-        """What the first data points hold, as the loader gives them."""
+        """Yield the hashes of the first data points, as the loader yields them."""
         with own_randomness():
             seed_with_tensorflow(0)
             rows = self.create()[0]
@@ -101,7 +101,7 @@ class ComponentSource(ReportPasses):
                 yield number, hash_row(row[:2])
 
     def _digests(self, number: int) -> list[bytes]:
-        """A hash of every data point, and of what may come after the last one, under a seed of its own."""
+        """Return a hash of every data point, and of one that may follow the last, under a separate seed."""
         with own_randomness():
             seed_with_tensorflow(derive(0, "proof", self.split, number))
             rows = self.create()[0]
@@ -123,5 +123,5 @@ class ComponentSource(ReportPasses):
     def _check_ids(self, ids: list[str], method: str) -> None:
         if len(ids) != len(self):
             name = f"{type(self.loader).__name__}.{method}"
-            raise UsageError(f"{name} gives {len(ids)} ids for {len(self)} data points")
+            raise UsageError(f"{name} returns {len(ids)} IDs for {len(self)} data points")
         self._ids = dict(enumerate(ids))

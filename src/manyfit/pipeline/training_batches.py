@@ -1,8 +1,8 @@
 """Training batches from generators, positioned by (seed, step).
 
-A generator can only be read from its beginning. So a stream of training batches is cut into segments of whole
-epochs, about 2,000 batches each; each begins with generators made anew under seeds of its own. A start in the
-middle reads, and drops, what comes before it in its segment, and nothing else.
+A generator can only be read from its beginning. Training batches are therefore divided into segments of whole
+epochs, about 2,000 batches each. Every segment starts with new generators under its own seed. A start in the
+middle of a segment reads and discards the batches before it in that segment, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from manyfit.pipeline.generators import SplitGenerators, is_dataset, seed_with_t
 log = logging.getLogger("manyfit")
 
 SEGMENT: Final = 2048
-"""Batches after which generators are made anew, at the next end of an epoch."""
+"""Batches after which generators are created again, at the end of the epoch."""
 
 
 class Feed(Iterator[Batch]):
-    """Training batches without end. A pipeline of TensorFlow can also be read as such, by `native`."""
+    """Endless training batches. A `tf.data` pipeline can also be read natively, by `native`."""
 
     def __init__(self, source: SplitGenerators, order: Order, start: int) -> None:
         self._source = source
@@ -41,11 +41,11 @@ class Feed(Iterator[Batch]):
 
     @property
     def framework(self) -> str:
-        """TensorFlow, if the pipeline is one of `tf.data`."""
+        """The framework of the pipeline: `tensorflow` for `tf.data`, else empty."""
         return "tensorflow" if self._is_native else ""
 
     def native(self, most: int) -> tuple[Any, int]:
-        """An iterator of TensorFlow, and how many batches may be taken from it now: at most so many."""
+        """Return a TensorFlow iterator, and how many batches, at most `most`, may be taken from it now."""
         if not self._left:
             self._open()
         count = min(most, self._left)
@@ -62,7 +62,7 @@ class Feed(Iterator[Batch]):
         return batch
 
     def _open(self) -> None:
-        """Begin the segment of the next step, and read up to that."""
+        """Open the segment of the next step, and read up to that step."""
         segment, skipped = divmod(self._step, self._length)
         seed_with_tensorflow(derive(self._seed, "segment", 0 if self._limited else segment))
         self._source.renew()
@@ -70,11 +70,9 @@ class Feed(Iterator[Batch]):
         self._left = self._length - skipped
         self._is_native = is_dataset(found)
         if skipped:
-            log.info("reading and dropping %d batches, up to where the data stood", skipped)
+            log.info("reading and discarding %d batches to restore the position in the data", skipped)
         if skipped and self._is_native and found.options().deterministic is False:
-            log.warning(
-                "the pipeline of TensorFlow is not deterministic: going on within an epoch is not exact"
-            )
+            log.warning("the TensorFlow pipeline is not deterministic: resuming within an epoch is not exact")
         if self._is_native:
             self._batches = iter(found.repeat().skip(skipped).take(self._left).prefetch(2))
             return
@@ -86,10 +84,10 @@ class Feed(Iterator[Batch]):
         if not self._is_native:
             seed_for(derive(self._seed, "batch", step % self._length if self._limited else step))
         values = self._source.next_of(self._batches)
-        if values is None:  # a batchify that ends is begun again
+        if values is None:  # batches that end start over
             self._batches = iter(self._source.pipeline(self._source.endless())[0])
             values = self._source.next_of(self._batches)
         if values is None:
             name = type(self._source.preprocessor).__name__
-            raise UsageError(f"the batches of {name} have ended before the first one")
+            raise UsageError(f"{name} yields no batches")
         return values

@@ -1,4 +1,4 @@
-"""`ConfigStruct` under the name by which older code imports it."""
+"""`ConfigStruct` under its former import path."""
 
 from manyfit.config.typed.config_struct import ConfigStruct
 
