@@ -87,4 +87,4 @@ def test_order_on_the_command_line(project, cli):
 def test_p_without_a_value(project, cli):
     answer = cli("config", "show", "runs/a", "-p", "train.epochs")
     assert answer.code == 2
-    assert "-p needs a key and a value" in answer.err
+    assert "-p requires a key and a value" in answer.err

@@ -231,7 +231,7 @@ def test_a_shard_whose_beginning_is_damaged_is_not_skipped(mixed, capsys):
 
 def test_what_the_shell_has_expanded_may_have_strangers_in_it(mixed, capsys):
     assert run("data", "index", *sorted(mixed.iterdir())) == 0
-    assert "labels.txt is no file of records" in capsys.readouterr().err
+    assert "labels.txt is not a file of records" in capsys.readouterr().err
     assert run("data", "count", *sorted(mixed.iterdir())) == 0
     assert "20 records in 2 files" in capsys.readouterr().out
 

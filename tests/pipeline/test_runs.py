@@ -273,7 +273,7 @@ def test_submit_writes_and_sends_a_job(tiny, monkeypatch, project_cli):
     code, said = project_cli("submit", bare, "--print", "--data-dir", tiny.root / "data", "submit.cpus=5")
     assert code == 0 and "data_dir=" in said and "--cpus-per-task=5" in said
     code, said = project_cli("submit", folder)
-    assert code == 0 and "there is no sbatch here" in said
+    assert code == 0 and "sbatch was not found" in said
     subprocess.run(["bash", "-n", folder / "submit.sh"], check=True)
     tools, log = tiny.root / "bin", tiny.root / "log"
     tools.mkdir()

@@ -622,7 +622,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error(silent, monkeypatch, cli):
     found = cli("train", "runs/a", "-g", "0", "-g", "1")
     assert found.code == 2
     assert "--gpu 0,1: torch cannot use a GPU here" in found.err
-    assert "a run is trained on one GPU, 0; several are for studies" in found.err
+    assert "a run uses one GPU, here 0; only studies use several" in found.err
 
 
 CODE = """

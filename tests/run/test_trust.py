@@ -447,7 +447,7 @@ def test_track_sync_imports_nothing_and_sends_nothing(received, cli, monkeypatch
     cli("track", "sync", "runs/a")
     answer = cli("track", "sync", "studies/s")
     assert answer.code == 2
-    assert "is not a study of yours" in answer.err
+    assert "was not created by you on this machine" in answer.err
     assert not mark.exists()
     rewrite_config(received.run, lambda tree: tree.update(track={"mlflow": "auto"}))
     assert cli("track", "sync", "runs/a").code == 0

@@ -1,4 +1,4 @@
-"""The command line. One file a verb; `--help` imports none of them."""
+"""The command line: one module per command; `--help` imports none of them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from manyfit.core.errors import ManyfitError
 from manyfit.core.version import __version__
 
 VERBS = {
-    "init": "Write a small project that trains at once.",
-    "train": "Train a run, or go on with it.",
-    "sweep": "Train the trials of a study, or go on with them.",
-    "status": "Show how a study stands, and its leaderboard.",
+    "init": "Create a small project that is ready to train.",
+    "train": "Train a run, or resume it.",
+    "sweep": "Train the trials of a study, or resume them.",
+    "status": "Show the progress of a study and its leaderboard.",
     "study": "Stop, resume, clone and add points of a study; export it.",
-    "submit": "Send a run or a study to a Slurm cluster.",
-    "check": "Try a run out, or prove that it resumes exactly.",
+    "submit": "Submit a run or a study to a Slurm cluster.",
+    "check": "Try out a run, or verify that it resumes exactly.",
     "evaluate": "Evaluate a run again, row by row.",
-    "predict": "Predict rows, also of new data.",
-    "export": "Write the model in a form that others can load.",
+    "predict": "Predict rows, also for new data.",
+    "export": "Export the model in other formats.",
     "compare": "Compare two runs on the same rows.",
     "list": "List the runs of a project.",
     "show": "Show one run.",
     "config": "Show, check and compare configs.",
     "data": "Index, count, verify and convert files of records.",
-    "track": "Bring trackers up to date with the log.",
-    "doctor": "Report versions, devices and extras, and what is wrong with them.",
+    "track": "Send trackers what they have missed.",
+    "doctor": "Check versions, devices, disk and extras, and report problems.",
     "completion": "Print the completion script for a shell.",
 }
 
 
 MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""Errors about a path that somebody has given; a disk that is full is not one."""
+"""Errors about a path that the user has given; a full disk is not one."""
 
 ALIASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("trainer",): ("train", "--help"),
@@ -52,11 +52,11 @@ ALIASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("utils", "validate"): ("data", "verify"),
     ("utils", "total-examples"): ("data", "count", "--examples"),
 }
-"""What verbs are called elsewhere."""
+"""Names of these commands in other systems."""
 
 
 class LazyGroup(click.Group):
-    """A group whose verbs are imported when they are used; their help lines stand in a table."""
+    """A group whose commands are imported when they are used; their help lines come from a table."""
 
     def __init__(self, *args: Any, verbs: dict[str, str], package: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,11 +64,11 @@ class LazyGroup(click.Group):
         self.package = package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Verbs in the order in which a user meets them."""
+        """Return the commands in the order in which a user needs them."""
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import one verb."""
+        """Import one command."""
         if name not in self.verbs:
             return None
         command: click.Command = importlib.import_module(f"{self.package}.{name}").command
@@ -77,20 +77,20 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or suggest the nearest one."""
+        """Find the command, or suggest the nearest one."""
         args = [*ALIASES.get((args[0], *args[1:2]), args[:2]), *args[2:]]
         if args[0] not in self.verbs and not args[0].startswith("-"):
             from manyfit.core.names import nearest
 
             if known := [" ".join(words) for words in ALIASES if words[0] == args[0] and len(words) > 1]:
                 there = ", ".join(each for each in known if "--" not in each)
-                ctx.fail(f"no such command {' '.join(args[:2])!r}; there are {there}.")
+                ctx.fail(f"no such command {' '.join(args[:2])!r}; valid commands: {there}.")
             best = nearest(args[0], self.verbs)
             ctx.fail(f"no such command {args[0]!r}." + (f" Did you mean {best!r}?" if best else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing them."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self.verbs.items()))
 
@@ -118,14 +118,14 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
     type=LOG_LEVELS,
     expose_value=False,
     callback=_log_level,
-    help="Log to stderr from this level on.",
+    help="Log to stderr at this level and above.",
 )
 def cli() -> None:
     """Train, resume, evaluate and compare models from plain code and one typed YAML file."""
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line. Errors are one message on stderr; the exit code says of which kind."""
+    """Run the command line. An error is one message on stderr; the exit code tells its kind."""
     with safe_streams(for_good=args is None):
         _main(args)
 
@@ -143,7 +143,7 @@ def _main(args: list[str] | None) -> None:
     except ManyfitError as error:
         _complain(f"manyfit: {error}")
         sys.exit(error.exit_code)
-    except SystemExit as stop:  # perhaps of the code of a run, with a text that Python would print as it is
+    except SystemExit as stop:  # user code may exit with text, which Python would print with its secrets
         if stop.code is None or isinstance(stop.code, int):
             raise
         _complain(stop.code)
@@ -152,7 +152,7 @@ def _main(args: list[str] | None) -> None:
         _complain("manyfit: interrupted")
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output has gone, as `head` does; there is nobody left to tell.
+        # The reader has closed the pipe, as `head` does; nothing can be reported.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
@@ -160,11 +160,11 @@ def _main(args: list[str] | None) -> None:
         sys.exit(2 if isinstance(error, MISTAKES) or error.errno == errno.ELOOP else 1)
     except BaseException:
         _complain(traceback.format_exc())
-        _complain("manyfit: this is a bug in manyfit; the lines above say where")
+        _complain("manyfit: this is a bug in manyfit; the traceback above shows where")
         sys.exit(1)
 
 
 def _complain(text: object, nl: bool = True) -> None:
-    """Print to stderr; if that is full, the exit code still says what kind of error it was."""
+    """Print to stderr; if that fails, the exit code still tells the kind of error."""
     with contextlib.suppress(OSError):
         say(text, err=True, nl=nl)

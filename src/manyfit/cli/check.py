@@ -19,14 +19,16 @@ from manyfit.cli.output import say
 
 @click.command(cls=OverrideVerb)
 @run_argument
-@click.option("--resume", is_flag=True, help="Kill a few steps of the run at several points, and compare.")
+@click.option(
+    "--resume", is_flag=True, help="Train a few steps, kill and resume them at several points, and compare."
+)
 @trust_option
 @json_option
 def command(run: Path, resume: bool, trust: bool, json_: bool) -> None:
-    """Try RUN out: its classes, data, model, one batch, evaluation. Nothing is written into its folder.
+    """Try out RUN: its classes, data, model, one batch and evaluation. Nothing is written to its folder.
 
-    With --resume, prove that it resumes exactly: a few steps are trained, killed at several points, resumed,
-    and compared bit for bit. Exits with 1 if something is wrong.
+    With --resume, verify that it resumes exactly: a few steps are trained, killed at several points, resumed,
+    and compared bit for bit. Exits with 1 if a check fails.
     """
     from manyfit.run.check import check_resume, check_run
 

@@ -1,4 +1,4 @@
-"""What verbs share: overrides on the command line, log levels, tables, completion of run names."""
+"""Common parts of all commands: overrides, log levels, tables, completion of run names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OVERRIDE = re.compile(r"[+~]|[A-Za-z_][\w.\[\]-]*=")
 
 
 class Verb(click.Command):
-    """A command that takes `--log-level` after the verb, too."""
+    """A command that also accepts `--log-level` after its name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,19 +37,19 @@ class Verb(click.Command):
                 expose_value=False,
                 is_eager=True,
                 callback=_set,
-                help="Log to stderr from this level on.",
+                help="Log to stderr at this level and above.",
             )
         )
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Show warnings on stderr, unless another level was asked for; also those about the arguments."""
+        """Show warnings on stderr, including those about the arguments, unless another level was given."""
         if not logging.getLogger("manyfit").handlers:
             set_log_level("WARNING")
         return super().make_context(*args, **kwargs)
 
 
 class OverrideVerb(Verb):
-    """A command that takes overrides anywhere among its arguments, in the order in which they are written."""
+    """A command that accepts overrides anywhere among its arguments; they are applied in order."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,7 +60,7 @@ class OverrideVerb(Verb):
                 multiple=True,
                 expose_value=False,
                 metavar="KEY VALUE",
-                help="Set one value. Also: KEY=VALUE; +KEY to add to a list or mapping; '~KEY' to delete.",
+                help="Set a value. Also: KEY=VALUE; +KEY to add to a list or mapping; '~KEY' to delete.",
             )
         )
         self.params.append(
@@ -70,17 +70,17 @@ class OverrideVerb(Verb):
                 multiple=True,
                 expose_value=False,
                 metavar="KEY TEXT",
-                help="Set one value to a text, as it is written.",
+                help="Set a value to this text, verbatim.",
             )
         )
         self.params += [_folder_option(option) for entry in ENTRIES for option in entry.options]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Mention overrides in the usage line."""
+        """Add overrides to the usage line."""
         return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the overrides out and let click parse the rest."""
+        """Extract the overrides and let click parse the rest."""
         ctx.meta["overrides"], rest = split_overrides(args)
         return super().parse_args(ctx, rest)
 
@@ -97,12 +97,12 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
             queue.insert(0, word[attached.end() :])
         if word in ("-P", "--param-str"):
             if len(queue) < 2:
-                raise click.UsageError("-P needs a key and a text: -P model.name 0123")
+                raise click.UsageError("-P requires a key and a text: -P model.name 0123")
             found.append(_text(queue.pop(0), queue.pop(0)))
         elif attached or word in ("-p", "-c", "--param", "--param-expr"):
             if len(queue) < 2:
                 raise click.UsageError(
-                    "-p needs a key and a value: -p train.epochs 10 (or, without -p, train.epochs=10)"
+                    "-p requires a key and a value: -p train.epochs 10 (or, without -p, train.epochs=10)"
                 )
             found.append(_pair(queue.pop(0), queue))
         elif _OVERRIDE.match(word):
@@ -113,14 +113,14 @@ def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
 
 
 def _text(key: str, value: str) -> Any:
-    """The override of `-P KEY VALUE`: the value as it is written."""
+    """Parse the override of `-P KEY VALUE`: the value verbatim."""
     from manyfit.config.tree.overrides import parse_text_override
 
     return _from_here(parse_text_override(key, value))
 
 
 def _pair(key: str, queue: list[str]) -> Any:
-    """The override of `-p KEY VALUE`; a pattern that the shell has expanded is a list of files."""
+    """Parse the override of `-p KEY VALUE`; a pattern that the shell has expanded is a list of files."""
     from manyfit.config.tree.overrides import pair
 
     value = queue.pop(0)
@@ -131,7 +131,7 @@ def _pair(key: str, queue: list[str]) -> Any:
 
 
 def _is_data(word: str) -> bool:
-    """Whether a word is a file of those that a pattern may have stood for, and not the run to train."""
+    """Return whether a word is a data file from an expanded pattern, and not the run to train."""
     if word.startswith("-") or word.endswith((".yaml", ".yml")):
         return False
     try:
@@ -141,7 +141,7 @@ def _is_data(word: str) -> bool:
 
 
 FILES: Final = ("file_patterns", "model_dir")
-"""Keys whose values name files: on the command line they count from here, as in any other command."""
+"""Keys whose values are paths: on the command line they are relative to the working directory."""
 
 
 def _from_here(given: Any) -> Any:
@@ -174,12 +174,12 @@ def _from_here(given: Any) -> Any:
 
 
 def current_overrides() -> list[Any]:
-    """The overrides of the current command."""
+    """Return the overrides of the current command."""
     return list(click.get_current_context().meta["overrides"])
 
 
 def _folder_option(option: Option) -> click.Option:
-    """An option of a dialect: it sets a key of the config, or names a folder in which configs are found."""
+    """Create the option of a dialect: it sets a key of the config, or adds a folder to search for configs."""
 
     def set_key(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
         if value is not None:
@@ -190,7 +190,7 @@ def _folder_option(option: Option) -> click.Option:
     def add_folders(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> None:
         for folder in value:
             if not folder.is_dir():
-                raise click.UsageError(f"{option.flags[-1]}: there is no folder {folder}")
+                raise click.UsageError(f"{option.flags[-1]}: the folder {folder} does not exist")
         ctx.meta["folders"] = (*ctx.meta.get("folders", ()), *value)
 
     is_search = not option.key
@@ -207,7 +207,7 @@ def _folder_option(option: Option) -> click.Option:
 
 
 def _variant(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """A run folder or a file as it is; a name that is neither may be a variant in a folder that was named."""
+    """Return a run folder or file unchanged; look up any other name in the given folders of variants."""
     from manyfit.config.tree.project import is_folder
 
     folders = ctx.meta.get("folders", ())
@@ -220,7 +220,9 @@ def _variant(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     found = find_config(str(value), folders)
     if found is None:
         return value
-    if any(found.parent == folder for folder in folders):  # it is trained in the project that one stands in
+    if any(
+        found.parent == folder for folder in folders
+    ):  # it is trained in the project of the working directory
         ctx.meta["overrides"].append(pair("project_path", json.dumps(str(project_root(Path.cwd())))))
     return found
 
@@ -238,19 +240,19 @@ def set_log_level(level: str) -> None:
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     handler.setLevel(level.upper())
     logger.handlers[:] = [handler]
-    logger.propagate = False  # some libraries give the root logger a handler of their own
+    logger.propagate = False  # some libraries add a handler to the root logger
     logger.setLevel(level.upper())
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to whatever stderr is now."""
+    """A handler that writes to the current `sys.stderr`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(self.format(record), err=True)
 
 
 def print_json(value: Any) -> None:
-    """Print a result for programs."""
+    """Print a result as JSON."""
     say(json.dumps(as_json_tree(redact_nested(value)), indent=2, default=str))
 
 
@@ -263,13 +265,13 @@ def table(rows: Iterable[Sequence[Any]], header: Sequence[str] = ()) -> None:
 
 
 def _cell(value: object) -> str:
-    """A cell is one line, but for messages that are written over several, with blanks before the others."""
+    """Return a cell as one line; only messages with indented continuation lines keep their line breaks."""
     text = str(value)
     return text if "\n  " in text else printable_line(text)
 
 
 def to_yaml(value: object) -> str:
-    """A value as YAML would write it."""
+    """Return a value as YAML writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return value if isinstance(value, str) else repr(value)
@@ -305,7 +307,7 @@ def gpu_option(function: F) -> F:
         metavar="N",
         expose_value=False,
         callback=_pin_gpus,
-        help="Use this GPU only; for a study it may be repeated. `idle` picks one that nobody uses.",
+        help="Use only this GPU; repeatable for a study. `idle` selects an unused one.",
     )(function)
 
 
@@ -315,11 +317,11 @@ def _pin_gpus(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
 
         chosen = pin(value)
         if len(set(chosen)) > 1 and ctx.info_name == "train":
-            say(f"a run is trained on one GPU, {chosen[0]}; several are for studies", err=True)
+            say(f"a run uses one GPU, here {chosen[0]}; only studies use several", err=True)
 
 
 def check_failed(rows: Mapping[str, int]) -> None:
-    """End with 1 if a function has failed on some rows, after everything was written."""
+    """Exit with 1 if a function has failed on some rows, after everything has been written."""
     failed = {split: count for split, count in rows.items() if count}
     if failed:
         text = ", ".join(f"{count} of the {split} split" for split, count in failed.items())
@@ -334,7 +336,7 @@ def study_argument(function: F) -> F:
 
 
 def _study_folder(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """`studies/x/study.yaml` means `studies/x`."""
+    """Return `studies/x` for `studies/x/study.yaml`."""
     return value.parent if value.name == "study.yaml" and value.is_file() else value
 
 
@@ -349,7 +351,7 @@ def trust_option(function: F) -> F:
     return click.option(
         "--trust",
         is_flag=True,
-        help="Run the code that RUN names, although it was not trained here.",
+        help="Run the code that RUN names, even though it was not trained on this machine.",
     )(function)
 
 
@@ -359,5 +361,5 @@ def allow_change_option(function: F) -> F:
         "--allow-change",
         multiple=True,
         metavar="KEY",
-        help="Go on although this has changed: a key of the config, data, data.train, code, code.models …",
+        help="Continue despite this change: a key of the config, data, data.train, code, code.models …",
     )(function)

@@ -14,15 +14,19 @@ from manyfit.cli.output import say
 @click.command(cls=Verb)
 @click.argument("first", type=click.Path(path_type=Path), shell_complete=complete_run)
 @click.argument("second", type=click.Path(path_type=Path), shell_complete=complete_run)
-@click.option("--metric", default="loss", show_default=True, help="The column to compare.")
-@click.option("--split", default="test", show_default=True, help="The split to compare on.")
-@click.option("--worst", default=10, show_default=True, type=click.IntRange(0), help="How many rows to show.")
-@click.option("--level", default=0.95, show_default=True, type=click.FloatRange(0.5, 0.9999))
+@click.option("--metric", default="loss", show_default=True, help="Column to compare.")
+@click.option("--split", default="test", show_default=True, help="Split to compare on.")
+@click.option(
+    "--worst", default=10, show_default=True, type=click.IntRange(0), help="Number of rows to show."
+)
+@click.option(
+    "--level", default=0.95, show_default=True, type=click.FloatRange(0.5, 0.9999), help="Confidence level."
+)
 @json_option
 def command(
     first: Path, second: Path, metric: str, split: str, worst: int, level: float, json_: bool
 ) -> None:
-    """Compare two runs row by row: paired differences on the same ids, with an interval by bootstrap."""
+    """Compare two runs row by row: paired differences by row ID, with a bootstrap confidence interval."""
     from manyfit.report.compare import compare
 
     found = compare(first, second, metric, split, worst, level)
@@ -40,9 +44,11 @@ def command(
         ]
     )
     if found.only_first or found.only_second:
-        say(f"left out: {found.only_first} rows only in the first, {found.only_second} only in the second")
+        say(
+            f"not compared: {found.only_first} rows only in the first, {found.only_second} only in the second"
+        )
     say(found.verdict)
-    say("one training each: this says nothing about other seeds")
+    say("each was trained once: this does not account for other seeds")
     if found.changes:
         say("\nlargest changes")
         table(

@@ -32,13 +32,11 @@ def command() -> None:
 
 @command.command("show", cls=OverrideVerb)
 @run_argument
-@click.option(
-    "--origin", is_flag=True, help="Also say where each value was written, and of which kind it is."
-)
+@click.option("--origin", is_flag=True, help="Also show where each value is defined, and its kind.")
 @trust_option
 @json_option
 def show_command(run: Path, origin: bool, trust: bool, json_: bool) -> None:
-    """Show what a config means: every value, with defaults, after extend, overrides and references."""
+    """Show every value of a config: defaults included, after extend, overrides and references."""
     from manyfit.config import load_config
 
     config = load_config(run, current_overrides(), trust=trust)
@@ -67,7 +65,7 @@ def show_command(run: Path, origin: bool, trust: bool, json_: bool) -> None:
 @trust_option
 @json_option
 def check_command(runs: tuple[Path, ...], trust: bool, json_: bool) -> None:
-    """Check configs without reading data or building anything. Exits with 2 if one has a mistake."""
+    """Check configs without reading data or building anything. Exit with 2 if one has an error."""
     from manyfit.config import load_config
 
     problems: list[Problem] = []
@@ -110,7 +108,7 @@ def check_command(runs: tuple[Path, ...], trust: bool, json_: bool) -> None:
 @trust_option
 @json_option
 def diff_command(before: Path, after: Path, trust: bool, json_: bool) -> None:
-    """Say what differs between two configs, and whether it makes another run, a longer one, or neither."""
+    """Show the differences between two configs, and whether each makes a different or a longer run."""
     from manyfit.config import load_config
 
     left, right = load_config(before, trust=trust), load_config(after, trust=trust)
@@ -135,9 +133,9 @@ def diff_command(before: Path, after: Path, trust: bool, json_: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
 @trust_option
 def schema_command(run: Path | None, output: Path | None, trust: bool) -> None:
-    """Print a JSON Schema for configs, so that editors complete them.
+    """Print a JSON Schema for configs, for completion in editors.
 
-    With RUN, the parameters of the classes that it names are described as well. In an editor that uses the
+    With RUN, the schema includes the parameters of the classes that it names. In an editor that uses the
     YAML language server, put `# yaml-language-server: $schema=config.schema.json` on the first line.
     """
     import json
@@ -149,7 +147,7 @@ def schema_command(run: Path | None, output: Path | None, trust: bool) -> None:
     if output is None:
         say(text)
     elif not output.parent.is_dir():
-        raise UsageError(f"there is no folder {output.parent}")
+        raise UsageError(f"the folder {output.parent} does not exist")
     else:
         from manyfit.store import durable
 
@@ -157,7 +155,7 @@ def schema_command(run: Path | None, output: Path | None, trust: bool) -> None:
 
 
 def note_what_was_trained(run: Path, config: Config) -> None:
-    """Say on stderr if the folder was trained with other values than its config.yaml has now."""
+    """Print to stderr the values of the trained run that differ from its current config.yaml."""
     from manyfit.config.identity import NOT_SET
     from manyfit.config.identity import diff_snapshots as differences
     from manyfit.store.folder import RunFolder

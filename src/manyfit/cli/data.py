@@ -21,21 +21,21 @@ def command() -> None:
 
 
 def patterns_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add PATTERN…: files, patterns in quotes, or folders."""
+    """Add the argument PATTERN…: files, quoted patterns, or folders."""
     return click.argument("patterns", nargs=-1, required=True, metavar="PATTERN...")(function)
 
 
 @command.command("index", cls=Verb)
 @patterns_argument
-@click.option("--force", is_flag=True, help="Index files anew, also those that have changed.")
-@click.option("--compression", type=COMPRESSIONS, help="How the files are compressed; found by itself.")
+@click.option("--force", is_flag=True, help="Index all files again, also those that have changed.")
+@click.option("--compression", type=COMPRESSIONS, help="Compression of the files; detected by default.")
 @json_option
 def index_command(patterns: tuple[str, ...], force: bool, compression: str | None, json_: bool) -> None:
-    """Write _tfrecord_metadata.json into each folder: what its files hold now.
+    """Write _tfrecord_metadata.json to each folder: a description of its files.
 
-    Files that are known already are compared with what is known of them; one that has changed is an error,
-    unless --force is given. Files that begin with _ or . are not data, and others that hold no records, such
-    as labels.txt, are left out and named, so '/folder/*' works, and works twice.
+    Files that are already indexed are compared with their index; a changed file is an error, unless --force
+    is given. Files whose names begin with _ or . are not data. Other files without records, such as
+    labels.txt, are skipped with a message, so '/folder/*' works, also repeatedly.
 
     \b
     manyfit data index 'data/*'
@@ -46,10 +46,10 @@ def index_command(patterns: tuple[str, ...], force: bool, compression: str | Non
     known = {folder: metadata.load_index(folder) for folder in metadata.by_folder(paths)} if not force else {}
     strange = metadata.find_unindexed(paths, patterns, known)
     for path in strange:
-        say(f"{path} is no file of records, and is not indexed", err=True)
+        say(f"{path} is not a file of records; skipped", err=True)
     paths = [path for path in paths if path not in strange]
     if not paths:
-        raise click.UsageError(f"none of these holds records: {', '.join(strange[:3])}")
+        raise click.UsageError(f"no records found in: {', '.join(strange[:3])}")
     done: list[metadata.Indexed] = []
     given = None if compression is None else compression.lower().replace("none", "")
     with bar("indexing", sum(map(files.size_of, paths))) as moved:
@@ -64,10 +64,10 @@ def index_command(patterns: tuple[str, ...], force: bool, compression: str | Non
 
 @command.command("count", cls=Verb)
 @patterns_argument
-@click.option("--examples", is_flag=True, hidden=True)  # the sentence of `utils total-examples`
+@click.option("--examples", is_flag=True, hidden=True)  # prints the sentence of `utils total-examples`
 @json_option
 def count_command(patterns: tuple[str, ...], examples: bool, json_: bool) -> None:
-    """Say how many records there are, by the index."""
+    """Print the number of records, according to the index."""
     from manyfit.data.tfrecord import metadata
 
     known = {path: entry.records for path, entry in metadata.find_entries(patterns).items()}
@@ -81,12 +81,12 @@ def count_command(patterns: tuple[str, ...], examples: bool, json_: bool) -> Non
 
 @command.command("verify", cls=Verb)
 @patterns_argument
-@click.option("--deep", is_flag=True, help="Read everything, and not only names and sizes.")
+@click.option("--deep", is_flag=True, help="Read all contents, not only names and sizes.")
 @click.option("--deep-check", "deep", is_flag=True, hidden=True)
 @click.option("--shallow-check", is_flag=True, hidden=True, expose_value=False)
 @json_option
 def verify_command(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
-    """Compare files with what was indexed. Exits with 1 if something is different, and says what."""
+    """Compare files with their index. Print the differences, and exit with 1 if there are any."""
     from manyfit.data.tfrecord import files, metadata
 
     size = sum(map(files.size_of, metadata.present(patterns))) if deep else 0
@@ -98,7 +98,7 @@ def verify_command(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
         for finding in findings:
             say(str(finding))
         if not findings:
-            what = "are as they were indexed" if deep else "have the names and sizes that were indexed"
+            what = "match their index" if deep else "match their index in name and size"
             say(f"{len(metadata.list_indexed(patterns))} files {what}")
     if findings:
         click.get_current_context().exit(1)
@@ -106,7 +106,7 @@ def verify_command(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
 
 @contextmanager
 def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how far something is, on a terminal, if it takes a while."""
+    """Show a progress bar on a terminal for long operations."""
     import sys
 
     if not sys.stderr.isatty() or total < 1 << 24:
@@ -134,25 +134,31 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
-    "--kind", type=click.Choice(["images", "csv", "text", "arrays", "hdf5"]), help="What SOURCE is."
+    "--kind", type=click.Choice(["images", "csv", "text", "arrays", "hdf5"]), help="Kind of SOURCE."
 )
-@click.option("--prefix", default="train", show_default=True, help="What the files are called: train, test …")
-@click.option("--shards", type=click.IntRange(1), metavar="N", help="How many files; one for each 128 MB.")
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="How many files are written at a time.")
+@click.option("--prefix", default="train", show_default=True, help="Prefix of the file names: train, test …")
+@click.option(
+    "--shards", type=click.IntRange(1), metavar="N", help="Number of files; by default, one per 128 MB."
+)
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Number of files written in parallel.")
 @click.option("--compression", type=COMPRESSIONS, default="none", show_default=True)
-@click.option("--column", metavar="NAME", help="The column of a CSV that holds the text.")
+@click.option("--column", metavar="NAME", help="Column of a CSV file that holds the text.")
 @click.option(
     "--vocabulary",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with one word a line; else it is made from the text, and written.",
+    help="File with one word per line; by default, built from the text and written.",
 )
-@click.option("--words", type=click.IntRange(1), metavar="N", help="How many words a vocabulary has at most.")
 @click.option(
-    "--min-count", type=click.IntRange(1), metavar="N", help="How often a word must occur to be in it."
+    "--words", type=click.IntRange(1), metavar="N", help="Maximum number of words in the vocabulary."
 )
-@click.option("--no-header", is_flag=True, help="The first row of a CSV is data; its columns are c0, c1 …")
-@click.option("--names", metavar="A,B…", help="What the columns of a CSV without a header are called.")
-@click.option("--force", is_flag=True, help="Replace files that are there already.")
+@click.option(
+    "--min-count", type=click.IntRange(1), metavar="N", help="Minimum number of occurrences of a word."
+)
+@click.option(
+    "--no-header", is_flag=True, help="The first row of a CSV file is data; its columns are c0, c1 …"
+)
+@click.option("--names", metavar="A,B…", help="Column names of a CSV file without a header.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @json_option
 def convert_command(
     source: Path,
@@ -171,10 +177,10 @@ def convert_command(
     force: bool,
     json_: bool,
 ) -> None:
-    """Write SOURCE as TFRecord files into the folder TARGET, and index them.
+    """Convert SOURCE to TFRecord files in the folder TARGET, and index them.
 
-    SOURCE is a folder with a folder of images for each class, a CSV, a text with one document a line, arrays
-    (.npz, .npy) or an HDF5 file. What to write into a config is printed at the end.
+    SOURCE is a folder with one subfolder of images per class, a CSV file, a text file with one document per
+    line, arrays (.npz, .npy) or an HDF5 file. At the end, the lines for a config are printed.
 
     \b
     manyfit data convert pictures data --shards 8
@@ -209,7 +215,7 @@ def convert_command(
 
 @contextmanager
 def steps(text: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal what has been done so far."""
+    """Show the progress so far on a terminal."""
     import sys
 
     if not sys.stderr.isatty():

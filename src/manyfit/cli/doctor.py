@@ -11,9 +11,9 @@ from manyfit.cli.output import say
 @click.command(cls=Verb)
 @json_option
 def command(json_: bool) -> None:
-    """Report versions, devices, cores, free disk and extras, and what is wrong with them.
+    """Check versions, devices, cores, free disk space and extras, and report problems.
 
-    Exits with 1 if something is."""
+    Exits with 1 if there are problems."""
     from manyfit.run.doctor import examine_machine
 
     found = examine_machine()
@@ -23,7 +23,7 @@ def command(json_: bool) -> None:
         table(found.facts.items())
         say("\nextras")
         table((f"  {name}", state) for name, state in found.extras.items())
-        say("\nproblems" if found.problems else "\nnothing is wrong")
+        say("\nproblems" if found.problems else "\nno problems")
         for problem in found.problems:
             say(f"  {problem}")
     if found.problems:

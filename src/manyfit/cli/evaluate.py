@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Evaluate RUN again, row by row, and write reports/<split>.csv.
 
-    With another checkpoint, or with overrides (such as data.root=/new), the report gets a name of its own.
+    With another checkpoint, or with overrides (such as data.root=/new), the report has a different name.
     """
     from manyfit.run.reuse import evaluate
 

@@ -20,7 +20,7 @@ from manyfit.cli.output import say
     metavar="FORMAT",
     show_default=True,
     help="Repeatable: safetensors; torch (a torch.export program, .pt2) and onnx for modules; "
-    "keras and saved_model for Keras; skops for estimators; and those of a kind of your own.",
+    "keras and saved_model for Keras; skops for estimators; and formats of custom learners.",
 )
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
@@ -29,7 +29,7 @@ from manyfit.cli.output import say
 def command(
     run: Path, formats: tuple[str, ...], which: str, allow_change: tuple[str, ...], trust: bool, json_: bool
 ) -> None:
-    """Write the model of RUN into its folder exported/. Each form is checked against the original first."""
+    """Export the model of RUN to its folder exported/. Each format is first checked against the original."""
     from manyfit.run.reuse import export
 
     written = export(run, formats, which, allow_change, trust)

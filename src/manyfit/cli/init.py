@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).with_name("templates") / "project"
 @click.command(cls=Verb)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path())
 def command(folder: Path) -> None:
-    """Write a small project into FOLDER (here, if none is given). Nothing is overwritten."""
+    """Create a small project in FOLDER (by default, here). Existing files are not overwritten."""
     from manyfit.store import durable
 
     files = {
@@ -30,7 +30,7 @@ def command(folder: Path) -> None:
     }
     existing = [str(target) for target in targets.values() if target.exists()]
     if existing:
-        raise UsageError(f"nothing was written, because these files exist already: {', '.join(existing)}")
+        raise UsageError(f"nothing was written, because these files already exist: {', '.join(existing)}")
     for source, target in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         durable.write_file(target, source.read_bytes())

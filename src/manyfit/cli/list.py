@@ -14,7 +14,7 @@ from manyfit.cli.output import say
 @click.argument("folder", type=click.Path(path_type=Path), default=Path())
 @json_option
 def command(folder: Path, json_: bool) -> None:
-    """List the runs in FOLDER (here, if none is given)."""
+    """List the runs in FOLDER (by default, here)."""
     from manyfit.store.describe import describe_run
     from manyfit.store.folder import run_folders
 

@@ -1,4 +1,4 @@
-"""The one way to print: without secrets, and without what would steer a terminal."""
+"""Printing, without secrets and without terminal control sequences."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def say_data(text: str) -> None:
-    """Print data for programs as it is; on a terminal it is for people, and printed like anything else."""
+    """Print data for programs verbatim; on a terminal it is printed like any other text."""
     if sys.stdout.isatty():
         say(text, nl=False)
         return
-    stream = sys.stdout  # click would take escapes out of it
+    stream = sys.stdout  # click would remove escape sequences
     whole = stream.inner if isinstance(stream, Cleaned) else stream
-    whole.write(clean_file(text))  # pieces of a secret may be ids
+    whole.write(clean_file(text))  # only whole secrets: a piece of one may be an ID
 
 
 class Cleaned:
-    """A stream that takes secrets out of what others print to it: code of a run, warnings, libraries."""
+    """A stream that removes secrets from all output: of user code, warnings and libraries."""
 
     def __init__(self, stream: TextIO, is_vital: bool = True) -> None:
-        """`is_vital` says whether one that cannot be written ends the command; notes and bars do not."""
+        """With `is_vital`, a failed write raises an error; messages and progress bars may be lost."""
         self._stream = stream
         self._ignored = () if is_vital else (OSError,)
 
@@ -43,13 +43,13 @@ class Cleaned:
         return self._stream
 
     def write(self, text: str) -> int:
-        """Write text without the secrets that were read."""
+        """Write text without secrets."""
         with contextlib.suppress(*self._ignored):
             self._stream.write(clean(text))
         return len(text)
 
     def flush(self) -> None:
-        """Hand over what was written."""
+        """Flush the stream."""
         with contextlib.suppress(*self._ignored):
             self._stream.flush()
 
@@ -59,7 +59,7 @@ class Cleaned:
 
     @property
     def buffer(self) -> CleanedBytes:
-        """The same for bytes."""
+        """The underlying byte stream, without secrets."""
         return CleanedBytes(self._stream.buffer)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,13 +67,13 @@ class Cleaned:
 
 
 class CleanedBytes:
-    """The bytes below such a stream."""
+    """A byte stream that removes secrets."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
     def write(self, data: Any) -> int:
-        """Write bytes without the secrets that were read."""
+        """Write bytes without secrets."""
         self._stream.write(clean_bytes(bytes(data)))
         return len(data)
 
@@ -87,12 +87,12 @@ class CleanedBytes:
 
 @contextlib.contextmanager
 def safe_streams(for_good: bool = False) -> Iterator[None]:
-    """Keep secrets off the terminal, and print what it has no letters for as escapes.
+    """Remove secrets from stdout and stderr, and escape characters that the terminal cannot encode.
 
-    With `for_good` that holds until the process ends: threads and exit handlers may still print.
+    With `for_good` this holds until the process ends: threads and exit handlers may still print.
     """
     before = sys.stdout, sys.stderr
-    # A stream that is closed (`>&-`) is None.
+    # A closed stream (`>&-`) is None.
     streams = [stream or open(os.devnull, "w") for stream in before]  # noqa: PTH123, SIM115
     for stream in streams:
         reconfigure = getattr(stream, "reconfigure", None)

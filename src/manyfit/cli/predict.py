@@ -23,12 +23,12 @@ from manyfit.core.errors import UsageError
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="New rows: .npy, .npz with `inputs` or an array for each input, or .csv; `ids` names rows.",
+    help="New rows: .npy, .npz with `inputs` or one array per input, or .csv; `ids` holds row IDs.",
 )
 @allow_change_option
 @click.option("--checkpoint", "which", default="best", show_default=True, help="best, last, or a step.")
 @trust_option
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 def command(
     run: Path,
     split: str,
@@ -38,7 +38,7 @@ def command(
     trust: bool,
     output: Path | None,
 ) -> None:
-    """Predict with RUN: CSV with the id, the prediction and, for classes, the confidence of every row.
+    """Predict with RUN. Print CSV: ID, prediction and, for classes, confidence of every row.
 
     \b
     manyfit predict runs/digits-mlp --data new.npz -o new.csv
@@ -49,7 +49,7 @@ def command(
     from manyfit.store import durable
 
     if output is not None and not output.parent.is_dir():
-        raise UsageError(f"there is no folder {output.parent}")
+        raise UsageError(f"the folder {output.parent} does not exist")
     columns = predict(run, split, data, which, current_overrides(), allow_change, trust)
     text = format_csv(columns)
     if output is not None:

@@ -15,16 +15,16 @@ from manyfit.core.names import pluralize
 
 @click.command(cls=Verb)
 @run_argument
-@click.option("--all", "every", is_flag=True, help="Show defaults, too.")
+@click.option("--all", "every", is_flag=True, help="Include defaults.")
 @json_option
 def command(run: Path, every: bool, json_: bool) -> None:
-    """Show one RUN: its state, results, what its config says, and its starts."""
+    """Show one RUN: state, results, config and starts."""
     from manyfit.store.describe import details
     from manyfit.store.folder import RunFolder
 
     folder = RunFolder(run)
     if not run.exists():
-        folder.load_trained()  # which says what there is
+        folder.load_trained()  # raises, with the nearest folder
     if not folder.config.is_file():
         raise FolderError(f"{run} is not a run folder: it has no config.yaml")
     facts = details(folder)
@@ -56,7 +56,7 @@ def command(run: Path, every: bool, json_: bool) -> None:
 
 
 def _troubles(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is wrong with a run."""
+    """Return the damage and the failure of a run."""
     found = [("damaged", text) for text in facts.get("damaged", ())]
     failure = facts.get("failure")
     if failure:

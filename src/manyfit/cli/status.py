@@ -14,14 +14,19 @@ from manyfit.cli.output import say
 
 @click.command(cls=Verb)
 @study_argument
-@click.option("--all", "every", is_flag=True, help="Show all points, not only the best ten.")
+@click.option("--all", "every", is_flag=True, help="Show all points instead of the best ten.")
 @click.option(
-    "--format", "form", type=click.Choice(["text", "md", "csv", "latex"]), default="text", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["text", "md", "csv", "latex"]),
+    default="text",
+    show_default=True,
+    help="Format of the leaderboard.",
 )
 @click.option("--traceback", is_flag=True, help="Show the traceback of each group of failures.")
 @json_option
 def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -> None:
-    """Show how STUDY stands: also while it runs, and after it has crashed."""
+    """Show the progress of STUDY, also while it is running or after a crash."""
     from manyfit.report.leaderboard import FORMATS, leaderboard, leaderboard_cells
     from manyfit.study.ledger.ledger import read_only
     from manyfit.study.result import read_study, rows
@@ -70,7 +75,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
 
 
 def print_failures(failures: Sequence[dict[str, Any]], place: Path, traceback: bool = False) -> None:
-    """Failures at the same place once, with the points that have met them."""
+    """Print failures grouped by place, with their points."""
     if not failures:
         return
     say("\nfailed")
@@ -80,4 +85,4 @@ def print_failures(failures: Sequence[dict[str, Any]], place: Path, traceback: b
         say(f"  {group['count']} × {group['kind']}, points {points}{more}")
         text = group["traceback"] if traceback and group["traceback"] else group["message"]
         say("    " + text.strip().replace("\n", "\n    "))
-    say(f"  try them again: manyfit sweep {place} --retry failed")
+    say(f"  to retry them: manyfit sweep {place} --retry failed")

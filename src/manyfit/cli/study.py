@@ -14,14 +14,14 @@ from manyfit.cli.output import say
 
 @click.group()
 def command() -> None:
-    """Act on a study, also while it runs; export it."""
+    """Change a study, also while it is running; export it."""
 
 
 @command.command(cls=Verb)
 @study_argument
 @click.argument("points", nargs=-1, required=True)
 def stop(study: Path, points: tuple[str, ...]) -> None:
-    """Stop POINTS, by number or name: what they have is committed, and they are not trained further."""
+    """Stop POINTS, by number or name: their progress is committed, and they are not trained further."""
     send_each(study, "stop", points)
 
 
@@ -29,51 +29,51 @@ def stop(study: Path, points: tuple[str, ...]) -> None:
 @study_argument
 @click.argument("points", nargs=-1, required=True)
 def resume(study: Path, points: tuple[str, ...]) -> None:
-    """Let POINTS go on that were stopped, by a person or by a stopper."""
+    """Resume POINTS that were stopped, manually or by a stopper."""
     send_each(study, "resume", points)
 
 
 @command.command(cls=OverrideVerb)
 @study_argument
 @click.argument("point")
-@click.option("--weights", is_flag=True, help="Begin with the weights that the point has now.")
+@click.option("--weights", is_flag=True, help="Start from the current weights of the point.")
 def clone(study: Path, point: str, weights: bool) -> None:
-    """Try POINT again with changed values: manyfit study clone studies/lr 3 train.optimizer.lr=1e-4"""
+    """Train POINT again with other values: manyfit study clone studies/lr 3 train.optimizer.lr=1e-4"""
     from manyfit.study.drive.commands import leave_command, points_of
 
     number = points_of(study, [point])[0]
     leave_command(study, "clone", number, current_values(), weights)
-    tell(study, f"a clone of point {number}")
+    tell(study, f"clone of point {number}")
 
 
 @command.command(cls=OverrideVerb)
 @study_argument
 def add(study: Path) -> None:
-    """Try a further point: manyfit study add studies/lr train.optimizer.lr=3e-4 model.hidden=96"""
+    """Add a point: manyfit study add studies/lr train.optimizer.lr=3e-4 model.hidden=96"""
     from manyfit.study.drive.commands import leave_command
 
     found = current_values()
     if not found:
-        raise click.UsageError("give the values of the point: manyfit study add STUDY KEY=VALUE ...")
+        raise click.UsageError("the values of the point are required: manyfit study add STUDY KEY=VALUE ...")
     leave_command(study, "add", None, found)
-    tell(study, "a further point")
+    tell(study, "new point")
 
 
 @command.command("export", cls=Verb)
 @study_argument
-@click.option("--optuna", "storage", metavar="URL", help="An Optuna storage, such as sqlite:///study.db")
-@click.option("--csv", "csv_", type=click.Path(path_type=Path), help="One row for each trial.")
+@click.option("--optuna", "storage", metavar="URL", help="Optuna storage, such as sqlite:///study.db")
+@click.option("--csv", "csv_", type=click.Path(path_type=Path), help="CSV file with one row per trial.")
 def export_command(study: Path, storage: str | None, csv_: Path | None) -> None:
-    """Write a study in a form that others read."""
+    """Export a study to an Optuna storage or a table."""
     from manyfit.study.storage_export import to_csv, to_optuna
 
     if storage is None and csv_ is None:
-        raise click.UsageError("say where to: --optuna sqlite:///study.db, or --csv trials.csv")
+        raise click.UsageError("a target is required: --optuna sqlite:///study.db or --csv trials.csv")
     if storage is not None:
         name, count = to_optuna(study, storage)
-        say(f"wrote {count} points as the study {name!r} into {storage}")
+        say(f"wrote {count} points as the study {name!r} to {storage}")
     if csv_ is not None:
-        say(f"wrote {to_csv(study, csv_)} trials into {csv_}")
+        say(f"wrote {to_csv(study, csv_)} trials to {csv_}")
 
 
 @command.command(cls=Verb)
@@ -81,9 +81,9 @@ def export_command(study: Path, storage: str | None, csv_: Path | None) -> None:
 @click.argument("task", type=int)
 @click.argument("of", type=click.IntRange(1))
 def share(study: Path, task: int, of: int) -> None:
-    """Train every OF-th trial of STUDY, from number TASK on: one job of an array, which knows of no other.
+    """Train every OF-th trial of STUDY, starting with number TASK: one independent job of a job array.
 
-    `manyfit sweep` puts the results together.
+    `manyfit sweep` collects the results.
     """
     from manyfit.study.job_array import train_share
 
@@ -96,14 +96,14 @@ def share(study: Path, task: int, of: int) -> None:
 
 
 def current_values() -> dict[str, Any]:
-    """The overrides of the command as values of a point."""
+    """Return the overrides of the command as values of a point."""
     from manyfit.study.drive.commands import parse_values
 
     return parse_values(current_overrides())
 
 
 def send_each(study: Path, action: str, points: Sequence[str]) -> None:
-    """Leave a command for each point."""
+    """Send a command for each point."""
     from manyfit.study.drive.commands import leave_command, points_of
 
     for number in points_of(study, points):
@@ -112,7 +112,7 @@ def send_each(study: Path, action: str, points: Sequence[str]) -> None:
 
 
 def tell(study: Path, what: str) -> None:
-    """Say whether the command is carried out now or later."""
+    """Report whether the command is executed now or later."""
     from manyfit.store.lock import is_owned
 
     when = "now" if is_owned(study) else f"when the study is started: manyfit sweep {study}"

@@ -15,21 +15,27 @@ from manyfit.cli.output import say
 @click.argument("place", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--time", metavar="HH:MM:SS", help="Time limit.")
 @click.option("--memory", metavar="SIZE", help="Memory, such as 16G.")
-@click.option("--cpus", type=click.IntRange(1), metavar="N", help="Cores.")
+@click.option("--cpus", type=click.IntRange(1), metavar="N", help="CPU cores.")
 @click.option("--gpus", metavar="N", help="GPUs, such as 1 or a100:2.")
-@click.option("--partition", metavar="NAME")
-@click.option("--account", metavar="NAME")
-@click.option("--tasks", type=click.IntRange(1), metavar="N", help="Jobs that a study is cut into.")
-@click.option("--at-once", type=click.IntRange(1), metavar="N", help="How many of them run at once.")
-@click.option("--max-queued", type=click.IntRange(1), metavar="N", help="Refuse when more jobs would wait.")
-@click.option("--print", "only_show", is_flag=True, help="Show the script, and send nothing.")
+@click.option("--partition", metavar="NAME", help="Slurm partition.")
+@click.option("--account", metavar="NAME", help="Slurm account.")
+@click.option(
+    "--tasks", type=click.IntRange(1), metavar="N", help="Number of jobs that a study is divided into."
+)
+@click.option(
+    "--at-once", type=click.IntRange(1), metavar="N", help="Number of jobs that run at the same time."
+)
+@click.option(
+    "--max-queued", type=click.IntRange(1), metavar="N", help="Refuse to submit if more jobs would be queued."
+)
+@click.option("--print", "only_show", is_flag=True, help="Print the script without submitting it.")
 @json_option
 def command(place: Path, only_show: bool, json_: bool, **given: Any) -> None:
-    """Send RUN, a run or a study, to Slurm.
+    """Submit RUN, a run or a study, to Slurm.
 
-    The script is written to RUN/submit.sh. What it asks for stands in the config's section `submit`, or in
-    these options. Before the time limit a checkpoint is written, and the job queues itself again. A study
-    whose points are all known becomes an array of jobs, and one more that puts their results together.
+    The script is written to RUN/submit.sh. Its resources come from the section `submit` of the config, or
+    from these options. Before the time limit, a checkpoint is written and the job requeues itself. A study
+    whose points are all known becomes a job array, followed by a job that collects the results.
 
     \b
     manyfit submit runs/digits-mlp --time 02:00:00 --cpus 4
@@ -46,11 +52,11 @@ def command(place: Path, only_show: bool, json_: bool, **given: Any) -> None:
     elif job.sent:
         say(f"{job.sent}  ({job.file})")
     else:
-        say(f"there is no sbatch here; the script is {job.file}")
+        say(f"sbatch was not found; the script is {job.file}")
 
 
 def word(item: Any) -> str:
-    """An override as one word of a command line."""
+    """Return an override as one word of a command line."""
     if isinstance(item, str):
         return item
     import json

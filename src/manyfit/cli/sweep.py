@@ -26,14 +26,12 @@ if TYPE_CHECKING:
 
 @click.command(cls=OverrideVerb)
 @study_argument
-@click.option(
-    "--dry-run", is_flag=True, help="Check all trials, and say what they would cost. Train nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Check all trials and estimate their cost, without training.")
 @click.option(
     "--retry",
     multiple=True,
     metavar="KIND",
-    help="Try failed trials again: failed (all of them), oom, nan, user, data, infrastructure, timeout.",
+    help="Retry failed trials: failed (all), oom, nan, user, data, infrastructure, timeout.",
 )
 @click.option("--only", multiple=True, metavar="POINT", help="Train only this point, by number or name.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
@@ -51,8 +49,8 @@ def command(
 ) -> None:
     """Train every trial of STUDY: a folder with a study.yaml, or such a file.
 
-    The same command again goes on where it stands; a study that was given more values, seeds, epochs or
-    trials trains what is missing. Exits with 1 if a trial has failed, after the others are done.
+    Run the same command again to resume. If values, seeds, epochs or trials were added, it trains what is
+    missing. Exits with 1 if a trial has failed, after the others are finished.
 
     \b
     manyfit sweep studies/lr
@@ -78,7 +76,7 @@ def command(
 
 
 def print_rehearsal(study: Path, json_: bool) -> None:
-    """Print what a study would do."""
+    """Print what a study would train."""
     from manyfit.study.dry_run import dry_run
 
     found = dry_run(study, current_overrides())
@@ -95,7 +93,7 @@ def _best(found: Study) -> dict[str, object] | None:
 
 
 def print_closing(found: Study) -> None:
-    """Print the leaderboard, what failed, and where to look."""
+    """Print the leaderboard, the failures, and where the results are."""
     from manyfit.cli.status import print_failures
     from manyfit.report.leaderboard import leaderboard, leaderboard_cells
     from manyfit.study.status import status
@@ -111,7 +109,7 @@ def print_closing(found: Study) -> None:
     facts = status(found.folder)
     print_failures(facts["failures"], found.folder)
     if found.unfinished:
-        say(f"\n{found.unfinished} trials are not finished; the same command goes on with them")
+        say(f"\n{found.unfinished} trials are not finished; run the same command again to resume them")
     counts = ", ".join(f"{count} {state}" for state, count in facts["trials"].items())
     say(f"\ntrials       {counts}")
     best = found.folder / "best"

@@ -11,16 +11,16 @@ from manyfit.cli.common import Verb, json_option, print_json, table, trust_optio
 
 @click.group()
 def command() -> None:
-    """Bring trackers up to date with the log."""
+    """Send trackers what they have missed."""
 
 
 @command.command("sync", cls=Verb)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--mlflow", "uri", help="The address of MLflow, if it is not the one in the config.")
+@click.option("--mlflow", "uri", help="MLflow address, if not the one in the config.")
 @trust_option
 @json_option
 def sync_command(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bool) -> None:
-    """Send what TensorBoard and MLflow have missed of each RUN or study. Nothing is sent twice."""
+    """Send TensorBoard and MLflow everything they have missed of each RUN or study. Nothing is sent twice."""
     from manyfit.run.callbacks.tracking import sync_trackers as bring_up_to_date
 
     found = {
@@ -37,7 +37,7 @@ def sync_command(runs: tuple[Path, ...], uri: str | None, trust: bool, json_: bo
 
 
 def holds_study(place: Path) -> bool:
-    """Whether a folder holds a study."""
+    """Return whether a folder holds a study."""
     return (place / "ledger.db").is_file() and not (place / "config.resolved.yaml").exists()
 
 
@@ -51,5 +51,7 @@ def _study(place: Path, uri: str | None, trust: bool) -> dict[str, int]:
     track = load_mirrors(place)
     address = uri or track.mlflow
     if address is not None and not (trust or is_own(place / "ledger.db")):
-        raise UsageError(f"{place} is not a study of yours, and would be sent to {address}; {HINT}")
+        raise UsageError(
+            f"{place} was not created by you on this machine, and would be sent to {address}; {HINT}"
+        )
     return mirror(place, track.tensorboard, address)

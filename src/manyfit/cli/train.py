@@ -19,6 +19,8 @@ from manyfit.cli.common import (
 )
 from manyfit.cli.output import say
 
+LIMIT = "Use N batches, chosen at random with the seed; the first N of a sequential source."
+
 
 @click.command(cls=OverrideVerb)
 @run_argument
@@ -28,21 +30,17 @@ from manyfit.cli.output import say
     "--warm-start-checkpoint",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Begin with the weights of a run, a checkpoint or an export.",
+    help="Start from the weights of a run, a checkpoint or an export.",
 )
-@click.option(
-    "--warm-start-vars", metavar="REGEX", help="Of those weights, take the ones whose names match this."
-)
-@click.option("--debug", is_flag=True, help="Train in a folder that is removed afterwards.")
-@click.option("--fast-dev-run", is_flag=True, help="One batch of everything, and keep nothing.")
+@click.option("--warm-start-vars", metavar="REGEX", help="Load only the weights whose names match.")
+@click.option("--debug", is_flag=True, help="Train in a temporary folder, which is removed afterwards.")
+@click.option("--fast-dev-run", is_flag=True, help="Run one batch of each split, and keep nothing.")
 @click.option(
     "--overfit-batches", type=click.IntRange(1), metavar="N", help="Train and validate on N batches."
 )
-@click.option("--limit-train-batches", type=click.IntRange(1), metavar="N", help="Use the first N batches.")
-@click.option(
-    "--limit-validation-batches", type=click.IntRange(1), metavar="N", help="Use the first N batches."
-)
-@click.option("--limit-test-batches", type=click.IntRange(1), metavar="N", help="Use the first N batches.")
+@click.option("--limit-train-batches", type=click.IntRange(1), metavar="N", help=LIMIT)
+@click.option("--limit-validation-batches", type=click.IntRange(1), metavar="N", help=LIMIT)
+@click.option("--limit-test-batches", type=click.IntRange(1), metavar="N", help=LIMIT)
 @json_option
 def command(
     run: Path,
@@ -56,8 +54,8 @@ def command(
 ) -> None:
     """Train RUN: a run folder with a config.yaml, a YAML file, or the name of a variant.
 
-    A run that was cut short goes on from its last checkpoint. A finished one is not trained again, unless
-    train.epochs was raised. SIGTERM, SIGUSR1 and Ctrl-C write a checkpoint and end the run.
+    An interrupted run resumes from its last checkpoint. A finished run is not trained again, unless
+    train.epochs was increased. SIGTERM, SIGUSR1 and Ctrl-C write a checkpoint and end the run.
 
     \b
     manyfit train runs/digits-mlp
@@ -92,14 +90,14 @@ def command(
 
 
 def warm_start_overrides(checkpoint: Path | None, pattern: str | None) -> list[Any]:
-    """The overrides that say with which weights a run begins."""
+    """Return the overrides for a warm start."""
     from manyfit.config.tree.nodes import from_plain
     from manyfit.config.tree.overrides import Override
     from manyfit.core.errors import Origin
 
     if checkpoint is None:
         if pattern is not None:
-            raise click.UsageError("--warm-start-vars needs --warm-start-checkpoint")
+            raise click.UsageError("--warm-start-vars requires --warm-start-checkpoint")
         return []
     origin = Origin("command line (--warm-start-checkpoint)")
     value = {"path": str(checkpoint.resolve()), "match": pattern or ""}
@@ -107,7 +105,7 @@ def warm_start_overrides(checkpoint: Path | None, pattern: str | None) -> list[A
 
 
 def list_limits(limits: dict[str, int | None], fast: bool) -> list[str]:
-    """The overrides that a mode stands for."""
+    """Return the overrides that the limit options and --fast-dev-run stand for."""
     if fast:
         return ["train.epochs=1", *(f"train.limit.{split}=1" for split in ("train", "validation", "test"))]
     keys = {

@@ -1,7 +1,7 @@
-"""The layouts of other systems that configs may have, and the options that each adds to the command line.
+"""The dialects of config files, and the options that each adds to the command line.
 
-A dialect is one file in `config/dialects/` and one entry here. They are named by class path, because `--help`
-must not import them.
+A dialect is one file in `config/dialects/` and one entry here. Dialects are named by class path, because
+`--help` must not import them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of the commands that take overrides; its value is a folder."""
+    """An option of the commands that accept overrides; its value is a folder."""
 
     flags: tuple[str, ...]
     help: str
     key: str = ""
-    """The key of the config that it sets. Empty: configs are looked for by name in this folder, too."""
+    """The key of the config that it sets. Empty: an additional folder to search for configs by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ ENTRIES: Final = (
         (
             Option(
                 ("--data-dir",),
-                "Where the data of five components lies: the key data_dir, from here.",
+                "Folder of the data of five components: sets data_dir.",
                 "data_dir",
             ),
         ),
@@ -44,7 +44,7 @@ ENTRIES: Final = (
         (
             Option(
                 ("-d", "--variants-dir"),
-                "A folder in which variants are looked for by name, before those of the project.",
+                "Folder to search for variants by name, before those of the project.",
             ),
         ),
     ),

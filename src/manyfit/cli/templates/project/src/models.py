@@ -1,10 +1,10 @@
-"""Models of this project: plain PyTorch, nothing to inherit from or to register."""
+"""The models of this project: plain PyTorch, without base classes or registration."""
 
 from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Two layers for images of 8 by 8 pixels."""
+    """A two-layer perceptron for images of 8 by 8 pixels."""
 
     def __init__(self, hidden: int = 64, dropout: float = 0.0) -> None:
         super().__init__()
