@@ -634,7 +634,7 @@ def test_gpus_are_pinned_by_number_or_because_they_are_idle(monkeypatch):
     assert gpus.pin(["idle", "idle"], here) == [1, 2]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
     assert gpus.pin(["0", "idle"], here) == [0, 1]
-    with pytest.raises(UsageError, match="there is no GPU '7'; there are 0, 1, 2, or idle"):
+    with pytest.raises(UsageError, match="there is no GPU '7'; available are 0, 1, 2, or idle"):
         gpus.pin(["7"], here)
     with pytest.raises(UsageError, match="every GPU is in use"):
         gpus.pin(["idle", "idle", "idle"], here)
@@ -643,7 +643,7 @@ def test_gpus_are_pinned_by_number_or_because_they_are_idle(monkeypatch):
 def test_a_gpu_that_is_not_there(project, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(project))
     assert run("train", "net", "-g", "0") == 2
-    assert "there is no GPU here" in capsys.readouterr().err
+    assert "this machine has no GPU" in capsys.readouterr().err
 
 
 def test_the_guard_names_the_data(project):

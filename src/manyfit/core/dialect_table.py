@@ -34,7 +34,7 @@ ENTRIES: Final = (
         (
             Option(
                 ("--data-dir",),
-                "Folder of the data of five components: sets data_dir.",
+                "Folder of the data of five components (data_dir), relative to the working directory.",
                 "data_dir",
             ),
         ),

@@ -1,16 +1,16 @@
-"""Every exception that manyfit raises on purpose.
+"""The exceptions that manyfit raises.
 
 ::
 
     ManyfitError                 exit code 1
-    ├── UsageError               exit code 2: what was asked for cannot be done as it was asked
-    │   ├── ConfigError          a configuration with one or more problems, all of them listed
+    ├── UsageError               exit code 2: the request cannot be carried out
+    │   ├── ConfigError          a config with one or more problems, all of them listed
     │   ├── ExtraMissing         an optional package is not installed; names the extra
     │   ├── RunConflict          a run folder that belongs to another config, or to another process
     │   └── FolderError          a run folder that is missing, unreadable or damaged
     ├── RunFailed                a run that started and could not be finished
-    │   ├── ComponentFailed      the user's own code raised while it was built or called
-    │   ├── NotANumber           a loss that is nan or infinite
+    │   ├── ComponentFailed      user code raised while it was built or called
+    │   ├── NotANumber           a loss that is NaN or infinite
     │   └── Diverged             a loss far above the lowest so far
     └── Interrupted              exit code 128 + signal number
 """
@@ -26,7 +26,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written: a file and a line, or a part of the command line."""
+    """Where a value is defined: a file and a line, or a part of the command line."""
 
     file: str
     line: int = 0
@@ -37,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a configuration: where it is, what was expected, what came, what was probably meant."""
+    """One error in a config: its place, what was expected, what was received, and a suggestion."""
 
     path: str
     origin: Origin
@@ -60,19 +60,19 @@ class Problem:
 
 
 class ManyfitError(Exception):
-    """Base of everything below; the command line prints it without a traceback."""
+    """Base class of all errors; the command line prints it without a traceback."""
 
     exit_code = 1
 
 
 class UsageError(ManyfitError):
-    """What was asked for cannot be done as it was asked."""
+    """The request cannot be carried out."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """A configuration with problems. All of them are in ``problems``, in the order of the file."""
+    """A config with problems. All of them are in `problems`, in the order of the file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(dict.fromkeys(problems))
@@ -85,7 +85,7 @@ class ExtraMissing(UsageError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package {package!r}: pip install 'manyfit[{extra}]'")
+        super().__init__(f"the package {package!r} is required: pip install 'manyfit[{extra}]'")
 
 
 class RunConflict(UsageError):
@@ -103,13 +103,13 @@ class RunFailed(ManyfitError):
 
 
 class ComponentFailed(RunFailed):
-    """The user's own code raised while it was built or called. The cause is chained."""
+    """User code raised while it was built or called. The cause is chained."""
 
     kind = "user error"
 
 
 class NotANumber(RunFailed):
-    """A loss that is nan or infinite."""
+    """A loss that is NaN or infinite."""
 
     kind = "not a number"
 
@@ -129,11 +129,11 @@ class Interrupted(ManyfitError):
 
 
 LOADER_DIED: Final = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)")
-"""What torch says when the system, or somebody, has ended a process that loads data."""
+"""torch's message when a data loading process was killed."""
 
 
 def classify_error(error: BaseException) -> str:
-    """What kind of failure an exception is."""
+    """Return the kind of failure that an exception is."""
     if is_out_of_memory(error) or (error.__cause__ is not None and is_out_of_memory(error.__cause__)):
         return "out of memory"
     if isinstance(error, RunFailed):
@@ -149,14 +149,14 @@ def classify_error(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: of Python, of torch on a GPU, or of torch on the CPU."""
+    """Return whether memory ran out: in Python, or in torch on a GPU or the CPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _came_through(error: BaseException, package: str) -> bool:
-    """Whether an exception was raised below a function of some package."""
+    """Return whether an exception passed through a function of a package."""
     trace = error.__traceback__
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(package):

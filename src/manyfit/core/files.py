@@ -1,4 +1,4 @@
-"""Reading files that somebody may have prepared: a pipe in the place of a file must not hang a reader."""
+"""Safe reading of untrusted paths: a pipe in place of a file must not block the reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manyfit.core.errors import FolderError
 
 
 def check_file(path: Path) -> None:
-    """Refuse a pipe, a socket or a device in the place of a file; nothing at all is no problem."""
+    """Raise if a path is a pipe, a socket or a device; it may also not exist."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -20,7 +20,7 @@ def check_file(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a whole file; whatever is not a file is refused at once."""
+    """Read a whole file; raise at once if the path is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
@@ -30,18 +30,18 @@ def read_bytes(path: Path) -> bytes:
             return file.read()
         except MemoryError:
             size = os.fstat(descriptor).st_size
-            raise FolderError(f"{path} is too large to be read: {size} bytes") from None
+            raise FolderError(f"{path} is too large to read: {size} bytes") from None
 
 
 def read_text(path: Path) -> str:
-    """Read a whole file as text; what is not UTF-8 is replaced."""
+    """Read a whole file as text; invalid UTF-8 is replaced."""
     return read_bytes(path).decode("utf-8", "replace")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, unless it is there; what else lies there, a link for one, is refused."""
+    """Create a folder unless it exists; raise if the path is anything else, such as a link."""
     if path.is_symlink():
-        raise FolderError(f"{path} is a link, which would lead elsewhere; remove it")
+        raise FolderError(f"{path} is a link to another place; remove it")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Which GPUs this process may see. It has to be said before any library looks for them."""
+"""The GPUs that this process may use. They have to be set before any library looks for GPUs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Final
 from manyfit.core.errors import UsageError
 
 PINNED: Final = "MANYFIT_GPU"
-"""Tells this process and its children that GPUs were asked for."""
+"""Environment variable that tells this process and its children that GPUs were requested."""
 IDLE_MEMORY: Final = 0.05
-"""A GPU that has less than this part of its memory in use …"""
+"""A GPU is idle if less than this fraction of its memory is in use …"""
 IDLE_WORK: Final = 10
-"""… and works less than this many percent of the time, is idle."""
+"""… and its utilization is below this percentage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this machine, and how busy it is."""
+    """A GPU of this machine, and its load."""
 
     number: int
     used: float
-    """The part of its memory that is in use."""
+    """The fraction of its memory that is in use."""
     work: float
-    """Percent of the time in which it computes."""
+    """Its utilization in percent."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody seems to use it."""
+        """Whether it appears to be unused."""
         return self.used < IDLE_MEMORY and self.work < IDLE_WORK
 
 
@@ -40,13 +40,13 @@ def gpus() -> list[Gpu]:
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:  # there is no driver here
+    except nvml.NVMLError:  # no driver
         return []
     try:
         every = [_look_at(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
     finally:
         nvml.nvmlShutdown()
-    # Whoever started this process may have given it some of them only.
+    # The parent process may have restricted the GPUs.
     given = [
         word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip().isdecimal()
     ]
@@ -58,19 +58,19 @@ def _look_at(nvml: ModuleType, number: int) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     try:
         work = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    except nvml.NVMLError:  # of a GPU that is cut into instances: then its memory decides
+    except nvml.NVMLError:  # unknown for a partitioned GPU (MIG): decide by memory alone
         work = 0.0
     return Gpu(number, memory.used / memory.total if memory.total else 0.0, work)
 
 
 def pin(wanted: Sequence[str], here: Sequence[Gpu] | None = None) -> list[int]:
-    """Let this process and its children see these GPUs alone; `idle` is the next one that is free.
+    """Restrict this process and its children to these GPUs; `idle` selects the next unused one.
 
-    `here` are the GPUs that there are; by default, those of this machine.
+    `here` are the available GPUs; by default, those of this machine.
     """
     here = gpus() if here is None else here
     if not here:
-        raise UsageError("--gpu: there is no GPU here")
+        raise UsageError("--gpu: this machine has no GPU")
     chosen: list[int] = []
     for word in wanted:
         if word == "idle":
@@ -82,8 +82,8 @@ def pin(wanted: Sequence[str], here: Sequence[Gpu] | None = None) -> list[int]:
             chosen.append(int(word))
         else:
             known = ", ".join(str(gpu.number) for gpu in here)
-            raise UsageError(f"--gpu: there is no GPU {word!r}; there are {known}, or idle")
+            raise UsageError(f"--gpu: there is no GPU {word!r}; available are {known}, or idle")
     os.environ[PINNED] = ",".join(wanted)
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver counts them
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the numbering of the driver
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys(chosen)))
     return chosen

@@ -1,4 +1,4 @@
-"""Numbers in JSON, which has no word for what is not finite."""
+"""Numbers in JSON, which cannot represent NaN and infinities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def to_json(values: Mapping[str, float]) -> dict[str, float | str]:
-    """Values by name for JSON; nan and the infinities become text.
+    """Convert values by name for JSON; NaN and infinities become text.
 
     >>> to_json({"a": 1.0, "b": float("nan")})
     {'a': 1.0, 'b': 'nan'}
@@ -22,7 +22,7 @@ def from_json(values: Mapping[str, float | str]) -> dict[str, float]:
 
 
 def as_json_tree(value: Any) -> Any:
-    """The same for nested data."""
+    """Convert nested data for JSON; NaN and infinities become text."""
     if isinstance(value, Mapping):
         return {str(key): as_json_tree(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Imports that wait until they are needed."""
+"""Lazy imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from manyfit.core.errors import ExtraMissing
 
 
 def import_optional(package: str, extra: str) -> ModuleType:
-    """Import an optional package, or say which extra brings it."""
+    """Import an optional package, or raise an error that names its extra."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -21,7 +21,7 @@ def import_optional(package: str, extra: str) -> ModuleType:
 
 
 def attribute(module: str, names: Mapping[str, str], name: str) -> Any:
-    """Serve a module's `__getattr__`: look `name` up where the table `names` says that it lives."""
+    """Implement a module's `__getattr__`: import `name` from its module in the table `names`."""
     if name not in names:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     return getattr(importlib.import_module(names[name]), name)

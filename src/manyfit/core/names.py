@@ -1,4 +1,4 @@
-"""Nearest names, and names in the wording of messages."""
+"""Nearest names, and names in messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the one of `names` that `name` was probably meant to be, or an empty string.
+    """Return the nearest of `names`, or an empty string.
 
     >>> nearest("epoch", ["epochs", "loss"])
     'epochs'
@@ -18,7 +18,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def listing(names: Iterable[str], limit: int = 12) -> str:
-    """Join names for a message and say how many were left out."""
+    """Join names for a message, with the number of omitted ones."""
     all_names = list(names)
     text = ", ".join(all_names[:limit])
     return text if len(all_names) <= limit else f"{text} and {len(all_names) - limit} more"
@@ -35,7 +35,7 @@ def show_value(value: object, limit: int = 80) -> str:
 
 
 def pluralize(count: int | float, noun: str) -> str:
-    """A number of things.
+    """Return a count with its noun.
 
     >>> pluralize(1, "epoch"), pluralize(2, "epoch")
     ('1 epoch', '2 epochs')
@@ -44,5 +44,5 @@ def pluralize(count: int | float, noun: str) -> str:
 
 
 def indefinite(noun: str) -> str:
-    """Put the article before a noun: `a model`, `an optimizer`."""
+    """Prefix a noun with its article: `a model`, `an optimizer`."""
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -1,4 +1,4 @@
-"""How far a run is, or shall be trained: a value, not an epoch number."""
+"""The position of a run: how far it is, or must be, trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from manyfit.core.errors import UsageError
 
 @dataclass(frozen=True, order=True, slots=True)
 class Position:
-    """A place in the training data: epochs that are done, then shards of the next one, then steps.
+    """A position in the training data: completed epochs, then shards of the next one, then steps.
 
     >>> Position(2) < Position(2, step=5) < Position(3)
     True
@@ -20,11 +20,13 @@ class Position:
     step: int = 0
 
     def in_steps(self, steps_per_epoch: int) -> int:
-        """Return how many steps are trained up to here.
+        """Return the number of steps up to this position.
 
         >>> Position(2, step=5).in_steps(steps_per_epoch=10)
         25
         """
         if self.shard:
-            raise UsageError("data that is cut into shards cannot be trained on yet: a position has no shard")
+            raise UsageError(
+                "training on sharded data is not supported yet: a position must not have a shard"
+            )
         return self.epoch * steps_per_epoch + self.step

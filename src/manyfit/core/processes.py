@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that has started them."""
+"""Processes that do not outlive their parent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the one that has started it ends. On Linux; elsewhere nothing happens."""
+    """Have this process killed when its parent ends. Only on Linux; no effect elsewhere."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended meanwhile, and so no signal comes
+        if os.getppid() != parent:  # the parent ended before prctl, so no signal will arrive
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def let_the_server_end() -> None:
-    """Let go of the pipe that keeps the fork server alive for as long as its children live.
+    """Close the pipe that keeps the fork server alive while its children are.
 
-    With it closed, the server ends when the driver does, however that happens, and this process with it.
+    The server then ends when the driver ends, for whatever reason, and this process with it.
     """
     server: Any = forkserver._forkserver
     alive = getattr(server, "_forkserver_alive_fd", None)
@@ -34,6 +34,6 @@ def let_the_server_end() -> None:
 
 
 def die_with_server() -> None:
-    """In a process of a fork server: end when whoever has started that server ends."""
+    """End this child of a fork server when the process that started the server ends."""
     die_with_parent()
     let_the_server_end()

@@ -1,4 +1,4 @@
-"""Libraries that talk about themselves."""
+"""Muting of verbose libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def mute(*names: str) -> Iterator[None]:
-    """Let the loggers of these names say errors alone, for a while."""
+    """Restrict the loggers of these names to errors within this block."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

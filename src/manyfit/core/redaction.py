@@ -1,8 +1,8 @@
 """Secrets: values that are used but never written.
 
-A secret stays a template (`${secret:TOKEN}`) until the moment a component is called with it. Every value
-that was read is remembered here, with all the ways in which it may be spelled, so that whatever manyfit
-writes or prints (files, logs, messages, recorded diffs and command lines) can be cleaned of it.
+A secret stays a template (`${secret:TOKEN}`) until a component is called with it. Every secret that was read
+is remembered here, with all its encodings, so that it can be removed from everything that manyfit writes or
+prints: files, logs, messages, recorded diffs and command lines.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from urllib.parse import quote, quote_plus
 PATTERN: Final = re.compile(r"\$\{\s*secret\s*:\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}")
 TEMPLATE: Final = re.compile(r"(\$\{\s*secret\s*:\s*[A-Za-z_][A-Za-z0-9_]*\s*\})")
 PIECE: Final = 8
-"""So many characters of a secret, at its beginning or its end, are hidden although the rest was cut off."""
+"""Number of characters at the start or end of a truncated secret that are enough to hide it."""
 LONGEST: Final = 8192
 MOST_LINES: Final = 128
-"""Longer values, or of more lines, are searched for as they are, and not in forms that were quoted twice."""
+"""Longer values, or values of more lines, are not searched for in doubly quoted forms."""
 SHORT: Final = {
     "\n": "n",
     "\r": "r",
@@ -38,26 +38,26 @@ SHORT: Final = {
     "\v": "v",
 }
 LEAST: Final = 4
-"""A shorter value cannot be told from other text."""
+"""A shorter value cannot be distinguished from other text."""
 CERTAIN: Final = 12
-"""So many characters of a secret do not stand in a file by chance, as a part of its syntax."""
+"""Number of characters of a secret that do not occur in a file by chance, as a part of its syntax."""
 SIGNS: Final = r"(?:[ \t]*(?:\\+[rn]|[\r\n])[-+ >|#\t]*)+"
-"""What may stand between two lines of a secret: line ends, as they are or escaped, and signs of a diff."""
+"""What may separate two lines of a secret: line breaks, plain or escaped, and diff markers."""
 USER: Final = re.compile(r"(?<=://)([^\s/:@?#\"']*):(?!\$\{)([^\s/\"]+)(?=@)")
-"""A name and a password in an address; a template is none."""
+"""A user name and a password in a URL; a template is not a password."""
 
 _revealed: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Text with `${secret:NAME}` in it. Printing it prints the template; `reveal` gives the value."""
+    """Text with `${secret:NAME}` in it. Printing it prints the template; `reveal` returns the value."""
 
     template: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The environment variables that are needed."""
+        """The required environment variables."""
         return tuple(PATTERN.findall(self.template))
 
     def reveal(self) -> str:
@@ -71,25 +71,25 @@ class Secret:
 
 
 def read_secret(name: str) -> str:
-    """Read one secret from the environment, and remember to hide it from now on."""
+    """Read a secret from the environment, and hide it from now on."""
     value = os.environ[name]
     remember(name, value)
     return value
 
 
 def remember(name: str, value: str) -> None:
-    """Hide a value from now on, whoever has read it."""
+    """Hide a value from now on."""
     if len(value) >= LEAST and _revealed.get(value) != name:
         _revealed[value] = name
 
 
 def has_secrets() -> bool:
-    """Whether any secret has been read in this process."""
+    """Return whether any secret has been read in this process."""
     return bool(_revealed)
 
 
 def insert_templates(value: Any) -> Any:
-    """A value of a config in which a known secret stands in plain, with its template in its place."""
+    """Replace known secrets in a config value by their templates."""
     if isinstance(value, str):
         for known in sorted(_revealed, key=len, reverse=True):
             template = f"${{secret:{_revealed[known]}}}"
@@ -100,7 +100,7 @@ def insert_templates(value: Any) -> Any:
 
 
 def outside_templates(text: str, change: Callable[[str], str]) -> str:
-    """Change text but for the templates in it: a secret may have the value of a name."""
+    """Change text outside of templates: the value of a secret may equal the name of one."""
     if "${" not in text:
         return change(text)
     parts = TEMPLATE.split(text)
@@ -108,7 +108,7 @@ def outside_templates(text: str, change: Callable[[str], str]) -> str:
 
 
 def redact_nested(value: Any) -> Any:
-    """Clean every text in nested data, before it is written as JSON. Keys and numbers stay as they are."""
+    """Remove secrets from all text in nested data before it is written as JSON. Keys and numbers stay."""
     if not _revealed:
         return value
     if isinstance(value, str):
@@ -119,31 +119,31 @@ def redact_nested(value: Any) -> Any:
 
 
 def redact(text: str) -> str:
-    """Clean a message of everything secret: also of passwords in addresses, which nobody has declared."""
+    """Remove all secrets from a message, including undeclared passwords in URLs."""
     text = clean(text)
     return USER.sub(r"\1:***", text) if "://" in text else text
 
 
 def clean(text: str) -> str:
-    """Replace every secret that has been read in this process by its template, however it is spelled.
+    """Replace every secret that has been read in this process by its template, in any encoding.
 
-    The value counts, its lines, what was cut off of it, and its forms in JSON, in a Python literal, in an
-    address, in base64 and in hexadecimal digits. For messages: a piece may also be a part of another word.
+    This covers the value, its lines, truncated values, and their forms in JSON, Python literals, URLs, base64
+    and hexadecimal. It is meant for messages: a piece of a secret may also be part of an unrelated word.
     """
     if not _revealed:
         return text
     known = _list_spellings(tuple(_revealed.items()))
-    # Pieces after that, or a piece of one spelling would be taken out of another.
+    # Pieces come last: a piece of one form could otherwise be removed from inside another form.
     return outside_templates(known.without_whole(text), known.without_pieces)
 
 
 def without_values(text: str) -> str:
-    """The same for data that is read again: only whole values, and whole lines of them, in any spelling."""
+    """Replace only whole values and whole lines of them, in any encoding: for data that is read again."""
     return _list_spellings(tuple(_revealed.items())).without_whole(text, PIECE) if _revealed else text
 
 
 def clean_file(text: str) -> str:
-    """The same for the text of a file, in which a short secret could be a part of the syntax."""
+    """Replace whole values in the text of a file, in which a short secret could be part of the syntax."""
     return (
         _list_spellings(tuple(_revealed.items())).without_whole(text, CERTAIN, is_file=True)
         if _revealed
@@ -152,7 +152,7 @@ def clean_file(text: str) -> str:
 
 
 def clean_bytes(data: bytes) -> bytes:
-    """Clean bytes that are mostly text; what holds no secret comes back as it is."""
+    """Remove secrets from bytes that are mostly text; bytes without secrets are returned unchanged."""
     if not _revealed:
         return data
     text = data.decode("utf-8", "surrogateescape")
@@ -161,13 +161,13 @@ def clean_bytes(data: bytes) -> bytes:
 
 
 def holds_secret(data: bytes) -> bool:
-    """Whether bytes hold a secret as a whole."""
+    """Return whether bytes hold a whole secret."""
     text = data.decode("utf-8", "surrogateescape")
     return without_values(text) != text or holds_value(data)
 
 
 def holds_value(data: bytes) -> bool:
-    """Whether bytes, of numbers for one, hold a secret as it is, or as NumPy keeps text."""
+    """Return whether bytes, such as those of numbers, hold a secret in UTF-8 or as NumPy stores text."""
     return any(
         value.encode("utf-8", "surrogateescape") in data
         or any(value.encode(wide, "surrogatepass") in data for wide in ("utf-16-le", "utf-32-le"))
@@ -177,17 +177,17 @@ def holds_value(data: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Known:
-    """Every spelling of every secret."""
+    """All forms of all secrets."""
 
     forms: Mapping[str, str]
-    """From spellings to templates, the longest first."""
+    """Templates by form, the longest first."""
     patterns: tuple[tuple[int, str, re.Pattern[str], str], ...]
-    """Values over several lines with signs between them, and values in which characters are written as
-    escapes: the length of the value, letters that any such text has, the pattern, and the template."""
+    """Patterns for values of several lines, and for values with escaped characters: the length of the value,
+    characters that every match contains, the pattern, and the template."""
 
     @functools.cached_property
     def _by_piece(self) -> dict[tuple[str, bool], list[str]]:
-        """Spellings by the piece that they begin with, or end with."""
+        """Forms by the piece that they begin with (true) or end with (false)."""
         found: dict[tuple[str, bool], list[str]] = {}
         for form in (form for form in self.forms if len(form) > PIECE):
             found.setdefault((form[:PIECE], True), []).append(form)
@@ -199,13 +199,13 @@ class _Known:
         return frozenset(form[:LEAST] for form in self.forms)
 
     def _may_hold(self, text: str) -> bool:
-        """Whether a text could hold a spelling; for short ones a look is quicker than to search for each."""
+        """Return whether a text could hold any form; for short text this is faster than a full search."""
         if len(text) > len(self.forms):
             return True
         return any(text[at : at + LEAST] in self._starts for at in range(len(text) - LEAST + 1))
 
     def without_whole(self, text: str, least: int = 0, is_file: bool = False) -> str:
-        """Take out whole values; those of digits alone stay in a file where they are numbers."""
+        """Replace whole values; in a file, values of digits alone stay where they are numbers."""
         for length, sure, pattern, template in self.patterns:
             if length >= least and sure in text:
                 text = outside_templates(text, functools.partial(pattern.sub, template))
@@ -221,7 +221,7 @@ class _Known:
         return text
 
     def without_pieces(self, text: str) -> str:
-        """Take out beginnings and ends of values whose rest was cut off."""
+        """Replace beginnings and ends of truncated values."""
         if len(text) <= len(self._by_piece) and not self._may_hold_piece(text):
             return text
         for (piece, is_begin), forms in self._by_piece.items():
@@ -243,7 +243,7 @@ class _Known:
 
 
 def _count_shared(text: str, at: int, form: str, is_begin: bool) -> int:
-    """How many characters around a piece at some place are those of a spelling."""
+    """Return how many characters around the piece at `at` match a form."""
     length = PIECE
     if is_begin:
         while length < len(form) and text[at + length : at + length + 1] == form[length]:
@@ -257,7 +257,7 @@ def _count_shared(text: str, at: int, form: str, is_begin: bool) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _list_spellings(revealed: tuple[tuple[str, str], ...]) -> _Known:
-    """Every spelling of every secret, the longest first."""
+    """Collect all forms of all secrets, the longest first."""
     found: dict[str, str] = {}
     patterns = []
     for value, name in revealed:
@@ -282,19 +282,19 @@ def _list_spellings(revealed: tuple[tuple[str, str], ...]) -> _Known:
 
 
 def _is_telling(line: str) -> bool:
-    """Whether a line of a secret says something: the frame of a key does not."""
+    """Return whether a line of a secret is secret: the BEGIN and END lines of a key are not."""
     return len(line) >= PIECE and not line.startswith("-----")
 
 
 def _without_digits(digits: str, template: str, text: str) -> str:
-    """Take a secret of digits alone out of a file, but not where a number stands: that has to stay one."""
+    """Replace a secret of digits in the text of a file, except in numbers, which must stay valid."""
     number = rf"[\[,:\n][ \t]*-?[\d.]*{digits}[\d.eE+-]*(?=\s*[,\]}}\r\n])"
     return re.sub(rf"({number})|{digits}", lambda found: found[1] or template, text)
 
 
 def _compile_escaped(value: str) -> tuple[str, re.Pattern[str]]:
-    """A pattern for a value that was quoted once or several times: as a literal, in JSON, YAML, an address or
-    a shell; and letters that stand in all of these as they are."""
+    """Compile a pattern for a value that was quoted once or repeatedly: as a literal, in JSON, YAML, a URL or
+    a shell. Return it after the longest part that no quoting changes."""
     parts = []
     for letter, run in itertools.groupby(value):
         count = len(list(run))
@@ -309,7 +309,7 @@ def _compile_escaped(value: str) -> tuple[str, re.Pattern[str]]:
 
 
 def _ways(letter: str) -> Iterator[str]:
-    """Patterns for the ways in which a letter is quoted, behind any number of backslashes in reason."""
+    """Yield patterns for the ways to quote a character, with up to 8 backslashes."""
     octets, utf16 = letter.encode("utf-8", "surrogateescape"), letter.encode("utf-16-be", "surrogatepass")
     some, any_ = r"\\{1,8}", r"\\{0,8}"
     yield any_ + re.escape(letter)
@@ -322,7 +322,7 @@ def _ways(letter: str) -> Iterator[str]:
     if letter == " ":
         yield r"\+"
     if letter == '"':
-        yield '""'  # in CSV
+        yield '""'  # CSV
     if letter == "'":
         yield "''"
         yield f"'{any_}\"'{any_}\"'"
@@ -330,13 +330,13 @@ def _ways(letter: str) -> Iterator[str]:
 
 
 def spellings(value: str) -> set[str]:
-    """How a value may be spelled: as it is, escaped, in an address, in base64, in hexadecimal digits."""
+    """Return the forms of a value: plain, escaped, in a URL, in base64 and in hexadecimal."""
     data = value.encode("utf-8", "surrogateescape")
     literal, octets = repr(value + "\"'")[1:-4], repr(data)[2:-1]
     found = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
     found |= {literal, octets, octets.replace("'", "\\'"), json.dumps(octets)[1:-1], ascii(value)[1:-1]}
     found |= {form.replace("'", "\\'") for form in (value, literal)} | {value.replace('"', '\\"')}
-    found |= {value.replace("'", "''"), value.replace("'", "'\"'\"'")}  # in YAML, and in a shell
+    found |= {value.replace("'", "''"), value.replace("'", "'\"'\"'")}  # YAML and shell
     addressed = {quote(data, safe=""), quote(data), quote_plus(data)}
     found |= addressed | {re.sub("%..", lambda code: code[0].lower(), form) for form in addressed}
     found |= {data.hex(), data.hex().upper(), *_in_base64(data)}
@@ -344,7 +344,7 @@ def spellings(value: str) -> set[str]:
 
 
 def _in_base64(data: bytes) -> Iterator[str]:
-    """Base64 of a value, alone and inside of other bytes, which shift it by one or two."""
+    """Yield the base64 of a value, alone and at the other two byte offsets inside longer data."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         for shift in range(3):
             text = encode(bytes(shift) + data).decode()

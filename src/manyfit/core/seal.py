@@ -1,8 +1,8 @@
-"""Seals: how manyfit recognises later what this user made on this machine.
+"""Seals: signatures that mark files as written by this user on this machine.
 
-A seal is a keyed hash. The key is made once for a user and never leaves the machine, so a file that came
-from elsewhere cannot carry a seal that holds here. It says who wrote a text and for which project, nothing
-about its content.
+A seal is a keyed hash. The key is generated once per user and never leaves the machine, so a file from
+elsewhere cannot carry a seal that is valid here. A seal proves who wrote a text and for which project, not
+that its content is harmless.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZE: Final = 32
 
 
 def sealer(project: Path) -> Sealer:
-    """Who makes and compares the seals of one project; a study asks for every trial."""
+    """Return the sealer of a project. It is cached: a study needs it for every trial."""
     return _sealer(project, key_file())
 
 
@@ -35,7 +35,7 @@ def _sealer(project: Path, key: Path) -> Sealer:
 
 
 class Sealer:
-    """Makes and compares the seals of one project."""
+    """The creation and verification of the seals of one project."""
 
     def __init__(self, project: Path, key: bytes) -> None:
         self._key = key
@@ -43,25 +43,25 @@ class Sealer:
 
     @property
     def can_seal(self) -> bool:
-        """Whether this user has a place for a key."""
+        """Whether this user has a key."""
         return bool(self._key)
 
     def seal(self, text: str) -> str:
-        """Return the seal of a text; empty if this user has no place for a key."""
+        """Return the seal of a text; empty if this user has no key."""
         if not self._key:
             return ""
         message = self._project + text.encode("utf-8", "surrogateescape")
         return hashlib.blake2b(message, key=self._key, digest_size=SIZE).hexdigest()
 
     def holds(self, found: object, text: str) -> bool:
-        """Whether a seal was made here, by this user, for this text and this project."""
+        """Return whether a seal was created by this user on this machine for this text and project."""
         if not isinstance(found, str) or not found:
             return False
         return hmac.compare_digest(self.seal(text).encode(), found.encode("utf-8", "replace"))
 
 
 def key_file() -> Path:
-    """Where the key lies: among the user's state, which is not shared with a project."""
+    """Return the path of the key: in the user's state folder, which is not shared with a project."""
     return _key_file(os.environ.get("XDG_STATE_HOME") or "~/.local/state", os.environ.get("HOME", ""))
 
 
@@ -72,13 +72,15 @@ def _key_file(state: str, home: str) -> Path:
 
 @functools.lru_cache(maxsize=8)
 def _key(file: Path) -> bytes:
-    """Read the key, or make one. Of several processes that begin at once, one makes it."""
+    """Read the key, or create it. If several processes start at once, one of them creates it."""
     try:
         if not file.exists():
             _make(file)
         found = read_bytes(file)
     except (OSError, RuntimeError, FolderError) as error:
-        log.info("no key can be kept in %s (%s): runs of this user are not recognised later", file, error)
+        log.info(
+            "no key can be stored in %s (%s): runs of this user will not be recognized later", file, error
+        )
         return b""
     return found if len(found) == SIZE else b""
 
@@ -93,7 +95,7 @@ def _make(file: Path) -> None:
     finally:
         os.close(descriptor)
     try:
-        os.link(temporary, file)  # fails if another process was first, whose key then counts
+        os.link(temporary, file)  # fails if another process was first; its key is used
     except FileExistsError:
         pass
     finally:

@@ -1,4 +1,4 @@
-"""Random numbers as pure functions: a seed and a purpose give a stream, and nothing else does."""
+"""Seeds as pure functions of a base seed and a purpose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """Derive a 63-bit seed for one purpose. Different purposes give unrelated streams.
+    """Derive a 63-bit seed for one purpose. Different purposes yield independent streams.
 
     >>> derive(7, "order", 0) == derive(7, "order", 0) != derive(7, "order", 1)
     True

@@ -1,4 +1,4 @@
-"""Schedulers and people end runs by signals: the first one asks, a second Ctrl-C ends at once."""
+"""Signals that end runs: the first one requests a stop, a second Ctrl-C ends the process at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1"
 
 
 class Watch:
-    """Whether somebody has asked to stop, and by which signal."""
+    """The state of a stop request: whether there is one, and by which signal."""
 
     number = 0
     is_reading = False
-    """Whether the main thread waits for data, which may take long: then it leaves at once."""
+    """Whether the main thread waits for data, which may take long: a signal then interrupts it at once."""
 
     def check(self) -> None:
-        """Leave what can be done again later, such as a validation."""
+        """Raise `StopRequested` after a signal; called where work can be repeated later, as in validation."""
         if self.number:
             raise StopRequested
 
@@ -32,7 +32,7 @@ class Watch:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Raise `StopRequested` as soon as somebody asks, whatever is waited for."""
+        """Raise `StopRequested` at once on a signal within this block, even while it waits."""
         self.check()
         self.is_reading = True
         try:
@@ -41,7 +41,7 @@ class Watch:
             self.is_reading = False
 
     def obeying(self, batches: Iterator[T]) -> Iterator[T]:
-        """Batches; while one is waited for, `StopRequested` is raised as soon as somebody asks."""
+        """Yield batches; a signal while waiting for one raises `StopRequested` at once."""
         while True:
             self.check()
             self.is_reading = True
@@ -55,12 +55,12 @@ class Watch:
 
 
 class StopRequested(BaseException):
-    """Somebody has asked to stop. Users' code that catches every `Exception` does not catch this."""
+    """A stop was requested. Not an `Exception`, so that user code does not catch it by accident."""
 
 
 @contextmanager
 def watch_signals() -> Iterator[Watch]:
-    """Note signals instead of dying of them. Outside of the main thread there is nothing to note."""
+    """Record signals instead of terminating. Outside of the main thread, none are received."""
     watch = Watch()
     if threading.current_thread() is not threading.main_thread():
         yield watch

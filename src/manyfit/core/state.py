@@ -1,4 +1,4 @@
-"""What a learner gives to a checkpoint and takes from one."""
+"""The state that a learner saves in a checkpoint and loads from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that a learner needs to go on: tensors by name, and plain values. Nothing else."""
+    """The complete state of a learner: tensors by name, and plain values."""
 
     tensors: Mapping[str, Any]
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Text for a terminal: what others have written cannot move the cursor or change what was printed."""
+"""Text for a terminal, without control sequences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 _CONTROL: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Control characters but for tab and line end, marks that turn the direction of text, and broken bytes."""
+"""Control characters except tab and newline, bidirectional marks, and undecodable bytes."""
 
 
 def printable(text: str) -> str:
@@ -21,5 +21,5 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """The same for text that stands in one line of a table."""
+    """Write control characters, line breaks and tabs as escapes, for one line of a table."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

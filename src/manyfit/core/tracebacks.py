@@ -1,4 +1,4 @@
-"""Where an exception came from, in the user's own code if it passed through any."""
+"""The origin of an exception, preferably in user code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PYTHONS = sysconfig.get_path("stdlib")
 
 
 def notes(error: BaseException) -> str:
-    """What was added to an exception on its way, each on a line of its own."""
+    """Return the notes that were added to an exception, one per line."""
     return "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
 
 
 def explain_error(error: BaseException) -> str:
-    """What an exception says; of TensorFlow's, which quote the graph, the reason alone.
+    """Return the message of an exception; for TensorFlow, the reason without the quoted graph.
 
     >>> explain_error(ValueError("Graph execution error:\\nDetected at x\\n y\\nToo large\\n\\t [[{{x}}]]"))
     'Too large'
@@ -33,7 +33,7 @@ def explain_error(error: BaseException) -> str:
 
 
 def user_frame(error: BaseException) -> str:
-    """The last place in the traceback that is neither manyfit's, Python's nor a library's; else the last."""
+    """Return the last frame outside of manyfit, the standard library and libraries; else the last one."""
     frames = traceback.extract_tb(error.__traceback__)
     others = (_OURS, _PYTHONS, "<")
     own = [f for f in frames if not f.filename.startswith(others) and "site-packages" not in f.filename]

@@ -1,3 +1,3 @@
-"""The version, in a file that nothing else has to be imported for."""
+"""The version, in a module without imports."""
 
 __version__ = "0.1.0"

@@ -99,7 +99,8 @@ class SplitGenerators:
             self._check_row(rows.element_spec, name)
         elif not isinstance(rows, Iterable):
             raise UsageError(
-                f"{name} must return a generator or a tf.data.Dataset first, not a {type(rows).__name__}"
+                f"{name} must return a generator or a tf.data.Dataset as its first value, "
+                f"not a {type(rows).__name__}"
             )
         else:
             rows = self._inspect(rows, name)
