@@ -53,13 +53,13 @@ def test_other_checkpoints_and_data_get_reports_of_their_own(finished, cli):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["evaluate", "runs/b"], "there is no run folder"),
+        (["evaluate", "runs/b"], "the run folder runs/b does not exist"),
         (["evaluate", "runs/a", "--checkpoint", "7"], "no checkpoint '7'"),
         (["evaluate", "runs/a", "--split", "tset"], "no split 'tset'"),
         (["predict", "runs/a", "--data", "none.npz"], "no file"),
         (["predict", "runs/a", "--data", "runs/a/config.yaml"], "none of .npy"),
         (["export", "runs/a", "--format", "pickle"], "pickle"),
-        (["compare", "runs/a", "runs/b"], "there is no run folder"),
+        (["compare", "runs/a", "runs/b"], "the run folder runs/b does not exist"),
         (["compare", "runs/a", "runs/a", "--metric", "accurracy"], "did you mean 'accuracy'"),
         (["check", "runs/b"], "there is no such config"),
     ],
@@ -184,7 +184,7 @@ def test_two_runs_are_compared_on_the_same_rows(finished, cli):
     assert json.loads(answer.out)["rows"] == 64
     assert "largest changes" in cli("compare", "runs/a", "runs/b").out
     same = compare(finished.run, finished.run)
-    assert same.verdict == "no difference can be told on these rows"
+    assert same.verdict == "no significant difference on these rows"
     assert same.changes == []
 
 

@@ -105,7 +105,7 @@ def test_a_newer_format_is_not_damage(tmp_path):
     put(tmp_path, 1, val_loss=1.0)
     path = put(tmp_path, 2, val_loss=0.5).path / "manifest.json"
     path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
-    with pytest.raises(FolderError, match="use a newer manyfit"):
+    with pytest.raises(FolderError, match="use a newer version of manyfit"):
         newest(tmp_path)
     put(tmp_path, 3, val_loss=2.0)
     prune_checkpoints(tmp_path, Keep("val_loss", "min", last=1))

@@ -1,4 +1,4 @@
-"""Memory for states that wait to be written: allocated once, then copied into again and again."""
+"""Reusable memory for states that are waiting to be written."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from manyfit.core.state import State
 
 
 class Buffers:
-    """Copies states into memory of its own. A copy is given back when it is no longer needed."""
+    """A pool of memory for copies of states. A copy is given back when it is no longer needed."""
 
     def __init__(self) -> None:
         self._free: list[dict[str, Any]] = []
 
     def copy(self, state: State) -> State:
-        """Copy a state, so that training can go on; into memory that was used before, where it fits."""
+        """Copy a state, so that training can continue; into previously used memory, if it fits."""
         found = next((each for each in self._free if _fits(each, state)), None)
         if found is None:
-            self._free.clear()  # of another shape: it will not be needed again
+            self._free.clear()  # different shapes: they will not be needed again
             found = {name: _like(tensor) for name, tensor in state.tensors.items()}
         else:
             self._free = [each for each in self._free if each is not found]
@@ -33,12 +33,12 @@ class Buffers:
         return State(found, copy.deepcopy(state.values))
 
     def give_back(self, state: State) -> None:
-        """Use the memory of a copy again."""
+        """Make the memory of a copy available again."""
         self._free.append(dict(state.tensors))
 
 
 def separate(state: State) -> State:
-    """The same state with tensors that can be written at once: each lies in order, in memory of its own."""
+    """Return the same state with tensors that can be serialized: contiguous, and without shared memory."""
     import torch
 
     form = torch.contiguous_format

@@ -1,7 +1,7 @@
 """Checkpoints: a folder with a manifest and safetensors, committed by one rename.
 
-Which one is the last and which the best follows from the manifests, never from file times. A manifest that
-cannot be read, or tensors that are not what was written, make a checkpoint damaged: it does not count.
+The last and the best checkpoint follow from the manifests, never from file times. A checkpoint is damaged,
+and ignored, if its manifest cannot be read or its tensors do not match their checksums.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ MANIFEST: Final[Mapping[str, type]] = {
 
 
 class NewerFormat(FolderError):
-    """A checkpoint that another version has written: it is not damaged, and nothing may be done over it."""
+    """A checkpoint that a newer version has written: it is not damaged, and must not be overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a manifest says beside the state itself."""
+    """The contents of a manifest besides the state."""
 
     step: int
     epoch: float
     metrics: Mapping[str, float]
     log_length: int
     measured: bool = True
-    """Whether what was due at this step (a row of the log, validation) has been done."""
+    """Whether everything due at this step (a row of the log, validation) has been done."""
     position: Mapping[str, int] = field(default_factory=dict)
-    """Where in the data the next batch lies."""
+    """The position of the next batch in the data."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The model's import path and arguments."""
 
@@ -68,26 +68,26 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps that were trained."""
+        """The number of trained steps."""
         return self.note.step
 
     @property
     def epoch(self) -> float:
-        """The same in epochs."""
+        """The number of trained epochs."""
         return self.note.epoch
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What was measured at this step."""
+        """The metrics at this step."""
         return self.note.metrics
 
     @property
     def log_length(self) -> int:
-        """How long the log was."""
+        """The length of the log in bytes."""
         return self.note.log_length
 
     def load(self) -> State:
-        """Read the tensors, after checking that they are what was written."""
+        """Read the tensors, after verifying their checksums."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -97,7 +97,9 @@ class Checkpoint:
             raise FolderError(f"the checkpoint {self.path} cannot be read: {error}") from error
         for name, digest in self.files.items():
             if hashlib.sha256(data[name]).hexdigest() != digest:
-                raise FolderError(f"the checkpoint {self.path} is damaged: {name} is not what was written")
+                raise FolderError(
+                    f"the checkpoint {self.path} is damaged: {name} does not match its checksum"
+                )
         try:
             return State(load(data["state.safetensors"]), self.values)
         except (KeyError, ValueError, RuntimeError, SafetensorError) as error:
@@ -105,16 +107,16 @@ class Checkpoint:
 
 
 class Scored(Protocol):
-    """Anything that has a step and was measured."""
+    """Anything with a step and metrics."""
 
     @property
     def step(self) -> int:
-        """When it was measured."""
+        """The step of the metrics."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What was measured."""
+        """The metrics by name."""
         ...
 
 
@@ -123,7 +125,7 @@ S = TypeVar("S", bound=Scored)
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Which checkpoints are kept: the last few, and the best few by a metric."""
+    """The rule for keeping checkpoints: the last ones, and the best ones by a metric."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -131,35 +133,33 @@ class Keep:
     top: int = 1
 
     def rank(self, found: Iterable[S]) -> list[S]:
-        """Those that have a finite value of the metric, the best first, the earlier one of equals."""
+        """Sort those with a finite value of the metric, the best first; of equal ones, the earlier first."""
         sign = 1 if self.mode == "min" else -1
         scored = [c for c in found if math.isfinite(c.metrics.get(self.metric, math.nan))]
         return sorted(scored, key=lambda c: (sign * c.metrics[self.metric], c.step))
 
     def best(self, found: Iterable[S]) -> S | None:
-        """The best one; None if none was measured."""
+        """Return the best one, or None if none has the metric."""
         return next(iter(self.rank(found)), None)
 
     def select(self, found: Iterable[S]) -> list[S]:
-        """Those to keep."""
+        """Return those to keep."""
         every = sorted(found, key=lambda c: c.step)
         steps = {c.step for c in (*every[-self.last :], *self.rank(every)[: self.top])}
         return [c for c in every if c.step in steps]
 
 
 def check_state(state: State) -> None:
-    """Refuse a state that holds a secret: a checkpoint would keep it, and without it be another state."""
+    """Raise if a state holds a secret: a checkpoint would store it, or else be a different state."""
     if not has_secrets():
         return
     for name in state.tensors:
         if without_values(name) != name:
-            raise RunFailed(
-                f"a tensor of the run has the value of a secret in its name: {without_values(name)}"
-            )
+            raise RunFailed(f"the name of a tensor of the run contains a secret: {without_values(name)}")
     for name, value in state.values.items():
         if redact_nested({name: value}) != {name: value}:
             raise RunFailed(
-                f"the state {without_values(name)!r} of the run holds a secret, which is never kept"
+                f"the state {without_values(name)!r} of the run holds a secret, which is never stored"
             )
 
 
@@ -168,7 +168,8 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write a checkpoint next to its final place and commit it by one rename.
 
-    `sync` flushes the log that the checkpoint counts on: it is called before the rename.
+    `sync` flushes the log up to `note.log_length`. It is called before the rename, so that a committed
+    checkpoint never refers to rows of the log that a crash could lose.
     """
     from safetensors.torch import save as serialize
 
@@ -186,7 +187,7 @@ def save_checkpoint(
     data = serialize(dict(state.tensors))
     if holds_value(data):
         raise RunFailed(
-            "a tensor of the model or its optimiser holds a secret, which a checkpoint would keep"
+            "a tensor of the model or its optimizer holds a secret, which a checkpoint would store"
         )
     files = {"state.safetensors": hashlib.sha256(data).hexdigest()}
     manifest = {
@@ -213,18 +214,18 @@ def save_checkpoint(
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """All committed checkpoints whose manifests can be read, the oldest first."""
+    """Return all committed checkpoints with readable manifests, the oldest first."""
     found = []
     for path in list_committed(folder):
         try:
             found.append(read(path))
-        except FolderError:  # `find_damaged` names these
+        except FolderError:  # `find_damaged` reports these
             continue
     return sorted(found, key=lambda c: c.step)
 
 
 def find_damaged(folder: Path) -> dict[Path, str]:
-    """Checkpoints whose manifests cannot be read, and why."""
+    """Return the checkpoints whose manifests cannot be read, with the reasons."""
     found = {}
     for path in list_committed(folder):
         try:
@@ -235,7 +236,7 @@ def find_damaged(folder: Path) -> dict[Path, str]:
 
 
 def list_committed(folder: Path) -> Iterator[Path]:
-    """Every folder that was committed as a checkpoint, the oldest first."""
+    """Yield every folder that was committed as a checkpoint, the oldest first."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.name.startswith("step-") and entry.is_dir()]
@@ -254,12 +255,12 @@ def read(path: Path) -> Checkpoint:
     if manifest["format"] not in READABLE:
         raise NewerFormat(
             f"the checkpoint {path} has format {manifest['format']}, but this version reads {READABLE}; "
-            "use a newer manyfit"
+            "use a newer version of manyfit"
         )
     if manifest["format"] > 1:
         given = manifest.pop("digest", None)
         if given != hashlib.sha256(_canonical(manifest)).hexdigest():
-            raise FolderError(f"{file} is damaged: it is not what was written")
+            raise FolderError(f"{file} is damaged: it does not match its checksum")
     if any(Path(name).name != name for name in manifest["files"]):
         raise FolderError(f"{file} is damaged: it names files outside of its folder")
     try:
@@ -274,7 +275,7 @@ def read(path: Path) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The newest checkpoint that is whole, its state, and what was wrong with newer ones."""
+    """The newest intact checkpoint, its state, and the damage of newer ones."""
 
     checkpoint: Checkpoint
     state: State
@@ -282,9 +283,9 @@ class Found:
 
 
 def newest(folder: Path) -> Found | None:
-    """Find the checkpoint to go on from; None if there is none at all.
+    """Find the checkpoint to resume from; None if there are no checkpoints.
 
-    If there are checkpoints and none is whole, that is an error: training from the start would lose them.
+    If there are checkpoints and none is intact, raise: training from the start would lose them.
     """
     wrong: dict[Path, str] = {}
     for path in reversed(list(list_committed(folder))):
@@ -299,13 +300,13 @@ def newest(folder: Path) -> Found | None:
         listed = "\n  ".join(wrong.values())
         raise FolderError(
             f"no checkpoint in {folder} can be read:\n  {listed}\n"
-            f"bring one back, or move {folder} away to train from the start"
+            f"restore one, or move {folder} away to train from the start"
         )
     return None
 
 
 def set_aside(paths: Iterable[Path]) -> None:
-    """Take damaged checkpoints out of the way, so that they neither count nor are lost."""
+    """Rename damaged checkpoints, so that they are neither used nor lost."""
     for path in paths:
         aside = path.with_name(f"damaged-{path.name}")
         durable.discard(aside) if aside.exists() else None
@@ -313,8 +314,8 @@ def set_aside(paths: Iterable[Path]) -> None:
 
 
 def prune_checkpoints(folder: Path, keep: Keep) -> None:
-    """Keep the last and the best checkpoints, and sweep up what a crash left. What else lies here stays."""
-    if len(list(list_committed(folder))) > keep.last:  # else all of them stay, whatever they hold
+    """Remove all but the last and the best checkpoints, and leftovers of crashes. Other files stay."""
+    if len(list(list_committed(folder))) > keep.last:  # else all of them are kept, whatever their metrics
         found = checkpoints(folder)
         kept = {c.path for c in keep.select(found)}
         for path in sorted(c.path for c in found if c.path not in kept):

@@ -1,4 +1,4 @@
-"""A run folder in a few values, for `list` and `show`."""
+"""Descriptions of run folders, for `list` and `show`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from manyfit.store.folder import RunFolder
 
 
 def describe_run(run: RunFolder) -> dict[str, Any]:
-    """State, progress and results; a damaged folder is described as far as it can be read."""
+    """Return state, progress and results; a damaged folder is described as far as it can be read."""
     facts: dict[str, Any] = {
         "name": run.name,
         "folder": str(run.path),
@@ -41,7 +41,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
 
 
 def details(run: RunFolder) -> dict[str, Any]:
-    """Everything that `describe_run` says, the config, and how the run was started."""
+    """Return the values of `describe_run`, the config and the starts of a run."""
     sessions = run.sessions()
     snapshot = run.snapshot()
     return {

@@ -1,4 +1,4 @@
-"""Every durable write goes through here: whole or not there, also after a crash; text without secrets."""
+"""Durable, atomic writes: after a crash a file is complete or absent. Text is written without secrets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from manyfit.core.errors import UsageError
 from manyfit.core.redaction import clean_file
 
 STAGED: Final = ".new-"
-"""How a folder is called that is not ready yet; the number of its process follows."""
+"""Name prefix of a folder under construction, followed by the process ID."""
 
 BUILT: Final = (".exported.tmp", ".saved_model.tmp", ".best.tmp")
-"""Folders in which something is made ready that always has the same name."""
+"""Folders under construction with fixed names."""
 
 before: Callable[[str, Path], None] | None = None
-"""Called before every operation on the disk: `manyfit check --resume` ends the process at one of them."""
+"""Called before every disk operation: `manyfit check --resume` ends the process at one of them."""
 
 
 def _about_to(operation: str, path: Path) -> None:
@@ -31,16 +31,16 @@ def _about_to(operation: str, path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes | str) -> None:
-    """Replace a file by new content: a temporary beside it, flushed to disk, then one rename."""
+    """Replace a file atomically: write a temporary file beside it, flush it to disk, then rename it."""
     write_all({path: data})
 
 
 def write_all(files: Mapping[Path, bytes | str]) -> None:
-    """Replace several files of one folder; each is whole or as it was, and the folder is flushed once."""
+    """Replace several files, each one atomically; every folder is flushed once."""
     folders = {path.parent for path in files}
     for folder in folders:
         if not folder.is_dir():
-            # Not the folders above it: who moves a run away while it trains does not want another one here.
+            # Not its parents: a run that is moved away while it trains must not be created here again.
             folder.mkdir(exist_ok=True)
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
     try:
@@ -58,17 +58,17 @@ def write_all(files: Mapping[Path, bytes | str]) -> None:
 
 
 def make_place(folder: Path) -> None:
-    """Make whatever lies above a folder, so that it can be made."""
+    """Create the parents of a folder."""
     for above in (folder, *folder.parents):
         if above.is_file():
-            raise UsageError(f"there cannot be a folder {folder}: {above} is a file")
+            raise UsageError(f"the folder {folder} cannot be created: {above} is a file")
     folder.parent.mkdir(parents=True, exist_ok=True)
 
 
 def tidy(folder: Path) -> None:
-    """Clear away what processes have left that were killed; whoever calls this owns the folder.
+    """Remove what killed processes have left behind; the caller must own the folder.
 
-    What was hidden to be replaced, and never was, comes back. Checkpoints have a way of their own.
+    A folder that was hidden to be replaced, and never was, is restored. Checkpoints are handled elsewhere.
     """
     inner = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
     for place in (folder, *(entry for entry in inner if entry.name not in ("checkpoints", "trials"))):
@@ -87,7 +87,7 @@ def tidy(folder: Path) -> None:
 
 
 def make_own(path: Path) -> None:
-    """Make a file that is written in place one with a single name: what else has its content keeps it."""
+    """Break the hard links of a file that is written in place: its other names keep their content."""
     try:
         if path.stat().st_nlink == 1:
             return
@@ -97,12 +97,12 @@ def make_own(path: Path) -> None:
 
 
 def write_new(path: Path, data: bytes | str) -> None:
-    """Write a file that nobody looks at yet, and flush it to disk."""
+    """Write a file that is not visible to readers yet, and flush it to disk."""
     write_new_all({path: data})
 
 
 def write_new_all(files: Mapping[Path, bytes | str]) -> None:
-    """Write files that nobody looks at yet, and flush them to disk: together, which is quicker."""
+    """Write files that are not visible to readers yet, and flush them to disk together, which is faster."""
     with contextlib.ExitStack() as stack:
         written: dict[Path, FileIO] = {}
         for path, data in files.items():
@@ -119,7 +119,7 @@ def write_new_all(files: Mapping[Path, bytes | str]) -> None:
 
 
 def _new(path: Path) -> int:
-    """Open a file that is new: what lies there, a link for one, is removed and not written through."""
+    """Create a new file; whatever exists there, such as a link, is removed and not written through."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o666)
@@ -129,13 +129,16 @@ def _new(path: Path) -> int:
 
 
 def write_out(descriptor: int) -> None:
-    """Begin to flush a file to disk, but do not wait: what is flushed together is flushed more quickly."""
+    """Start to flush a file to disk without waiting: flushing several files together is faster."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def commit_folder(temporary: Path, final: Path) -> None:
-    """Make a finished folder visible under its name, all of it at once."""
+    """Make a finished folder visible under its final name, atomically.
+
+    An existing folder is first hidden under another name; `tidy` restores it if a crash follows.
+    """
     sync_folder(temporary)
     old = final.with_name(f".{final.name}.old")
     if os.path.lexists(final):
@@ -151,9 +154,9 @@ def commit_folder(temporary: Path, final: Path) -> None:
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """A new folder inside of another, in which something is made ready; it is gone afterwards.
+    """Create a temporary folder inside of another; it is removed afterwards.
 
-    What processes have left that were killed meanwhile is removed, too.
+    Folders that killed processes have left behind are removed, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f"{STAGED}*"):
@@ -173,16 +176,16 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # of somebody else
+        return True  # owned by another user
     try:
-        # One that has ended is listed until its parent asks for it; in a container that takes its time.
+        # A zombie is listed until its parent reaps it, which may take long in a container.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return True
 
 
 def discard(path: Path) -> None:
-    """Remove a folder in such a way that a part of it is never seen under its name."""
+    """Remove a folder so that a partial one is never visible under its name."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
@@ -197,7 +200,7 @@ def discard(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to disk."""
+    """Flush the directory entries of a folder to disk."""
     _about_to("sync", path)
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line for each row, append-only, the truth about what happened."""
+"""The event log `metrics.jsonl`: append-only, one line per row, the source of truth for all metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyfit.store import durable
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Values that were measured at a step."""
+    """The values of one step."""
 
     step: int
     epoch: float
@@ -27,18 +27,18 @@ class Event:
     values: Mapping[str, float]
 
     def line(self) -> str:
-        """The event as JSON; what JSON cannot write (nan, inf) becomes text."""
+        """Return the event as a line of JSON; NaN and infinities become text."""
         head = {"step": self.step, "epoch": self.epoch, "time": self.time}
         return json.dumps({**head, **to_json(self.values)}) + "\n"
 
     @staticmethod
     def parse(line: str) -> Event:
-        """Read one line back."""
+        """Parse one line."""
         row: dict[str, Any] = json.loads(line)
         head = {name: row.pop(name) for name in ("step", "epoch", "time")}
         is_whole = isinstance(head["step"], int) and head["step"] >= 0
         if not is_whole or not all(isinstance(value, int | float) for value in head.values()):
-            raise ValueError(f"a row has no step, epoch or time: {line[:80]!r}")
+            raise ValueError(f"a row has no valid step, epoch or time: {line[:80]!r}")
         return Event(**head, values=from_json(row))
 
 
@@ -46,7 +46,7 @@ class EventLog:
     """The event log of one run, open for appending."""
 
     def __init__(self, path: Path, length: int = 0) -> None:
-        """Open the log and drop what lies beyond `length`: no checkpoint has committed it."""
+        """Open the log and truncate it to `length` bytes: no checkpoint has committed the rest."""
         self.path = path
         path.parent.mkdir(exist_ok=True)
         check_file(path)
@@ -55,7 +55,7 @@ class EventLog:
         if self._file.tell() < length:
             self._file.close()
             raise FolderError(
-                f"{path} is shorter than its checkpoint says: {path.stat().st_size} of {length} bytes"
+                f"{path} is shorter than its checkpoint requires: {path.stat().st_size} of {length} bytes"
             )
         self._file.truncate(length)
         self._file.seek(length)
@@ -69,11 +69,11 @@ class EventLog:
 
     @property
     def length(self) -> int:
-        """How long the log is, for a checkpoint to remember."""
+        """The length of the log in bytes, for a checkpoint to record."""
         return self._file.tell()
 
     def write_out(self) -> None:
-        """Begin to flush to disk, without waiting for it."""
+        """Start to flush to disk, without waiting."""
         durable.write_out(self._file.fileno())
 
     def sync(self) -> None:
@@ -96,12 +96,12 @@ class EventLog:
 
 
 def read_events(path: Path, length: int | None = None) -> list[Event]:
-    """Read a log, up to `length` bytes; a last line that was cut off in a crash is left out."""
+    """Read a log up to `length` bytes, without an incomplete last line after a crash."""
     if length == 0 or not path.exists():
         return []
     data = read_bytes(path)[:length]
     if length and not data.endswith(b"\n"):
-        raise FolderError(f"{path} is damaged: it is not what a checkpoint has committed")
+        raise FolderError(f"{path} is damaged: it differs from what a checkpoint has committed")
     try:
         return [Event.parse(line) for line in data[: data.rfind(b"\n") + 1].decode().splitlines()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""JSON files of a run folder: read with suspicion, because a disk or a person may have changed them."""
+"""JSON files of a run folder, checked when read: they may be damaged or edited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from manyfit.core.redaction import redact_nested
 
 
 def read_json(path: Path, fields: Mapping[str, type]) -> dict[str, Any]:
-    """Read an object with known fields; empty if there is no such file."""
+    """Read an object with known fields; empty if the file does not exist."""
     if not path.exists():
         return {}
     try:
@@ -27,7 +27,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def readable(value: Any, depth: int = 1, indent: str = "") -> str:
-    """JSON that people can read: each field on a line of its own, also those inside, `depth` levels deep."""
+    """Return readable JSON: one field per line, down to `depth` levels."""
     if not indent:
         value = redact_nested(value)
     if not depth or not value or not isinstance(value, dict | list):
@@ -43,9 +43,9 @@ def readable(value: Any, depth: int = 1, indent: str = "") -> str:
 
 
 def check_fields(found: Any, fields: Mapping[str, type], path: Path) -> dict[str, Any]:
-    """Refuse what is not an object with these fields; numbers count something, so none is negative."""
+    """Raise unless a value is an object with these fields; numbers are counts, so none may be negative."""
     if not isinstance(found, dict):
-        raise FolderError(f"{path} is damaged: it does not hold an object")
+        raise FolderError(f"{path} is damaged: it does not hold a JSON object")
     for name, kind in fields.items():
         value = found.get(name)
         fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The run folder: where everything about a run lies, and what can be read from it."""
+"""The run folder: its paths, and the contents of its files."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ WRITTEN: Final = (
     "exported", "exported-final", "exported-top", "reports", "tensorboard",
     "run.log", "failure.json", "track.json",
 )  # fmt: skip
-"""What manyfit writes into a run folder. None of it may lead out of the folder."""
+"""Names that manyfit writes into a run folder. None of them may be a link."""
 
 COPIED: Final = "# Copied by manyfit from a config that lies elsewhere"
-"""How a config begins that no person wrote here."""
+"""First line of a config that was copied from elsewhere. Stored in files: do not change it."""
 
 State: TypeAlias = Literal["new", "running", "unfinished", "finished", "failed", "damaged"]
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths inside `runs/<name>/`, and what the files there say."""
+    """The paths inside `runs/<name>/`, and the contents of the files."""
 
     path: Path
 
@@ -69,17 +69,17 @@ class RunFolder:
 
     @cached_property
     def config(self) -> Path:
-        """The config as it was given."""
+        """The config as written."""
         return self.path / "config.yaml"
 
     @cached_property
     def resolved(self) -> Path:
-        """The config as it was meant."""
+        """The resolved config."""
         return self.path / "config.resolved.yaml"
 
     @cached_property
     def provenance(self) -> Path:
-        """Where the run comes from: code, versions, hardware, data."""
+        """The provenance of the run: code, versions, hardware, data."""
         return self.path / "provenance.json"
 
     @cached_property
@@ -104,17 +104,17 @@ class RunFolder:
 
     @cached_property
     def exported(self) -> Path:
-        """The model, in forms that others can load."""
+        """The exported model."""
         return self.path / "exported"
 
     @cached_property
     def final(self) -> Path:
-        """The model of the last checkpoint, if that was asked for."""
+        """The exported model of the last checkpoint, if requested."""
         return self.path / "exported-final"
 
     @cached_property
     def top(self) -> Path:
-        """The models of the best checkpoints, if they were asked for."""
+        """The exported models of the best checkpoints, if requested."""
         return self.path / "exported-top"
 
     @cached_property
@@ -124,19 +124,19 @@ class RunFolder:
 
     @cached_property
     def failure_file(self) -> Path:
-        """Why the run failed, as long as it has not been started again."""
+        """The reason of the failure, until the run is started again."""
         return self.path / "failure.json"
 
     def checkpoints(self) -> list[Checkpoint]:
-        """All committed checkpoints that can be read, the oldest first."""
+        """Return all committed checkpoints that can be read, the oldest first."""
         return checkpoints(self.checkpoint_folder)
 
     def find_damaged(self) -> dict[Path, str]:
-        """Checkpoints that cannot be read, and why."""
+        """Return the checkpoints that cannot be read, with the reasons."""
         return find_damaged(self.checkpoint_folder)
 
     def select_checkpoint(self, metric: str, mode: str) -> Checkpoint:
-        """The checkpoint that counts: the best by a metric, else the last."""
+        """Return the best checkpoint by a metric, or the last one if none has the metric."""
         found = self.checkpoints()
         if not found:
             for reason in self.find_damaged().values():
@@ -145,7 +145,7 @@ class RunFolder:
         return Keep(metric, "max" if mode == "max" else "min").best(found) or found[-1]
 
     def checkpoint(self, which: str) -> Checkpoint:
-        """A checkpoint by a word: `best`, `last`, or the number of a step."""
+        """Return the checkpoint `best`, `last`, or that of a step number."""
         if which == "best":
             snapshot = self.load_trained()
             try:
@@ -153,59 +153,62 @@ class RunFolder:
                     snapshot.values["export.metric"], snapshot.values["export.mode"]
                 )
             except KeyError as error:
-                raise FolderError(f"{self.resolved} is damaged: it does not say {error}") from error
+                raise FolderError(f"{self.resolved} is damaged: it has no {error}") from error
         found = {str(c.step): c for c in self.checkpoints()}
         if which == "last" and found:
             return list(found.values())[-1]
         if which not in found:
-            steps = f"there are best, last and the steps {', '.join(found)}" if found else "there is none"
+            steps = (
+                f"valid are best, last and the steps {', '.join(found)}" if found else "it has no checkpoints"
+            )
             raise FolderError(f"{self.path} has no checkpoint {which!r}; {steps}")
         return found[which]
 
     def check_links(self) -> None:
-        """Refuse a folder in which a link would lead what is written, or read, out of it."""
+        """Raise if a link in the folder points reads or writes out of it."""
         with os.scandir(self.path) as entries:
             found = [entry for entry in entries if entry.name in WRITTEN]
-        for entry in found:  # which grows
+        for entry in found:  # grows while it is iterated
             if entry.is_dir(follow_symlinks=False):
                 with os.scandir(entry.path) as entries:
                     found += entries
             if entry.is_symlink():
                 raise FolderError(
-                    f"{entry.path} is a link; manyfit writes into the folder itself, so link the whole folder"
+                    f"{entry.path} is a link, but manyfit writes into the folder itself; "
+                    "link the whole folder instead"
                 )
 
     def events(self) -> list[Event]:
-        """The event log, as far as it is whole."""
+        """Return the complete rows of the event log."""
         return read_events(self.metrics)
 
     def snapshot(self) -> Snapshot | None:
-        """The resolved config of the run's last start."""
+        """Return the resolved config of the last start, or None."""
         return snapshot(read_file(self.resolved)) if self.resolved.exists() else None
 
     def load_trained(self) -> Snapshot:
-        """The resolved config of a run that has been trained; an error if it was not, or is not there."""
+        """Return the resolved config of a trained run; raise if it was not trained or does not exist."""
         if not self.path.is_dir():
             meant = self.path.parent / "runs" / self.path.name
             hint = f"; did you mean {meant}?" if meant.is_dir() else ""
-            raise FolderError(f"there is no run folder {self.path}{hint}")
+            raise FolderError(f"the run folder {self.path} does not exist{hint}")
         found = self.snapshot()
         if found is None:
             raise FolderError(f"{self.path} has not been trained: it has no config.resolved.yaml")
         return found
 
     def load_frozen(self) -> dict[str, Any]:
-        """The derived values that were fixed when the run first started."""
+        """Return the derived values that were fixed at the first start."""
         if not self.resolved.exists():
             return {}
         node = read_file(self.resolved)
         derived = node.items.get("derived") if isinstance(node, Map) else None
         if not isinstance(derived, Map):
-            raise FolderError(f"{self.resolved} is not a resolved config that manyfit wrote")
+            raise FolderError(f"{self.resolved} is not a resolved config written by manyfit")
         return dict(plain(derived))
 
     def sessions(self) -> list[dict[str, Any]]:
-        """How the run was started, each time."""
+        """Return the starts of the run."""
         found: list[dict[str, Any]] = read_json(self.provenance, PROVENANCE).get("sessions", [])
         for session in found:
             if isinstance(session, dict):
@@ -214,32 +217,32 @@ class RunFolder:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """The closing summary; empty while the run is not finished."""
+        """Return the final summary; empty while the run is not finished."""
         file = self.reports / "summary.json"
         found = read_json(file, SUMMARY)
         if not isinstance(found.get("other_code", []), list):
-            raise FolderError(f"{file} is damaged: other_code is no list")
+            raise FolderError(f"{file} is damaged: other_code is not a list")
         try:
             return {**found, **{name: from_json(found[name]) for name in ("metrics", "test") if found}}
         except (ValueError, TypeError) as error:
             raise FolderError(f"{file} is damaged: {error}") from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the closing summary: from now on the run is finished."""
+        """Write the final summary, which marks the run as finished."""
         durable.write_file(self.reports / "summary.json", readable(summary, 2) + "\n")
 
     def failure(self) -> dict[str, Any]:
-        """Why the run failed; empty if it did not, or was started again since."""
+        """Return the failure; empty if the run did not fail or was started again since."""
         return read_json(self.failure_file, FAILURE)
 
     def write_failure(self, kind: str, message: str, step: int) -> None:
-        """Say why the run failed."""
+        """Write the reason of a failure."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         text = json.dumps({"kind": kind, "message": message, "step": step, "time": now}, indent=1)
         durable.write_file(self.failure_file, text + "\n")
 
     def _is_extended(self, summary: Mapping[str, Any]) -> bool:
-        """Whether a finished run was started again, to be trained longer, and has not got there."""
+        """Return whether a finished run was started again with more epochs, and has not reached them."""
         try:
             snapshot = self.snapshot()
         except ManyfitError:
@@ -248,7 +251,7 @@ class RunFolder:
         return isinstance(epochs, int) and summary["epoch"] < epochs and not summary.get("stopped")
 
     def state(self) -> State:
-        """How far the run is, from its files alone."""
+        """Determine the state of the run from its files alone."""
         try:
             found = self.checkpoints()
             summary = self.summary()
@@ -262,16 +265,16 @@ class RunFolder:
         if failure:
             return "failed"
         if summary and not self.checkpoint_folder.exists():
-            return "finished"  # its checkpoints were given up to save disk
+            return "finished"  # its checkpoints were removed to save disk space
         if summary and found and summary.get("step") == found[-1].step and not self._is_extended(summary):
             return "finished"
         return "unfinished" if self.resolved.exists() else "new"
 
 
 def run_folders(place: Path) -> Iterator[RunFolder]:
-    """Every run folder at or below a path."""
+    """Yield every run folder at or below a path."""
     if not place.is_dir():
-        raise FolderError(f"there is no folder {place}")
+        raise FolderError(f"the folder {place} does not exist")
     for config in sorted(
         [*place.glob("config.yaml"), *place.glob("*/config.yaml"), *place.glob("runs/*/config.yaml")]
     ):

@@ -1,4 +1,4 @@
-"""One owner at a time: a lock on a folder that the operating system takes back when its owner dies."""
+"""Locks on folders: one owner at a time, released by the operating system when the owner dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _held: list[TextIO] = []
 
 
 def _let_go() -> None:
-    """A child that was forked must not hold on to a lock: it may outlive its parent for a moment."""
+    """Close the lock files in a forked child, which may outlive its parent for a moment."""
     while _held:
         _held.pop().close()
 
@@ -28,9 +28,9 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextmanager
 def hold_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder, or say who holds it.
+    """Lock a folder, or raise an error that names its owner.
 
-    It is made if need be, those above it are not: a study may have been moved away with its trials.
+    The folder is created if necessary, but not its parents: a study may have been moved away with its trials.
     """
     folder.mkdir(exist_ok=True)
     with _open(folder / ".lock") as file:
@@ -39,7 +39,7 @@ def hold_lock(folder: Path) -> Iterator[None]:
             raise RunConflict(
                 f"{folder} is in use by another process (pid {file.read().strip() or 'unknown'})"
             )
-        if os.fstat(file.fileno()).st_nlink == 1:  # else it is another file, too, whose content is not ours
+        if os.fstat(file.fileno()).st_nlink == 1:  # a hard link: the other file must not be changed
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
@@ -51,7 +51,7 @@ def hold_lock(folder: Path) -> Iterator[None]:
 
 
 def _open(path: Path) -> TextIO:
-    """Open the lock file; a link there would lead out of the folder."""
+    """Open the lock file; raise if it is a link, which could point out of the folder."""
     check_file(path)
     if path.is_dir():
         raise FolderError(f"{path} is not a file, but a folder; remove it")
@@ -64,7 +64,7 @@ def _open(path: Path) -> TextIO:
 
 
 def _acquire(file: TextIO) -> bool:
-    """Take the lock; a short wait, because whoever looks whether it is held holds it for a moment."""
+    """Acquire the lock, with short retries: `is_owned` of another process holds it for a moment."""
     for pause in (0.05, 0.2, None):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,12 +76,12 @@ def _acquire(file: TextIO) -> bool:
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether somebody holds the folder now."""
+    """Return whether a process holds the folder now."""
     try:
         with os.fdopen(os.open(folder / ".lock", os.O_RDONLY | os.O_NONBLOCK), "r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # nobody can hold what is not there, or no file
+    except OSError:  # there is no lock file
         return False
     return False

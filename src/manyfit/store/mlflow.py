@@ -1,4 +1,4 @@
-"""MLflow as a mirror of the log: every row once, with the log's own times, after any number of resumes."""
+"""MLflow as a mirror of the log: every row once, with the times of the log, after any number of resumes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ METRICS_AT_ONCE: Final = 900
 PARAMS_AT_ONCE: Final = 90
 LONGEST_PARAM: Final = 5_000
 LARGEST_FILE: Final = 1 << 26
-"""Bytes of a report that is sent."""
+"""Maximum size in bytes of a report that is sent."""
 ARTIFACTS: Final = "mlflow-artifacts"
-"""The folder beside a local database in which artifacts lie."""
+"""The folder of artifacts, beside a local database."""
 RECORD: Final[Mapping[str, type]] = {
     "run_id": str,
     "params": str,
@@ -37,10 +37,10 @@ RECORD: Final[Mapping[str, type]] = {
 
 
 def load_client() -> Any:
-    """The client of MLflow, imported, quiet, and with little patience.
+    """Import the MLflow client, with quiet loggers and short timeouts.
 
-    To be called before a thread mirrors anything: imports and changes of the environment belong to the main
-    thread, which may be in the middle of the same.
+    Call it in the main thread before a thread mirrors anything: the main thread may itself be importing
+    modules or changing the environment.
     """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -54,9 +54,10 @@ def load_client() -> Any:
 @dataclass
 class MlflowMirror:
     """One run of manyfit as a run of MLflow: parameters, metrics, and its config and reports as artifacts.
-    Its evaluation is another one, too, with the same parameters.
+    Its evaluation is also a separate MLflow run, with the same parameters.
 
-    What has been sent where is kept in `track.json`. Sending a row twice does no harm: it has the same time.
+    `track.json` records what has been sent to which address. Sending a row twice is harmless: its time is the
+    same.
     """
 
     uri: str
@@ -68,7 +69,7 @@ class MlflowMirror:
     def sync(
         self, events: Sequence[Event], summary: Mapping[str, Any] | None = None, status: str = "RUNNING"
     ) -> int:
-        """Bring MLflow up to date with the committed log, and with the evaluation; return the rows sent."""
+        """Send MLflow what it has missed of the committed log and the evaluation; return the rows sent."""
         client = load_client()(tracking_uri=self.uri)
         record = self._record()
         if not record["run_id"] or self._is_gone(client, record["run_id"]) or self._is_another(record):
@@ -94,7 +95,7 @@ class MlflowMirror:
         return len(fresh)
 
     def _end(self, client: Any, run_id: str, status: str, events: Sequence[Event]) -> None:
-        """Say how a run stands; one that is over ended with the last row of its log."""
+        """Set the status of a run; the end time of a finished run is that of the last row of its log."""
         if client.get_run(run_id).info.status == status:
             return
         if status == "RUNNING":
@@ -104,7 +105,7 @@ class MlflowMirror:
             client.set_terminated(run_id, status, max(last, client.get_run(run_id).info.start_time))
 
     def _send_files(self, client: Any, run_id: str) -> None:
-        """The config and the reports as artifacts."""
+        """Send the config and the reports as artifacts."""
         for file in (self.folder.config, self.folder.resolved):
             if file.is_file():
                 client.log_artifact(run_id, str(file))
@@ -147,7 +148,7 @@ class MlflowMirror:
         known = client.get_run(run_id).data.params
         params = [Param(key, value) for key, value in self._texts().items() if key not in known]
         for key, value in self._texts().items():
-            if known.get(key, value) != value:  # a parameter cannot be changed there, but a tag can
+            if known.get(key, value) != value:  # MLflow parameters are immutable; tags are not
                 client.set_tag(run_id, f"manyfit.{key}", value)
         for begin in range(0, len(params), PARAMS_AT_ONCE):
             client.log_batch(run_id, params=params[begin : begin + PARAMS_AT_ONCE])
@@ -156,11 +157,11 @@ class MlflowMirror:
         return {key: redact(str(value))[:LONGEST_PARAM] for key, value in self.params.items()}
 
     def _is_another(self, record: Mapping[str, Any]) -> bool:
-        """Whether nothing was sent but the parameters of a run that was then begun anew with others."""
+        """Return whether only parameters were sent, of a run that was then restarted with other ones."""
         return not record["rows"] and bool(record["params"]) and record["params"] != hash_data(self._texts())
 
     def _read_start(self) -> int | None:
-        """When the run was first started, in milliseconds."""
+        """Return the time of the first start in milliseconds."""
         sessions = self.folder.sessions()
         if not sessions:
             return None
@@ -182,7 +183,7 @@ class MlflowMirror:
         return str(created.info.run_id)
 
     def _is_gone(self, client: Any, run_id: str) -> bool:
-        """Whether another server is asked than before, or the run was deleted there."""
+        """Return whether the server does not know the run, or has deleted it."""
         from mlflow.exceptions import MlflowException
 
         try:

@@ -1,4 +1,4 @@
-"""Where a run comes from: code, versions, hardware, data. One entry for each time it was started."""
+"""The provenance of a run: code, versions, hardware, data. One entry per start."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ MAX_FILES = 500
 
 
 def record_start(run: RunFolder, project: Path, facts: Mapping[str, Any]) -> None:
-    """Add this start to a provenance file."""
+    """Add this start to the provenance file of a run."""
     durable.write_file(run.provenance, append_start(run, session(project, facts)))
 
 
 def session(project: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A start: how, with which versions, on which machine, with which code."""
+    """Describe a start: command, versions, hardware and code."""
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -58,19 +58,19 @@ def session(project: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def brief_session(study: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A start whose versions, hardware and code are recorded once for a whole study."""
+    """Describe a start whose versions, hardware and code are recorded once for the whole study."""
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"started": started, "study": study, "versions": {}, "code": {}, **facts}
 
 
 def append_start(run: RunFolder, session: Mapping[str, Any]) -> str:
-    """The provenance file with one more start. Secrets are taken out of everything that is written."""
+    """Return the text of the provenance file with one more start, without secrets."""
     return readable(redact_nested({"sessions": [*run.sessions(), session]}), 3) + "\n"
 
 
 @functools.cache
 def versions() -> Mapping[str, str]:
-    """The versions of the packages that can change a result. To look for them takes a tenth of a second."""
+    """Return the versions of packages that can change a result. Cached: finding them takes 0.1 seconds."""
     found = {}
     for name in PACKAGES:
         try:
@@ -81,7 +81,7 @@ def versions() -> Mapping[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, as far as it matters for a result."""
+    """Describe the machine, as far as it matters for a result."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -91,7 +91,7 @@ def hardware() -> dict[str, Any]:
 
 
 def code(project: Path) -> dict[str, Any]:
-    """The commit and what differs from it; empty outside a repository."""
+    """Describe the commit and the changes since; empty outside of a repository."""
     commit = _git(project, "rev-parse", "HEAD")
     if commit is None:
         return {}

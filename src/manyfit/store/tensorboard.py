@@ -1,4 +1,4 @@
-"""TensorBoard as a mirror: its files hold what a checkpoint has committed to the log, and nothing else."""
+"""TensorBoard as a mirror: its files hold exactly the committed part of the log."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from manyfit.store.events import Event
 
 
 def spare_tensorflow() -> None:
-    """Keep TensorBoard from importing TensorFlow, which takes seconds, only to write a file."""
+    """Keep TensorBoard from importing TensorFlow, which takes seconds and is not needed to write a file."""
     if "tensorflow" not in sys.modules:
         sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
 class TensorBoardMirror:
-    """Writes events with the log's own times. On a new start the files are written anew from the log."""
+    """A writer of events with the times of the log. On each start the files are rewritten from the log."""
 
     def __init__(self, folder: Path, committed: Iterable[Event]) -> None:
         spare_tensorflow()
@@ -43,7 +43,7 @@ class TensorBoardMirror:
         self._writer.flush()
 
     def add(self, summary: Any) -> None:
-        """Write a summary that TensorBoard's own code has made, such as that of its HParams page."""
+        """Write a summary that was created by TensorBoard, such as that of its HParams page."""
         from tensorboard.compat.proto.event_pb2 import Event as Record
 
         self._writer.add_event(Record(summary=summary))

@@ -1,4 +1,4 @@
-"""The weights of a model, wherever they lie: in a run, a checkpoint, an export or a safetensors file."""
+"""The weights of a model, from a run, a checkpoint, an export or a safetensors file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyfit.store.folder import RunFolder
 
 
 def read_weights(place: Path) -> dict[str, Any]:
-    """Read weights by name: of a run its best checkpoint, averaged where the run averages. No code is run."""
+    """Read weights by name; of a run, those of its best checkpoint, averaged if it averages. Runs no code."""
     if place.is_file():
         return read_tensors(place)
     if (place / "model.safetensors").is_file():
@@ -23,11 +23,13 @@ def read_weights(place: Path) -> dict[str, Any]:
         return weights_of(checkpoint.read(place))
     if (place / "config.resolved.yaml").is_file():
         return weights_of(RunFolder(place).checkpoint("best"))
-    raise FolderError(f"{place} holds no weights: it is no run, checkpoint, export or safetensors file")
+    raise FolderError(
+        f"{place} holds no weights: it is not a run, a checkpoint, an export or a safetensors file"
+    )
 
 
 def weights_of(found: Checkpoint) -> dict[str, Any]:
-    """The weights in a checkpoint: the average, if there is one, else the model."""
+    """Return the weights in a checkpoint: the average, if there is one, else those of the model."""
     state = found.load()
     if any(name.startswith("average/module.") for name in state.tensors):
         return _under(state.tensors, "average/module.")
@@ -35,7 +37,7 @@ def weights_of(found: Checkpoint) -> dict[str, Any]:
 
 
 def read_tensors(file: Path) -> dict[str, Any]:
-    """Read a safetensors file, and nothing else."""
+    """Read the tensors of a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -44,7 +46,7 @@ def read_tensors(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise FolderError(f"{file} cannot be read: {error.strerror}") from error
     except (SafetensorError, ValueError, RuntimeError, KeyError) as error:
-        raise FolderError(f"{file} is not a whole safetensors file: {error}") from error
+        raise FolderError(f"{file} is not a valid safetensors file: {error}") from error
 
 
 def _under(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints are written behind the training, one at a time. What blocks is a copy in memory."""
+"""Writing of checkpoints in the background, one at a time. Training only waits for a copy in memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from manyfit.store.events import EventLog
 log = logging.getLogger("manyfit")
 
 MOST_DUE: Final = 2
-"""States that may wait to be written, each a copy of the model and its optimiser in memory."""
+"""Number of due states that may wait to be written, each a copy of the model and its optimizer."""
 
 
 class Writer:
-    """Takes states and writes them from a thread of its own.
+    """A background thread that writes states as checkpoints.
 
-    A state is either due, and written as soon as possible, or held because it is one of the best so far,
-    until the next one that is due. States that wait and that would not be kept are dropped, so what lies on
-    disk in the end does not depend on how fast that is; who brings states faster than they are written waits.
+    A state is either due, and written as soon as possible; or held in memory until the next due state,
+    because it is one of the best so far. Waiting states that would not be kept are dropped, so the final
+    checkpoints do not depend on the speed of the disk. If states arrive faster than they are written, the
+    caller waits.
     """
 
     def __init__(self, folder: Path, keep: Keep, log: EventLog) -> None:
-        """`log` is on disk before a checkpoint that counts on it is committed."""
+        """`log` is flushed to disk before a checkpoint that refers to it is committed."""
         self._folder = folder
         self._keep = keep
         self._log = log
@@ -45,15 +46,15 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def hold(self, state: State, note: Note) -> None:
-        """Keep a state in memory, because it may be one of the best."""
+        """Hold a state in memory, because it may be one of the best."""
         with self._changed:
             self._waiting.append(_Waiting(self._buffers.copy(state), note))
             self._drop()
 
     def put(self, state: State, note: Note, wait: bool = False) -> None:
-        """Write a state, and what is held, as soon as possible; with `wait`, before this returns."""
+        """Write a state, and all held ones, as soon as possible; with `wait`, before this returns."""
         self.check()
-        here = wait and self._thread is None  # then a thread would only cost time
+        here = wait and self._thread is None  # a thread would only add overhead
         if not here:
             self._make_room()
         if not any(waiting.note == note for waiting in self._waiting):
@@ -79,7 +80,7 @@ class Writer:
             self.flush()
 
     def _make_room(self) -> None:
-        """Wait while so many states are due that one more would take too much memory."""
+        """Wait until another due state fits into memory."""
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or len(self._due()) < MOST_DUE)
         self.check()
@@ -88,7 +89,7 @@ class Writer:
         return [waiting for waiting in self._waiting if waiting.is_due]
 
     def put_held(self) -> None:
-        """Write what is held: nothing will follow."""
+        """Write all held states: no more will follow."""
         with self._changed:
             self._until = max((waiting.note.step for waiting in self._waiting), default=self._until)
             self._start()
@@ -104,18 +105,18 @@ class Writer:
         self._changed.notify_all()
 
     def done(self) -> int:
-        """The length of the log that is committed. Raises what went wrong."""
+        """Return the committed length of the log. Raise the error of the thread, if any."""
         self.check()
         return self._done
 
     def flush(self) -> None:
-        """Wait until everything that was put is on disk."""
+        """Wait until all states that were put are on disk."""
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or not (self._busy or self._next()))
         self.check()
 
     def close(self) -> None:
-        """End the thread, after it has written what was put."""
+        """End the thread after it has written all states that were put."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -123,12 +124,12 @@ class Writer:
             self._thread.join()
 
     def check(self) -> None:
-        """Raise what went wrong in the thread."""
+        """Raise the error of the thread, if any."""
         if self._error is not None:
             reason = getattr(self._error, "strerror", None) or f"{type(self._error).__name__}: {self._error}"
             failed = RunFailed(
                 f"a checkpoint could not be written to {self._folder}: {reason}; "
-                "what was committed before is whole, and the same command goes on from there"
+                "earlier checkpoints are intact, and the same command resumes from them"
             )
             failed.kind = classify_error(self._error)
             raise failed from self._error
@@ -137,7 +138,7 @@ class Writer:
         return next((waiting for waiting in self._waiting if waiting.note.step <= self._until), None)
 
     def _drop(self) -> None:
-        """Forget what waits and would be removed at once."""
+        """Drop waiting states that would be removed at once."""
         notes = [waiting.note for waiting in self._waiting]
         kept = {note.step for note in self._keep.rank(notes)[: self._keep.top]}
         kept |= {waiting.note.step for waiting in self._due()[-self._keep.last :]}
@@ -180,10 +181,10 @@ class Writer:
 
 
 class _Waiting:
-    """A state that waits to be written."""
+    """A state that is waiting to be written."""
 
     def __init__(self, state: State, note: Note, is_lent: bool = True) -> None:
-        """`is_lent` says whether its memory belongs to the buffers."""
+        """`is_lent` tells whether its memory belongs to the buffers."""
         self.state = state
         self.note = note
         self.is_lent = is_lent
