@@ -1,4 +1,4 @@
-"""What sees a run while it is trained: subclass or imitate `Callback`, and pass it to `manyfit.train`."""
+"""Callbacks: implement the protocol `Callback`, and pass an instance to `manyfit.train`."""
 
 from manyfit.run.loop.cohort import Cohort
 from manyfit.run.loop.plan import Boundary

@@ -1,13 +1,13 @@
-"""Executors: where the units of a study are worked on. Name one by `execute.on`, or write your own.
+"""Executors of the units of a study. Select one with `execute.on`, or write your own.
 
-| name | what it is |
+| name | meaning |
 |---|---|
-| `auto`, `inline`, `processes` | executors that ship with manyfit, by what a study asks for |
+| `auto`, `inline`, `processes` | the executors of manyfit, selected by `execute.on` |
 | `Executor` | the base class of an executor; `manyfit.testing.ExecutorContract` tests it |
-| `Job` | what an executor is given: the study, what to do with a unit, and whether to stop |
-| `Unit`, `Trial`, `Position` | what it works on |
-| `Outcome`, `Failure`, `Progress` | what it answers |
-| `attempt`, `UnitWatch` | help to work on a unit in a process of your own |
+| `Job` | the input of an executor: the study, the function that executes a unit, and stop requests |
+| `Unit`, `Trial`, `Position` | what it executes |
+| `Outcome`, `Failure`, `Progress` | what it returns and reports |
+| `attempt`, `UnitWatch` | helpers to execute a unit in your own process |
 """
 
 from manyfit.core.position import Position

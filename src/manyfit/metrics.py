@@ -1,4 +1,4 @@
-"""Per-row metrics that ship with manyfit. Name them by their short names, or by `manyfit.metrics.<name>`."""
+"""The per-row metrics of manyfit. Refer to them by short name, or as `manyfit.metrics.<name>`."""
 
 from manyfit.learn.metrics import absolute_error, accuracy, binary_accuracy, squared_error, top_k_accuracy
 

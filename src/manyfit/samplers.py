@@ -1,4 +1,4 @@
-"""Search methods of manyfit's own. Any sampler of Optuna can be named beside them."""
+"""The samplers of manyfit. Any Optuna sampler can be used as well."""
 
 from manyfit.study.search.sampling import Grid
 

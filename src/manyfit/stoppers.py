@@ -1,11 +1,11 @@
-"""Rules that stop points early, and what a rule of your own is made of.
+"""Stoppers, and the types for writing your own.
 
-| name | what it is |
+| name | meaning |
 |---|---|
-| `Halving`, `Asha`, `Median`, `Patience` | rules that ship with manyfit |
-| `Stopper` | the protocol of a rule: `pauses` and `decide` |
-| `Board`, `View` | what a rule is given: the points of a study and their results |
-| `Go`, `Stop`, `Add` | what a rule may decide |
+| `Halving`, `Asha`, `Median`, `Patience` | the stoppers of manyfit |
+| `Stopper` | the protocol of a stopper: `pauses` and `decide` |
+| `Board`, `View` | the input of a stopper: the points of a study and their results |
+| `Go`, `Stop`, `Add` | the decisions of a stopper |
 """
 
 from manyfit.study.search.decisions import Add, Board, Go, Stop, Stopper, View

@@ -1,1 +1,1 @@
-"""Runs and studies → tables, statistics and figures. Nothing here knows how things are trained."""
+"""Tables, statistics and figures of runs and studies; independent of how they are trained."""

@@ -1,4 +1,4 @@
-"""Two runs on the same rows: the difference of each, its mean with an interval, and the largest changes."""
+"""Comparison of two runs on the same rows: paired differences, their mean with a confidence interval."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """How much the second run is above the first."""
+        """The second value minus the first."""
         return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two reports say about the rows that both have."""
+    """The comparison of two reports on their common rows."""
 
     metric: str
     rows: int
@@ -57,12 +57,12 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What may be said: about these rows, and not about other seeds."""
+        """The conclusion, which is valid for these rows, not for other seeds."""
         low, high = self.interval
         if not (math.isfinite(low) and math.isfinite(high)):
             return "the difference is not a number"
         if low <= 0 <= high:
-            return "no difference can be told on these rows"
+            return "no significant difference on these rows"
         return f"the second is {'higher' if low > 0 else 'lower'} on these rows"
 
 
@@ -85,7 +85,7 @@ def compare(
             raise UsageError(f"the report of {place} has no column {metric!r}{hint}")
     shared = [id_ for id_ in left.ids if id_ in right.rows]
     if not shared:
-        raise UsageError(f"{first} and {second} have no row of the {split} split in common")
+        raise UsageError(f"{first} and {second} have no rows of the {split} split in common")
     a, b = left.values(metric, shared), right.values(metric, shared)
     differences = b - a
     order = np.argsort(-np.abs(np.nan_to_num(differences, nan=np.inf)), kind="stable")[:worst]
@@ -113,7 +113,7 @@ def compare(
 
 
 def bootstrap(values: npt.NDArray[np.float64], level: float, seed: int) -> tuple[float, float]:
-    """The interval of a mean, by resampling rows: percentiles of the means of many resamples."""
+    """Return the confidence interval of a mean: the percentiles of the means of bootstrap resamples."""
     if not np.isfinite(values).all():
         return math.nan, math.nan
     rounds = int(min(RESAMPLES, max(1_000, MOST_DRAWS // len(values))))
@@ -133,35 +133,35 @@ def bootstrap(values: npt.NDArray[np.float64], level: float, seed: int) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """A report as it was written."""
+    """A row report, read from its file."""
 
     ids: Sequence[str]
     rows: Mapping[str, int]
     columns: Mapping[str, Sequence[str]]
 
     def values(self, column: str, ids: Sequence[str]) -> npt.NDArray[np.float64]:
-        """A column of numbers for some rows."""
+        """Return a column of numbers for some rows."""
         found = self.columns[column]
         try:
             return np.array([float(found[self.rows[id_]]) for id_ in ids], dtype=np.float64)
         except ValueError as error:
-            raise FolderError(f"a report is damaged: in its column {column}, {error}") from error
+            raise FolderError(f"a report is damaged: in its column {column}: {error}") from error
 
     def cell(self, column: str, id_: str) -> str:
-        """One cell; empty if there is no such column."""
+        """Return one cell; empty if the column does not exist."""
         return self.columns[column][self.rows[id_]] if column in self.columns else ""
 
 
 def read_report(run: Path, split: str) -> ReportFile:
     """Read `reports/<split>.csv` of a run."""
     if split not in SPLITS:
-        raise UsageError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
+        raise UsageError(f"there is no split {split!r}; valid are {', '.join(SPLITS)}")
     folder = RunFolder(run)
     file = folder.reports / f"{split}.csv"
     if not file.is_file():
         folder.load_trained()
         raise FolderError(
-            f"{run} has no report of the {split} split; write it: manyfit evaluate {run} --split {split}"
+            f"{run} has no report of the {split} split; create it: manyfit evaluate {run} --split {split}"
         )
     try:
         csv.field_size_limit(sys.maxsize)
@@ -170,14 +170,14 @@ def read_report(run: Path, split: str) -> ReportFile:
     except (OSError, ValueError, csv.Error) as error:
         raise FolderError(f"{file} is damaged: {error}") from error
     if "id" not in header or any(len(row) != len(header) for row in rows):
-        raise FolderError(f"{file} is damaged: it is not a report with an id in every row")
+        raise FolderError(f"{file} is damaged: it is not a report with an ID in every row")
     columns: dict[str, list[Any]] = {name: [row[i] for row in rows] for i, name in enumerate(header)}
     keys = list(columns["id"])
-    for name in ("row", "part"):  # where ids do not tell rows apart
+    for name in ("row", "part"):  # if IDs do not distinguish the rows
         keys = [
             f"{key}, {name} {cell}" for key, cell in zip(keys, columns.get(name, ()), strict=False)
         ] or keys
     by_id = {id_: i for i, id_ in enumerate(keys)}
     if len(by_id) != len(rows):
-        raise FolderError(f"{file} is damaged: some ids are repeated")
+        raise FolderError(f"{file} is damaged: some IDs are repeated")
     return ReportFile(keys, by_id, columns)

@@ -1,4 +1,4 @@
-"""A study as a table: its points, the best first, and what the replicates allow to say about two of them."""
+"""The leaderboard of a study: its points, the best first, and a test of the first two."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from manyfit.study.result import Point, Study, read_study
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One point."""
+    """One point of the leaderboard."""
 
     rank: int
     point: int
     mean: Mean
     seeds: str
-    """How many seeds gave a value, and of how many, if not all did."""
+    """The number of seeds with a value, and of how many if some have none."""
     epochs: float
     state: str
     values: dict[str, Any]
@@ -29,14 +29,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Leaderboard:
-    """The points of a study that can be compared."""
+    """The points of a study that have a value."""
 
     metric: str
     keys: Sequence[str]
     rows: Sequence[Row]
     verdict: str
     count: int = 0
-    """How many points there are, shown or not."""
+    """The number of points, shown or not."""
 
 
 def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderboard:
@@ -60,7 +60,7 @@ def _row(rank: int, point: Point, base: Mapping[str, Any]) -> Row:
 
 
 def _inherit(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the base says where a point says nothing: not about a component that the point replaces."""
+    """Return values of the base that a point does not set; none of a component that the point replaces."""
     found: dict[str, Any] = {}
     for key, value in base.items():
         around = next((other for other in values if key.startswith(f"{other}.")), None)
@@ -79,7 +79,7 @@ def _values(point: Point) -> list[float]:
 
 
 def _verdict(ranked: Sequence[Point], sign: int) -> str:
-    """Whether the first is better than the second; only what was trained to the end is compared."""
+    """Return whether the first point is better than the second, if both were trained to the end."""
     if len(ranked) < 2 or any(point.state != "finished" for point in ranked[:2]):
         return ""
     first, second = ({s: sign * v for s, v in p.trials.items() if v is not None} for p in ranked[:2])
@@ -90,7 +90,7 @@ def _verdict(ranked: Sequence[Point], sign: int) -> str:
 
 
 def leaderboard_cells(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
-    """Header and rows as text."""
+    """Return the header and the rows as text."""
     names = [_unique(key, board.keys) for key in board.keys]
     header = ["rank", "point", board.metric, "seeds", "epochs", "state", *names]
     body = [
@@ -104,7 +104,7 @@ def leaderboard_cells(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
 
 
 def _unique(key: str, keys: Sequence[str]) -> str:
-    """The last part of a key, if no other key ends with it."""
+    """Return the last part of a key, or the whole key if another one ends with the same part."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
 
@@ -121,14 +121,14 @@ def _cell(value: Any) -> str:
 
 
 def as_markdown(board: Leaderboard) -> str:
-    """A table for Markdown."""
+    """Format the leaderboard as a Markdown table."""
     header, body = leaderboard_cells(board)
     lines = [header, ["---"] * len(header), *body]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def leaderboard_csv(board: Leaderboard) -> str:
-    """Comma-separated values, with full precision and the interval in a column of its own."""
+    """Format the leaderboard as CSV, with full precision and the interval in a separate column."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["rank", "point", board.metric, "interval", "seeds", "epochs", "state", *board.keys])
@@ -146,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_latex(board: Leaderboard) -> str:
-    """A tabular for LaTeX."""
+    """Format the leaderboard as a LaTeX tabular."""
     header, body = leaderboard_cells(board)
     lines = [" & ".join(map(_escape_latex, line)) + r" \\" for line in (header, *body)]
     return "\n".join(

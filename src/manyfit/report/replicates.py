@@ -1,4 +1,4 @@
-"""What replicates say: a mean with its interval, and whether one point is better than another."""
+"""Statistics of replicates: a mean with its confidence interval, and a test of two points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean over seeds; `half` is half of its interval by Student's t, and unknown for a single seed."""
+    """A mean over seeds; `half` is half the width of its t-interval, None for a single seed."""
 
     mean: float
     half: float | None
@@ -20,7 +20,7 @@ class Mean:
 
 
 def mean_of(values: Sequence[float], level: float = 0.95) -> Mean:
-    """The mean of replicates, and how sure it is."""
+    """Return the mean of replicates with its confidence interval."""
     count, mean = len(values), math.fsum(values) / len(values)
     if count < 2:
         return Mean(mean, None, count)
@@ -30,24 +30,26 @@ def mean_of(values: Sequence[float], level: float = 0.95) -> Mean:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """By how much the second of two points is worse than the first on the same seeds, if less is better."""
+    """The paired difference of two points on the same seeds: second minus first, where lower is better."""
 
     difference: Mean
     p: float | None
-    """How likely a difference this large is by chance, if there is none; unknown for a single seed."""
+    """The p-value of a paired t-test; None for a single seed or equal differences."""
 
     @property
     def verdict(self) -> str:
-        """What may be said: "better" only with replicates, an interval and a test behind it."""
+        """The conclusion: "better" only if replicates and a test support it."""
         if self.p is None and self.difference.count > 1:
             same = abs(self.difference.mean) < 1e-12
             return (
-                "the same on every seed"
+                "identical on every seed"
                 if same
-                else (f"{self.difference.mean:.4g} better on every seed alike, which no test can judge")
+                else (
+                    f"{self.difference.mean:.4g} better on every seed; without variance, no test is possible"
+                )
             )
         if self.p is None:
-            return "too few seeds to show which is better; raise search.seeds"
+            return "too few seeds to tell which is better; increase search.seeds"
         shown = f"{self.difference} on {self.difference.count} seeds (paired t-test, p = {self.p:.2g})"
         if self.p < 0.05 and self.difference.mean > 0:
             return f"better, by {shown}"
@@ -55,7 +57,7 @@ class Paired:
 
 
 def compare_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
-    """Compare two points seed by seed; None if they share none."""
+    """Compare two points seed by seed; return None if they have no seed in common."""
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         return None
@@ -65,14 +67,14 @@ def compare_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Pa
         return Paired(difference, None)
     spread = math.sqrt(math.fsum((value - difference.mean) ** 2 for value in found) / (len(found) - 1))
     scale = max(map(abs, (*first.values(), *second.values())))
-    if spread <= 1e-9 * scale:  # the same for every seed says nothing about chance
+    if spread <= 1e-9 * scale:  # equal differences: the variance is unknown
         return Paired(difference, None)
     t = abs(difference.mean) / (spread / math.sqrt(len(found)))
     return Paired(difference, 2 * (1 - t_probability(t, len(found) - 1)))
 
 
 def t_probability(t: float, degrees: int) -> float:
-    """The distribution function of Student's t, by its closed form for whole degrees of freedom.
+    """Return the CDF of Student's t at `t` >= 0, by its closed form for integer degrees of freedom.
 
     >>> round(t_probability(12.706, 1), 3)
     0.975
@@ -95,7 +97,7 @@ def t_probability(t: float, degrees: int) -> float:
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """The value below which Student's t lies with some probability above one half."""
+    """Return the quantile of Student's t for a probability above 0.5."""
     low, high = 0.0, 1.0
     while t_probability(high, degrees) < probability:
         high *= 2

@@ -1,6 +1,6 @@
-"""Contracts: test classes that every source, learner and executor passes, manyfit's own and yours.
+"""Contracts: test classes that every source, learner and executor must pass, including your own.
 
-Subclass one in a test file, give it what to test, and let pytest run it::
+Subclass one in a test file, implement its factory methods, and run it with pytest::
 
     class TestMySource(SourceContract):
         def make(self) -> Source:

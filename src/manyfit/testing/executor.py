@@ -1,4 +1,4 @@
-"""What every executor promises."""
+"""The contract of executors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
 
 def work(unit: Unit, watch: UnitWatch, tell: Callable[[Progress], None]) -> Iterator[Outcome]:
-    """What the units of the contract do: each trial says by its values how it ends."""
+    """Execute a unit of the contract: the values of each trial determine how it ends."""
     for trial in unit.trials:
         yield _one(trial, watch.of(trial.id), tell)
 
@@ -44,25 +44,25 @@ def _one(trial: Trial, watch: Watch, tell: Callable[[Progress], None]) -> Outcom
 
 
 class ExecutorContract:
-    """Subclass it and implement `make`: an executor of two slots, or one, that does `work` with its units."""
+    """Tests of an executor. Implement `make`: it returns one with one or two slots that calls `work`."""
 
     def make(self) -> Executor:
-        """Return an executor that does what `manyfit.testing.executor.work` says."""
+        """Return an executor that calls `manyfit.testing.executor.work` for its units."""
         raise NotImplementedError
 
     simulates = False
-    """Whether it makes results up, so that `work` is not done at all."""
+    """Whether it simulates results without calling `work`."""
 
     @pytest.fixture
     def executor(self) -> Any:
-        """An executor, which is closed afterwards."""
+        """Create an executor, and close it afterwards."""
         made = self.make()
         yield made
         made.close()
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """Where trials lie."""
+        """Return the folder of the trials."""
         return tmp_path
 
     def unit(
@@ -74,13 +74,13 @@ class ExecutorContract:
         each: Mapping[str, Mapping[str, Any]] | None = None,
         **values: Any,
     ) -> Unit:
-        """A unit of some trials, with values for all of them, and for each."""
+        """Create a unit of trials, with common values and values for each."""
         own = each or {}
         trials = [Trial(n, str(folder / n), {**values, **own.get(n, {})}, 0) for n in names]
         return Unit(tuple(trials), until, place)
 
     def all_of(self, executor: Executor, units: Sequence[Unit], most: float = 60.0) -> dict[str, Outcome]:
-        """Hand units out as slots become free, and collect every answer."""
+        """Submit units as slots become free, and collect all outcomes."""
         waiting, found, busy = list(units), dict[str, Outcome](), dict[str, int]()
         limit = time.monotonic() + most
         while waiting or busy:
@@ -89,30 +89,30 @@ class ExecutorContract:
                 busy |= dict.fromkeys((trial.id for trial in unit.trials), len(waiting))
                 executor.submit(unit)
             for outcome in executor.wait(5.0):
-                assert outcome.trial not in found, f"{outcome.trial} was answered twice"
+                assert outcome.trial not in found, f"{outcome.trial} has two outcomes"
                 found[outcome.trial] = outcome
                 del busy[outcome.trial]
-            assert time.monotonic() < limit, f"no answer for {sorted(busy)}"
+            assert time.monotonic() < limit, f"no outcome for {sorted(busy)}"
         return found
 
     def test_every_trial_is_answered_once(self, executor: Executor, folder: Path) -> None:
-        """Also if there are many more than slots, and several in a unit."""
+        """Every trial has one outcome, also with more units than slots and several trials per unit."""
         units = [self.unit(folder, f"a{i}", f"b{i}") for i in range(8)]
         found = self.all_of(executor, units)
         assert sorted(found) == sorted(trial.id for unit in units for trial in unit.trials)
         assert all(outcome.over and outcome.failure is None for outcome in found.values())
 
     def test_it_shows_signs_of_life(self, executor: Executor, folder: Path) -> None:
-        """Progress is told before the outcome is returned."""
+        """Progress is reported before the outcome is returned."""
         if self.simulates:
-            pytest.skip("what is made up shows no sign of life")
+            pytest.skip("simulated results have no progress")
         told: list[Progress] = []
         executor.tell = told.append
         self.all_of(executor, [self.unit(folder, "a"), self.unit(folder, "b")])
         assert {progress.trial for progress in told} == {"a", "b"}
 
     def test_a_failure_leaves_the_others_alone(self, executor: Executor, folder: Path) -> None:
-        """It is an outcome like any other."""
+        """A failure is an outcome, and does not affect other trials."""
         if self.simulates:
             pytest.skip("what is made up fails only where that was made up, too")
         found = self.all_of(
@@ -127,7 +127,7 @@ class ExecutorContract:
         assert found["c"].over
 
     def test_a_crash_leaves_the_others_alone(self, executor: Executor, folder: Path) -> None:
-        """A process that dies is answered for, and the next unit finds a worker."""
+        """A process that dies yields a failure, and the next unit finds a worker."""
         if self.simulates or not executor.isolates:
             pytest.skip("this executor does not isolate crashes")
         units = [self.unit(folder, name, how=how) for name, how in
@@ -138,7 +138,7 @@ class ExecutorContract:
         assert all(found[name].over for name in "ace")
 
     def test_a_trial_fails_without_the_others_of_its_unit(self, executor: Executor, folder: Path) -> None:
-        """What was answered before stays; what was not begun says so, and can be done again."""
+        """Earlier outcomes stay; trials that were not started are marked so, and can be submitted again."""
         if self.simulates:
             pytest.skip("what is made up fails only where that was made up, too")
         unit = self.unit(folder, "a", "b", "c", each={"b": {"how": "badly"}})
@@ -152,7 +152,7 @@ class ExecutorContract:
         assert self.all_of(executor, [self.unit(folder, "c")])["c"].over
 
     def test_a_crash_is_only_that_of_the_trial_at_work(self, executor: Executor, folder: Path) -> None:
-        """A process that dies with several trials has not killed those that were not begun."""
+        """If a process dies with several trials, those that were not started do not count as crashed."""
         if self.simulates or not executor.isolates:
             pytest.skip("this executor does not isolate crashes")
         found = self.all_of(executor, [self.unit(folder, "a", "b", "c", each={"b": {"how": "dies"}})])
@@ -163,9 +163,9 @@ class ExecutorContract:
         ]
 
     def test_one_trial_of_a_unit_can_be_interrupted(self, executor: Executor, folder: Path) -> None:
-        """The others of its unit go on."""
+        """The other trials of the unit continue."""
         if self.simulates or not executor.isolates:
-            pytest.skip("this needs somebody who asks while a unit is worked on")
+            pytest.skip("this requires an executor that can be called while a unit is executed")
         told: list[str] = []
         executor.tell = lambda progress: told.append(progress.trial)
         executor.submit(self.unit(folder, "a", "b", each={"a": {"pauses": 3000}}))
@@ -181,20 +181,20 @@ class ExecutorContract:
         assert self.all_of(executor, [self.unit(folder, "c")])["c"].over
 
     def test_a_unit_is_executed_where_it_asks_to_be(self, executor: Executor, folder: Path) -> None:
-        """Workers that have names can be asked for; others do not exist."""
+        """Units can request a worker by name; an unknown name is an error."""
         with pytest.raises(UsageError, match="there is no worker 'nowhere'"):
             executor.submit(self.unit(folder, "a", place="nowhere"))
         for place in executor.places:
             assert self.all_of(executor, [self.unit(folder, f"at-{place}", place=place)])
 
     def test_waiting_ends_when_time_is_up(self, executor: Executor, folder: Path) -> None:
-        """Nothing was submitted, so nothing is answered."""
+        """Nothing was submitted, so there are no outcomes."""
         assert executor.wait(0.05) == []
 
     def test_a_file_descriptor_wakes_it(self, executor: Executor, folder: Path) -> None:
-        """So that nobody has to look again and again whether something has come."""
+        """Waiting ends as soon as a file descriptor is readable, so that callers need not poll."""
         if self.simulates or not executor.isolates:
-            pytest.skip("this executor works while it waits")
+            pytest.skip("this executor executes units while it waits")
         reading, writing = os.pipe()
         try:
             os.write(writing, b"!")
@@ -206,9 +206,9 @@ class ExecutorContract:
             os.close(writing)
 
     def test_trials_can_be_interrupted(self, executor: Executor, folder: Path) -> None:
-        """One that is asked to end commits what it has; the others go on."""
+        """An interrupted trial commits its progress; the others continue."""
         if executor.slots < 2 or self.simulates:
-            pytest.skip("this needs two units at once, in real time")
+            pytest.skip("this requires two concurrent units in real time")
         told: list[str] = []
         executor.tell = lambda progress: told.append(progress.trial)
         executor.submit(self.unit(folder, "a", pauses=3000))
@@ -224,7 +224,7 @@ class ExecutorContract:
         assert found["b"].over
 
     def test_closing_leaves_nothing_behind(self, folder: Path) -> None:
-        """Also what is in the middle of a unit ends."""
+        """Closing also ends workers in the middle of a unit."""
         before = _children()
         executor = self.make()
         executor.submit(self.unit(folder, "a", pauses=0 if self.simulates or not executor.isolates else 3000))
@@ -236,14 +236,14 @@ class ExecutorContract:
         assert not _children() - before
 
     def test_its_clock_does_not_go_back(self, executor: Executor, folder: Path) -> None:
-        """Budgets are counted on it."""
+        """The clock is monotonic: budgets depend on it."""
         first = executor.now()
         self.all_of(executor, [self.unit(folder, "a")])
         assert executor.now() >= first
 
 
 def _children() -> set[int]:
-    """Worker processes that live now."""
+    """Return the process IDs of live worker processes."""
     import multiprocessing
 
     return {child.pid for child in multiprocessing.active_children() if child.pid is not None}

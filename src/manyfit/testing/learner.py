@@ -1,4 +1,4 @@
-"""What every learner promises."""
+"""The contract of learners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from manyfit.learn.learner import Learner, fetch
 
 
 class LearnerContract:
-    """Subclass it and implement `make` and `source`. Each `make` returns the same untrained learner."""
+    """Tests of a learner. Implement `make` and `source`; every call of `make` returns an equal learner."""
 
     is_group: ClassVar[bool] = False
     """Whether the learner takes a walk over several streams, also when one run is left."""
@@ -30,7 +30,7 @@ class LearnerContract:
         raise NotImplementedError
 
     def train(self, learner: Learner, start: int, *segments: int) -> None:
-        """Train some segments, one after another."""
+        """Train segments of steps, one after another."""
         batches = self._batches(learner, Order(4, seed=1), start)
         for steps in segments:
             learner.train(batches, steps)
@@ -45,14 +45,14 @@ class LearnerContract:
         return self._batches(learner, Order(rows, epochs=1))
 
     def test_training_changes_the_state(self) -> None:
-        """It learns something."""
+        """Training changes the state."""
         learner = self.make()
         before = copy_states(learner.state())
         self.train(learner, 0, 3)
         assert not equal(before, learner.state())
 
     def test_metrics_have_a_leading_n(self) -> None:
-        """The mean loss and the rate, one for each run; taking them begins anew."""
+        """The mean loss and the learning rate have one value per run; taking them resets the means."""
         learner = self.make()
         self.train(learner, 0, 2)
         metrics = learner.take()
@@ -61,7 +61,7 @@ class LearnerContract:
         assert "train_loss" not in learner.take()
 
     def test_where_it_pauses_does_not_change_its_means(self) -> None:
-        """Neither a pause nor a restart changes a mean, to the last bit."""
+        """Neither a pause nor a restart changes a mean, bit for bit."""
         whole, parts, again = self.make(), self.make(), self.make()
         self.train(whole, 0, 6)
         self.train(parts, 0, 2, 1)
@@ -71,14 +71,14 @@ class LearnerContract:
         assert [float(value) for value in left] == [float(value) for value in right]
 
     def test_where_it_pauses_does_not_matter(self) -> None:
-        """Six steps at once are two, one and three."""
+        """Six steps at once equal two, one and three steps."""
         whole, parts = self.make(), self.make()
         self.train(whole, 0, 6)
         self.train(parts, 0, 2, 1, 3)
         assert equal(whole.state(), parts.state())
 
     def test_it_goes_on_from_its_state(self) -> None:
-        """Stopped, rebuilt and loaded, it ends where it would have ended."""
+        """After stopping, rebuilding and loading, the result is the same."""
         whole, first, second = self.make(), self.make(), self.make()
         self.train(whole, 0, 7)
         self.train(first, 0, 3)
@@ -88,7 +88,7 @@ class LearnerContract:
         assert equal(whole.state(), second.state())
 
     def test_means_are_those_of_the_rows(self) -> None:
-        """`measure` gives the mean of what `evaluate` gives row by row, and learns nothing either."""
+        """`measure` returns the means of the rows of `evaluate`, and does not change the state."""
         learner = self.make()
         self.train(learner, 0, 2)
         before = copy_states(learner.state())
@@ -106,7 +106,7 @@ class LearnerContract:
         assert "loss" in found
 
     def test_runs_can_leave(self) -> None:
-        """Whoever stays ends as if nobody had left."""
+        """The remaining runs end as if no run had left."""
         whole, parts = self.make(), self.make()
         stays = [i for i in range(whole.n) if i != 1]
         self.train(whole, 0, 5)
@@ -118,7 +118,7 @@ class LearnerContract:
         assert tuple(parts.take()["train_loss"].shape) == (len(stays),)
 
     def test_everything_that_is_asked_is_answered_for_each_run(self) -> None:
-        """Weights, models, reasons to stop and what the model measures: one for each run."""
+        """Weights, models, reasons to stop and metrics of the model have one value per run."""
         learner = self.make()
         self.train(learner, 0, 2)
         for found in (
@@ -135,7 +135,7 @@ class LearnerContract:
         learner.set_options(learner.options())
 
     def test_a_prediction_is_what_an_evaluation_says(self) -> None:
-        """`predict` gives the outputs of the first run."""
+        """`predict` returns the outputs of the first run."""
         learner = self.make()
         self.train(learner, 0, 2)
         batch = next(once(self.source(), 4))
@@ -144,7 +144,7 @@ class LearnerContract:
         assert np.allclose(found[0], outputs.output[0], rtol=1e-5, atol=1e-6)
 
     def test_evaluation_gives_every_row_and_learns_nothing(self) -> None:
-        """One output and one loss for each row, whatever the size of the batches."""
+        """Every row has one output and one loss for any batch size, and the state does not change."""
         learner, source = self.make(), self.source()
         self.train(learner, 0, 2)
         before = copy_states(learner.state())
@@ -162,7 +162,7 @@ class LearnerContract:
 
 
 def copy_states(states: Sequence[State]) -> list[State]:
-    """States that training does not change any more."""
+    """Return copies of states, independent of further training."""
     return [
         State({name: tensor.clone() for name, tensor in state.tensors.items()}, copy.deepcopy(state.values))
         for state in states
@@ -170,7 +170,7 @@ def copy_states(states: Sequence[State]) -> list[State]:
 
 
 def equal(left: Sequence[State], right: Sequence[State]) -> bool:
-    """Whether states are equal to the last bit."""
+    """Return whether states are equal bit for bit."""
     return len(left) == len(right) and all(
         a.values == b.values and a.tensors.keys() == b.tensors.keys()
         and all(bool((a.tensors[name] == b.tensors[name]).all()) for name in a.tensors)

@@ -1,4 +1,4 @@
-"""What every source promises."""
+"""The contract of data sources."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from manyfit.data import Batch, Order, Source, once
 
 
 class SourceContract:
-    """Subclass it and implement `make`, which returns a fresh source with at least three rows."""
+    """Tests of a data source. Implement `make`: it returns a new source with at least three rows."""
 
     def make(self) -> Source:
-        """Return a fresh source."""
+        """Return a new source."""
         raise NotImplementedError
 
     def test_every_row_once(self) -> None:
-        """One epoch holds each row exactly once, shuffled or not."""
+        """An epoch holds each row exactly once, shuffled or not."""
         source = self.make()
         for order in (Order(2), Order(3, seed=1), Order(len(source) + 5, seed=2)):
             batches = islice(source.batches(order), order.steps(len(source)))
@@ -26,14 +26,14 @@ class SourceContract:
         assert sum(len(batch) for batch in once(source, 2)) == len(source)
 
     def test_ids_are_unique_and_stable(self) -> None:
-        """A row keeps its id, and no other row has it."""
+        """Every row has a stable, unique ID."""
         rows = np.arange(len(self.make()), dtype=np.int64)
         ids = self.make().ids(rows)
         assert len(set(ids)) == len(rows)
         assert self.make().ids(rows[::-1]) == ids[::-1]
 
     def test_any_step_can_be_found_again(self) -> None:
-        """Starting at step s gives what a walk from the beginning gives at step s, in every epoch."""
+        """Starting at step s yields the same batch as reading from the beginning up to s, in every epoch."""
         source = self.make()
         order = Order(2, seed=5)
         steps = 2 * order.steps(len(source)) + 1
@@ -42,7 +42,7 @@ class SourceContract:
             assert same(next(iter(source.batches(order, start))), walked[start])
 
     def test_order_is_a_function_of_seed_and_epoch(self) -> None:
-        """The same seed gives the same order, another epoch or seed another one."""
+        """The same seed yields the same order; another epoch or seed yields another one."""
         source, rows = self.make(), len(self.make())
         assert np.array_equal(Order(2, seed=1).epoch(rows, 0), Order(3, seed=1).epoch(rows, 0))
         many = [tuple(Order(2, seed=seed).epoch(rows, epoch)) for seed in range(5) for epoch in range(5)]
@@ -52,7 +52,7 @@ class SourceContract:
         )
 
     def test_the_fingerprint_is_stable(self) -> None:
-        """The same content has the same fingerprint, also after it was read."""
+        """Equal content has the same fingerprint, also after it was read."""
         source = self.make()
         before = source.fingerprint()
         list(once(source, 2))
@@ -60,7 +60,7 @@ class SourceContract:
 
 
 def same(left: Batch, right: Batch) -> bool:
-    """Whether two batches are equal to the last bit."""
+    """Return whether two batches are equal bit for bit."""
     return np.array_equal(left.index, right.index) and all(
         np.array_equal(a, b) for a, b in zip(_arrays(left), _arrays(right), strict=True)
     )
