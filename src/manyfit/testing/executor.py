@@ -29,7 +29,7 @@ def _one(trial: Trial, watch: Watch, tell: Callable[[Progress], None]) -> Outcom
     how = trial.values.get("how", "well")
     tell(Progress(trial.id, 1, 0.5))
     if how == "badly":
-        raise ValueError("as it was told")
+        raise ValueError("failed on request")
     if how == "exits":
         os._exit(0)
     if how == "dies":
@@ -114,15 +114,15 @@ class ExecutorContract:
     def test_a_failure_leaves_the_others_alone(self, executor: Executor, folder: Path) -> None:
         """A failure is an outcome, and does not affect other trials."""
         if self.simulates:
-            pytest.skip("what is made up fails only where that was made up, too")
+            pytest.skip("simulated results have no such failures")
         found = self.all_of(
             executor, [self.unit(folder, "a"), self.unit(folder, "b", how="badly"), self.unit(folder, "c")]
         )
         failure = found["b"].failure
         assert failure is not None
         assert failure.kind == "user error"
-        assert failure.message.startswith("ValueError: as it was told")
-        assert "as it was told" in failure.traceback
+        assert failure.message.startswith("ValueError: failed on request")
+        assert "failed on request" in failure.traceback
         assert found["a"].over
         assert found["c"].over
 
@@ -140,7 +140,7 @@ class ExecutorContract:
     def test_a_trial_fails_without_the_others_of_its_unit(self, executor: Executor, folder: Path) -> None:
         """Earlier outcomes stay; trials that were not started are marked so, and can be submitted again."""
         if self.simulates:
-            pytest.skip("what is made up fails only where that was made up, too")
+            pytest.skip("simulated results have no such failures")
         unit = self.unit(folder, "a", "b", "c", each={"b": {"how": "badly"}})
         found = self.all_of(executor, [unit])
         assert found["a"].over
