@@ -356,6 +356,6 @@ def test_an_override_that_is_a_mapping_is_named_where_it_is_wrong(project, capsy
 def test_a_command_of_utils_that_there_is_not(capsys):
     assert run("utils", "foo") == 2
     assert (
-        "'utils foo'; there are utils generate-metadata, utils validate, utils total-examples"
+        "'utils foo'; valid commands: utils generate-metadata, utils validate, utils total-examples"
         in capsys.readouterr().err
     )
