@@ -345,7 +345,9 @@ def test_a_metric_that_code_names_by_a_secret_ends_the_run(planted, cli):
     real = trainer.take_metrics
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            trainer, "take_metrics", lambda learner: [{**row, values()["token"]: 1.0} for row in real(learner)]
+            trainer,
+            "take_metrics",
+            lambda learner: [{**row, values()["token"]: 1.0} for row in real(learner)],
         )
         answer = cli("train", "runs/a")
     assert answer.code == 1

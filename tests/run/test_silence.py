@@ -18,10 +18,10 @@ from manyfit.core.gpus import Gpu
 from manyfit.data import ArraySource, Limited, once
 from manyfit.data.feeders import MemorySamplesFeeder
 from manyfit.data.overlap import inner
+from manyfit.learn.exporting import compare_outputs
 from manyfit.learn.metrics import accuracy
 from manyfit.run.build.builder import build
 from manyfit.run.closing_summary import print_summary
-from manyfit.learn.exporting import compare_outputs
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
 
@@ -707,9 +707,9 @@ def test_check_resume_finds_what_cadences_and_later_kills_show(silent, cli, body
 def test_a_loss_that_is_no_number_is_not_taken_for_a_coupled_one(silent):
     objective = build(manyfit.load_config(silent.changed(train__loss="silent.separable"))).learner.objective
     output, target = torch.full((4, 10), torch.nan), torch.arange(4)
-    assert objective._measured(output, target).shape == (4,)
+    assert objective._compute_loss(output, target).shape == (4,)
     assert objective.is_coupled is None
-    assert objective._measured(torch.randn(4, 10), target).shape == (4,)
+    assert objective._compute_loss(torch.randn(4, 10), target).shape == (4,)
     assert objective.is_coupled is False
 
 
