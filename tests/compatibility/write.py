@@ -295,7 +295,7 @@ def command(*words: str) -> None:
 def kill_study() -> None:
     """Kill the study once points were stopped and others are still to be trained."""
     from manyfit.core.errors import FolderError
-    from manyfit.study.ledger.ledger import read_only
+    from manyfit.study.ledger.reader import read_only
 
     started = subprocess.Popen([sys.executable, "-c", MAIN, "sweep", "studies/halving"])
     while started.poll() is None:

@@ -23,7 +23,8 @@ from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes
 from manyfit.study.executors.simulated import Simulated
 from manyfit.study.executors.worker import Place
-from manyfit.study.ledger.ledger import Ledger, read_only
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.ledger.reader import read_only
 from manyfit.study.search.decisions import Board
 from manyfit.study.search.stoppers import Asha, Halving, Median, Patience
 from manyfit.study.sweep import Wish, execute

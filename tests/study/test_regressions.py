@@ -218,7 +218,7 @@ def test_the_best_is_the_same_for_everybody(lab):
     found = lab.execute(lambda *_: Simulated(1, epochs=2, curve=lambda values, seed, epoch: 1.0))
     assert found.best.number == leaderboard(lab.folder).rows[0].point
     from manyfit.study.ledger.best import rank_points
-    from manyfit.study.ledger.ledger import read_only
+    from manyfit.study.ledger.reader import read_only
 
     assert rank_points(read_only(lab.folder / "ledger.db")[0], 1, 2)[0].number == found.best.number
 

@@ -14,7 +14,7 @@ import torch
 import manyfit
 from manyfit.core.errors import ConfigError, FolderError, ManyfitError, RunConflict, UsageError
 from manyfit.study.drive.driver import StudyStopped
-from manyfit.study.ledger.ledger import read_only
+from manyfit.study.ledger.reader import read_only
 from manyfit.study.result import read_study
 from manyfit.study.status import status
 

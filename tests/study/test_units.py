@@ -14,7 +14,9 @@ from manyfit.core.position import Position
 from manyfit.store.folder import RunFolder
 from manyfit.study import sweep as sweeping
 from manyfit.study.drive.driver import Driver
-from manyfit.study.ledger.ledger import FORMAT, Ledger, read_only
+from manyfit.study.ledger.database import FORMAT
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.ledger.reader import read_only
 
 OLD = Path(__file__).parents[1] / "compatibility" / "v0_1.zip"
 

@@ -28,7 +28,7 @@ from manyfit.cli.output import say
 def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -> None:
     """Show the progress of STUDY, also while it is running or after a crash."""
     from manyfit.report.leaderboard import FORMATS, leaderboard, leaderboard_cells
-    from manyfit.study.ledger.ledger import read_only
+    from manyfit.study.ledger.reader import read_only
     from manyfit.study.result import read_study, rows
     from manyfit.study.status import status
     from manyfit.study.work.folder import StudyFolder

@@ -45,7 +45,7 @@ def _study(place: Path, uri: str | None, trust: bool) -> dict[str, int]:
     from manyfit.config.study.study import load_mirrors
     from manyfit.config.typed.artifacts import HINT
     from manyfit.core.errors import UsageError
-    from manyfit.study.ledger.ledger import is_own
+    from manyfit.study.ledger.reader import is_own
     from manyfit.study.mirrors import mirror
 
     track = load_mirrors(place)

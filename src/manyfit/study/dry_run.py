@@ -17,7 +17,7 @@ from manyfit.study.drive.display import duration
 from manyfit.study.drive.rehearsal import rehearsals
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import places, usable_cores
-from manyfit.study.ledger.ledger import read_only
+from manyfit.study.ledger.reader import read_only
 from manyfit.study.result import select_seeds
 from manyfit.study.search.plan import StudyPlan, plan_study
 from manyfit.study.work.folder import StudyFolder

@@ -16,7 +16,7 @@ from manyfit.store import durable
 from manyfit.store.files import read_json
 from manyfit.store.folder import RunFolder
 from manyfit.store.tensorboard import TensorBoardMirror
-from manyfit.study.ledger.ledger import read_only
+from manyfit.study.ledger.reader import read_only
 from manyfit.study.result import select_seeds
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, TrialRecord

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manyfit.core.errors import FolderError
 from manyfit.core.lazy import import_optional
 from manyfit.store.lock import is_owned
-from manyfit.study.ledger.ledger import Read, read_only
+from manyfit.study.ledger.reader import Read, read_only
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, fair_epoch
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from manyfit.core.errors import ManyfitError
 from manyfit.store.lock import is_owned
-from manyfit.study.ledger.ledger import Read, read_only
+from manyfit.study.ledger.reader import Read, read_only
 from manyfit.study.result import select_seeds
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, TrialRecord

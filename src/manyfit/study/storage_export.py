@@ -9,7 +9,7 @@ from pathlib import Path
 from manyfit.config.study.study import load_study
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
-from manyfit.study.ledger.ledger import read_only
+from manyfit.study.ledger.reader import read_only
 from manyfit.study.result import rows, select_seeds
 from manyfit.study.search.decisions import View
 from manyfit.study.search.sampling import Observation, to_optuna_trial

@@ -12,7 +12,7 @@ from manyfit.config.tree.nodes import join_path, plain
 from manyfit.config.tree.overrides import COMMAND_LINE, Overrides, collect
 from manyfit.core.errors import ConfigError, Problem, UsageError
 from manyfit.study.drive.inbox import Command, number_of, send_command
-from manyfit.study.ledger.ledger import read_only
+from manyfit.study.ledger.reader import read_only
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import candidate
 
