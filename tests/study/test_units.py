@@ -25,11 +25,11 @@ class Grouped(Driver):
     """Hands out units of three trials each."""
 
     def _hand_out(self):
-        while self._has_room() and not self.watch.number:
+        while self.dispatch.has_room() and not self.watch.number:
             items = [item for _ in range(3) if (item := self._next()) is not None]
             if not items:
                 return
-            self._submit(items, items[0].until)
+            self.dispatch.submit(items, items[0].until)
 
 
 @pytest.fixture

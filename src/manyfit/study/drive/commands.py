@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,16 @@ from manyfit.config.study.space import to_patch
 from manyfit.config.study.study import load_study
 from manyfit.config.tree.nodes import join_path, plain
 from manyfit.config.tree.overrides import COMMAND_LINE, Overrides, collect
-from manyfit.core.errors import ConfigError, Problem, UsageError
-from manyfit.study.drive.inbox import Command, number_of, send_command
+from manyfit.core.errors import ConfigError, ManyfitError, Problem, UsageError
+from manyfit.study.drive.inbox import Command, Inbox, number_of, send_command
+from manyfit.study.drive.point_control import PointControl
 from manyfit.study.ledger.reader import read_only
+from manyfit.study.search.decisions import next_pause
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import candidate
+from manyfit.study.work.records import epochs_of
+
+log = logging.getLogger("manyfit")
 
 
 def points_of(place: Path, texts: Sequence[str]) -> list[int]:
@@ -52,3 +58,36 @@ def parse_values(overrides: Overrides) -> dict[str, Any]:
         if override.action != "set":
             raise UsageError(f"{override.origin}: a point has values only: KEY=VALUE")
     return {join_path(override.path): plain(override.value) for override in found}
+
+
+def obey_commands(control: PointControl, inbox: Inbox) -> None:
+    """Carry out what people have asked for; a command that cannot be carried out is set aside."""
+    for command in inbox.commands():
+        try:
+            if not control.ledger.get(f"inbox {command.file}"):
+                with control.ledger.transaction():
+                    _carry_out(control, command)
+                    control.ledger.set(f"inbox {command.file}", True)
+            inbox.done(command.file)
+        except (ManyfitError, RecursionError) as error:
+            log.warning("%s: %s", command.action, error)
+            inbox.refuse(command.file, str(error))
+
+
+def _carry_out(control: PointControl, command: Command) -> None:
+    if command.action == "add":
+        control.add_point(command.values, None, "added", "asked by a person")
+        return
+    assert command.point is not None
+    point = control.point(command.point)
+    if command.action == "stop":
+        control.stop(point, "stopped by a person")
+        point.granted = 0  # no stopper may let it go on
+        control.ledger.save_point(point)
+    elif command.action == "resume":
+        until = next_pause(control.stopper, point.epoch, epochs_of(point.values, control.epochs))
+        control.go(point, until, "resumed by a person")
+    else:
+        parent = command.point if command.weights else None
+        values = command.values if command.weights else {**point.values, **command.values}
+        control.add_point(values, parent, "cloned", f"a clone of {point.number}")
