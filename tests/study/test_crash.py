@@ -188,7 +188,7 @@ def test_a_signal_commits_what_was_trained(slow, expected, number):
         time.sleep(0.05)
     driver.send_signal(number)
     assert driver.wait() == 128 + number
-    assert "the same command goes on" in driver.stderr.read()
+    assert "the same command resumes" in driver.stderr.read()
     steps = committed(slow)
     facts = status(slow.folder)
     assert (

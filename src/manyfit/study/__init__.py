@@ -1,14 +1,15 @@
-"""Studies: many trials made from one base config and a space, as a ledger that can be killed and extended.
+"""Studies: many trials of one base config over a search space, recorded in a durable, extensible ledger.
 
-From the ground up; a room imports only from those before it, and the verbs from all of them:
+From the lowest level up. A package imports only from those listed before it; the modules below the packages
+import from all of them:
 
-| room | what it holds |
+| module | contents |
 |---|---|
 | `work` | points, trials and units, and how a unit is trained |
 | `executors` | where units are executed |
 | `ledger` | the durable record |
 | `search` | which points are tried, and which are stopped early |
 | `drive` | the driver |
-| `sweep`, `dry_run`, `submit`, `job_array` | the verbs: here, not at all, and on a Slurm cluster |
-| `status`, `result`, `storage_export`, `mirrors` | what a study has found: to read, to export, in trackers |
+| `sweep`, `dry_run`, `submit`, `job_array` | the commands: train a study, estimate it, submit it to Slurm |
+| `status`, `result`, `storage_export`, `mirrors` | the results of a study: to read, to export, in trackers |
 """

@@ -1,11 +1,12 @@
 """The driver of a study.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `driver` | the loop: decide, hand out units, take outcomes |
-| `point_control`, `dispatch` | what the loop can do: to points, and with units |
-| `reconcile` | at every start: the ledger, the study file and the run folders |
-| `rehearsal` | one point of each structure is built before anything is trained |
-| `inbox`, `commands` | what people ask of a study while it runs |
-| `display` | what a person sees of it |
+| `driver` | the loop: decide, assign units, record outcomes |
+| `point_control` | operations on points: add, continue, stop |
+| `dispatch` | the units that the executor is working on |
+| `reconcile` | at every start: bring the ledger in line with the study file and the run folders |
+| `rehearsal` | build one point of each structure before anything is trained |
+| `inbox`, `commands` | commands from users to a running study |
+| `display` | progress on the terminal |
 """

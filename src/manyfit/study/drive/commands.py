@@ -1,4 +1,4 @@
-"""What people ask of a study, from the command line."""
+"""Commands to a study: sent from the command line, carried out by the driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("manyfit")
 
 
 def points_of(place: Path, texts: Sequence[str]) -> list[int]:
-    """The numbers of points, from what a person writes."""
+    """Return the numbers of the points that a user names."""
     points, _, _ = read_only(StudyFolder(place).ledger)
     ids = {point.id: point.number for point in points}
     ids |= {trial.id: point.number for point in points for trial in point.trials}
@@ -38,10 +38,10 @@ def leave_command(
     values: Mapping[str, Any] | None = None,
     weights: bool = False,
 ) -> None:
-    """Leave a command for the driver, after seeing that it can be carried out."""
+    """Send a command to the driver, after checking that it can be carried out."""
     points, _, _ = read_only(StudyFolder(place).ledger)
     if "seed" in (values or {}):
-        raise UsageError("seeds are replicates, and no value of a point: raise search.seeds")
+        raise UsageError("seeds are replicates, not values of a point: increase search.seeds")
     if action in ("add", "clone"):
         base = points[point].values if point is not None else {}
         candidate(load_study(place), to_patch({**base, **(values or {})}, COMMAND_LINE), action)
@@ -49,21 +49,23 @@ def leave_command(
 
 
 def parse_values(overrides: Overrides) -> dict[str, Any]:
-    """Overrides as the values of a point."""
+    """Convert overrides to the values of a point."""
     problems: list[Problem] = []
     found = collect(overrides, problems)
     if problems:
         raise ConfigError(problems)
     for override in found:
         if override.action != "set":
-            raise UsageError(f"{override.origin}: a point has values only: KEY=VALUE")
+            raise UsageError(f"{override.origin}: the values of a point must be given as KEY=VALUE")
     return {join_path(override.path): plain(override.value) for override in found}
 
 
 def obey_commands(control: PointControl, inbox: Inbox) -> None:
-    """Carry out what people have asked for; a command that cannot be carried out is set aside."""
+    """Carry out the pending commands; one that cannot be carried out is moved to `inbox/refused/`."""
     for command in inbox.commands():
         try:
+            # The ledger also records which files are done: after a crash between the commit and `done`,
+            # the file still exists, and its command must not be carried out twice.
             if not control.ledger.get(f"inbox {command.file}"):
                 with control.ledger.transaction():
                     _carry_out(control, command)
@@ -82,7 +84,7 @@ def _carry_out(control: PointControl, command: Command) -> None:
     point = control.point(command.point)
     if command.action == "stop":
         control.stop(point, "stopped by a person")
-        point.granted = 0  # no stopper may let it go on
+        point.granted = 0  # marks a stop by a user, which no stopper may revoke
         control.ledger.save_point(point)
     elif command.action == "resume":
         until = next_pause(control.stopper, point.epoch, epochs_of(point.values, control.epochs))

@@ -1,4 +1,4 @@
-"""Units that an executor is working on."""
+"""The units that the executor is working on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyfit.study.work.units import Purpose, Trial, Unit
 
 @dataclass
 class Dispatch:
-    """Hands units out to an executor, and notes in the ledger when they begin and end."""
+    """Assigns units to an executor, and records in the ledger when they start and end."""
 
     study: StudyConfig
     folder: StudyFolder
@@ -28,20 +28,21 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         self.busy: dict[str, Ready] = {}
-        """The trials that are being worked on."""
+        """Trials assigned to the executor, by name."""
         self._units: dict[str, int] = {}
-        """The unit of each trial that is being worked on."""
+        """The number of the unit of each of these trials."""
         self._absolute = StudyFolder(self.folder.path.resolve())
 
     def has_room(self) -> bool:
-        """Whether the executor takes another unit. It counts units, not their trials."""
+        """Return whether the executor has a free slot. Slots count units, not trials."""
         return len(set(self._units.values())) < self.executor.slots
 
     def submit(
         self, items: Sequence[Ready], until: int | None = None, purpose: Purpose = "train", place: str = ""
     ) -> None:
-        """Hand out one unit with some trials."""
+        """Assign one unit with these trials to the executor."""
         trials = [item.trial for item in items]
+        # Recorded before it is submitted: after a crash, a trial that may have been trained is "running".
         with self.ledger.transaction():
             for trial in trials if purpose == "train" else ():
                 trial.state = "running"
@@ -54,11 +55,11 @@ class Dispatch:
         self.executor.submit(Unit(made, goal, place, number, purpose))
 
     def release(self, trial: TrialRecord, outcome: str) -> None:
-        """Note how a unit has ended for one of its trials."""
+        """Record how a unit ended for one of its trials."""
         self.ledger.end_trial(self._units.pop(trial.id), trial.id, outcome)
 
     def as_trial(self, point: PointRecord, trial: TrialRecord) -> Trial:
-        """A trial as executors know it."""
+        """Return a trial in the form that executors accept."""
         changes: dict[str, Any] = {}
         if point.parent:
             changes["train.warm_start"] = start_weights.start(

@@ -1,4 +1,4 @@
-"""What a person sees of a study while it runs: a live table on a terminal, a line an event elsewhere."""
+"""The progress of a study: a live table on a terminal, one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Sees events; by itself it shows nothing."""
+    """Receives events. The base class shows nothing."""
 
     def show_started(self, point: PointRecord, trial: TrialRecord) -> None:
-        """A unit has begun."""
+        """Show that a trial has started."""
 
     def progress(self, progress: Progress) -> None:
-        """A trial has shown a sign of life."""
+        """Show the progress of a trial."""
 
     def show_ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
-        """A unit has ended."""
+        """Show that a unit has ended for a trial."""
 
     def show_stopped(self, point: PointRecord) -> None:
-        """A point was given up."""
+        """Show that a point was stopped."""
 
     def show_added(self, point: PointRecord) -> None:
-        """A point was added that nobody had planned."""
+        """Show that a point was added that the search did not propose."""
 
     def say(self, text: str) -> None:
-        """Something that has no event of its own."""
+        """Show a message that belongs to no event."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Close the display."""
 
 
 class Silent(Display):
-    """Shows nothing."""
+    """A display that shows nothing."""
 
 
 class LineDisplay(Display):
-    """One line for each event."""
+    """A display that prints one line per event."""
 
     def __init__(self, stream: TextIO, study: StudyConfig, points: Sequence[PointRecord]) -> None:
         self._stream = stream
@@ -57,9 +57,9 @@ class LineDisplay(Display):
         self._clock = Clock(study, points)
 
     def show_ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
-        """Say how a unit went, and how much is left."""
+        """Print how a unit ended, and how much is left."""
         value = f"{self._study.objective.metric} {trial.value:.4g}" if trial.value is not None else ""
-        what = trial.state if trial.state != "waiting" else "again"
+        what = trial.state if trial.state != "waiting" else "requeued"
         failure = f"{outcome.failure.kind}: {first_line(outcome.failure.message)}" if outcome.failure else ""
         count, total = self._clock.trials()
         left = self._clock.estimate_left()
@@ -70,15 +70,15 @@ class LineDisplay(Display):
         )
 
     def show_stopped(self, point: PointRecord) -> None:
-        """Say why a point was given up."""
+        """Print why a point was stopped."""
         self._line(f"stopped  point {point.number}  {point.reason}  {describe_point(point.values)}")
 
     def show_added(self, point: PointRecord) -> None:
-        """Say which point was added."""
+        """Print which point was added."""
         self._line(f"added    point {point.number} ({point.origin})  {describe_point(point.values)}")
 
     def say(self, text: str) -> None:
-        """Say it."""
+        """Print a message."""
         self._line(text)
 
     def _line(self, text: str) -> None:
@@ -86,7 +86,7 @@ class LineDisplay(Display):
 
 
 class TableDisplay(Display):
-    """A live table: what is being trained, what is best, and how long it will take."""
+    """A live table: the running trials, the best points, and the remaining time."""
 
     def __init__(self, study: StudyConfig, points: Sequence[PointRecord], best: int = 5) -> None:
         from rich.live import Live
@@ -104,25 +104,25 @@ class TableDisplay(Display):
         self._live.start()
 
     def show_started(self, point: PointRecord, trial: TrialRecord) -> None:
-        """Show a trial that is being trained."""
+        """Add a trial to the table."""
         self._running[trial.id] = (point, trial)
 
     def progress(self, progress: Progress) -> None:
-        """Show where it is."""
+        """Update the epoch and the value of a trial."""
         self._signs[progress.trial] = progress
 
     def show_ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
-        """Take it off the table."""
+        """Remove a trial from the table."""
         self._running.pop(trial.id, None)
         self._signs.pop(trial.id, None)
         self._failed += trial.state in ("failed", "infeasible")
 
     def say(self, text: str) -> None:
-        """Print it above the table."""
+        """Print a message above the table."""
         self._live.console.print(printable(redact(text)), highlight=False, markup=False)
 
     def close(self) -> None:
-        """Remove the table; what was found follows below."""
+        """Remove the table; the results are printed after it."""
         self._live.stop()
 
     def _render(self) -> RenderableType:
@@ -178,14 +178,14 @@ def _format_values(values: Mapping[str, Any]) -> str:
 
 
 def _escape_markup(text: str) -> str:
-    """Text for a cell, in which brackets would be marks."""
+    """Escape the text of a cell, in which Rich would read brackets as markup."""
     from rich.markup import escape
 
     return escape(printable_line(redact(text)))
 
 
 class Clock:
-    """How much of a study is done, and how long the rest will take."""
+    """The progress of a study, and the time that the rest will take."""
 
     def __init__(
         self,
@@ -204,15 +204,15 @@ class Clock:
         return sum(trial.epoch for point in self._points for trial in point.trials)
 
     def trials(self) -> tuple[int, int]:
-        """Trials that are done, and how many there will be."""
-        return self._look()[1]
+        """Return the number of trials that are done, and of all trials."""
+        return self._refresh()[1]
 
     def estimate_left(self) -> str:
-        """The time that is left, in words; empty while that cannot be known."""
-        return self._look()[2]
+        """Return the estimated remaining time as text; empty while it is unknown."""
+        return self._refresh()[2]
 
-    def _look(self) -> tuple[float, tuple[int, int], str]:
-        """Counting all trials takes time when there are thousands, so it is done once a second."""
+    def _refresh(self) -> tuple[float, tuple[int, int], str]:
+        """Return the time, counts and estimate, cached for a second: counting thousands of trials is slow."""
         now = self._clock()
         if self._cached is None or now - self._cached[0] > 1.0 or len(self._points) < 200:
             self._cached = (now, self._count(), self._estimate(now))
@@ -238,12 +238,12 @@ class Clock:
             for t in p.trials
             if not t.is_done and not t.over
         )
-        until = " to the next decision" if self._study.search.stop is not None else ""
+        until = " until the next decision" if self._study.search.stop is not None else ""
         return duration(rest * took / done) + until
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: 40s, 12m, 3h 20m."""
+    """Format seconds: 40s, 12m 5s, 3h 20m."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -253,10 +253,10 @@ def duration(seconds: float) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a message, shortened."""
+    """Return the first line of a message, truncated."""
     return text.strip().partition("\n")[0][:160]
 
 
 def choose_display(stream: TextIO, study: StudyConfig, points: Sequence[Any]) -> Display:
-    """A table on a terminal, lines elsewhere."""
+    """Return a table for a terminal, and lines otherwise."""
     return TableDisplay(study, points) if stream.isatty() else LineDisplay(stream, study, points)

@@ -1,4 +1,4 @@
-"""The loop of a study: decide, hand out units, take what comes back, until nothing is left."""
+"""The main loop of a study: decide, assign units, record outcomes, until nothing is left to train."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ from manyfit.study.work.units import Failure, Outcome, Progress
 log = logging.getLogger("manyfit")
 
 LOOK: Final = 5.0
-"""Seconds after which the driver looks at its folder and its inbox, though nothing has happened."""
+"""Seconds between checks of the study folder and the inbox while no unit ends."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for on this start, beside the study itself."""
+    """Options of this start that are not part of the study."""
 
     only: Collection[int] | None = None
     fail_fast: bool = False
 
 
 class StudyStopped(RunFailed):
-    """A mistake in the first trial, which all others would repeat; or a failure, if that was asked for."""
+    """The first trial failed as all others would, or any trial failed with `--fail-fast`."""
 
 
 class StudyMoved(RunFailed):
-    """The folder of a study is not where it was."""
+    """The study folder was moved or removed while the study was running."""
 
     kind = "folder"
 
 
 @dataclass
 class Driver(PointControl):
-    """Drives one study. All state is in the ledger; what is here can be rebuilt from it."""
+    """Drives one study. The ledger holds all durable state; the attributes can be rebuilt from it."""
 
     watch: Watch = field(default_factory=Watch)
     options: Options = field(default_factory=Options)
     signals: int | None = None
-    """A file descriptor that can be read once a signal has come."""
+    """A file descriptor that becomes readable when a signal arrives."""
     inbox: Inbox | None = None
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Driver(PointControl):
         self._place = found.st_dev, found.st_ino
 
     def run(self) -> None:
-        """Train until nothing is left, or the budget is used up, or somebody asks to stop."""
+        """Train until nothing is left, the budget is exhausted, or a signal arrives."""
         self.executor.tell = self._report_progress
         self._steps = sum(trial.step for trial in self.ledger.trials.values())
         self._queue = deque(ready(self.ledger.points, self.options.only))
@@ -85,15 +85,17 @@ class Driver(PointControl):
             if not self.dispatch.busy:
                 if not self._settle():
                     break
-                if settled:  # waiting for an executor that has nothing to do would never end
-                    raise RuntimeError("a study has points left, but no trial of them can be handed out")
+                if settled:  # waiting for an idle executor would block forever
+                    raise RuntimeError(
+                        "the study has open points, but none of their trials can be assigned to the executor"
+                    )
                 settled = True
                 continue
             settled = False
-            outcomes = self.executor.wait(self._patience(), self._wake)
-            self._check_place()  # first: what came from another place is not recorded
-            hopeless = [self._take(outcome) for outcome in outcomes]
-            for reason in filter(None, hopeless):
+            outcomes = self.executor.wait(self._wait_time(), self._wake)
+            self._check_place()  # before recording: outcomes from a moved folder must not be recorded
+            reasons = [self._take(outcome) for outcome in outcomes]
+            for reason in filter(None, reasons):
                 self._drain()
                 raise StudyStopped(reason)
         self.ledger.set("seconds", self.elapsed)
@@ -102,10 +104,10 @@ class Driver(PointControl):
 
     @property
     def elapsed(self) -> float:
-        """Seconds that the study has run, over all starts."""
+        """Seconds that the study has been running, over all starts."""
         return self._before + self.executor.now() - self._began
 
-    # -- handing out ------------------------------------------------------------------------------
+    # -- assigning units --------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
         while self.dispatch.has_room() and not self.watch.number and not self.over_budget():
@@ -130,14 +132,14 @@ class Driver(PointControl):
             self._queue.extend(waiting(point))
 
     def over_budget(self) -> bool:
-        """Whether a budget is used up."""
+        """Return whether a budget is exhausted."""
         steps, limit = self.study.search.steps, seconds(self.study.search.time)
         return (steps is not None and self._steps >= steps) or (limit is not None and self.elapsed >= limit)
 
-    # -- taking what comes back -------------------------------------------------------------------
+    # -- recording outcomes -----------------------------------------------------------------------
 
     def _take(self, outcome: Outcome) -> str:
-        """Record how a unit has ended; return why the study cannot go on, if that is so."""
+        """Record how a unit ended for a trial; return the reason if the study must stop, otherwise ''."""
         item = self.dispatch.busy.pop(outcome.trial)
         point, trial = item.point, item.trial
         outcome = self._read_committed(outcome)
@@ -160,14 +162,14 @@ class Driver(PointControl):
             self._queue.append(Ready(point, trial))
         self._undecided = True
         self.shown.show_ended(point, trial, outcome)
-        return self._hopeless(point, trial) if trial.state in ("failed", "infeasible") else ""
+        return self._reason_to_stop(point, trial) if trial.state in ("failed", "infeasible") else ""
 
     def _read_committed(self, outcome: Outcome) -> Outcome:
-        """What a process that died has committed, it could not say itself: the run folder knows."""
+        """Complete the outcome of a process that died with the progress that its run folder has committed."""
         failure = outcome.failure
         if failure is None or not failure.process_died or not self.executor.keeps_folders:
             return outcome
-        with contextlib.suppress(OSError):  # it has printed nothing
+        with contextlib.suppress(OSError):  # there is no output to tidy
             tidy_output(self.folder.trial(outcome.trial).path)
         known = self.ledger.trials[outcome.trial].step
         step, epoch, curve = read_committed_progress(
@@ -182,7 +184,7 @@ class Driver(PointControl):
             trial.state = "paused"
             self.dispatch.release(trial, "stopped")
             return
-        if not is_begun:  # another trial of its unit has ended it: that is no death of its own
+        if not is_begun:  # ended by another trial of its unit, which does not count as a death of this one
             trial.state = "waiting"
             self.dispatch.release(trial, "not begun")
             return
@@ -194,20 +196,20 @@ class Driver(PointControl):
         self.dispatch.release(trial, failure.kind)
         self.ledger.decide(point, f"{failure.kind} → {found.state}", f"trial {trial.id}: {found.reason}")
 
-    def _hopeless(self, point: PointRecord, trial: TrialRecord) -> str:
-        """A mistake in the first trial is in all of them; so is the first failure, if that was asked for."""
+    def _reason_to_stop(self, point: PointRecord, trial: TrialRecord) -> str:
+        """Return why the study must stop, if so: all trials would fail like this, or `--fail-fast` is set."""
         failure = trial.failure
         assert failure is not None
         some = any(t.state in ("finished", "paused") for t in self.ledger.trials.values())
         first = point.number == 0 and not some and failure.kind in ("user error", "data")
         if not (first or self.options.fail_fast):
             return ""
-        if first:  # so that the same command tries it again
+        if first:  # so that the same command retries it
             with self.ledger.transaction():
                 trial.state, trial.failure, point.state = "waiting", None, "open"
                 self.ledger.save_trial(trial)
                 self.ledger.save_point(point)
-        why = "the first trial failed, and the others would, too" if first else "a trial failed"
+        why = "the first trial failed, and the others would fail as well" if first else "a trial failed"
         return f"{why}: {failure.message}\n  trial {trial.id}, {failure.kind}"
 
     # -- deciding ---------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ class Driver(PointControl):
                 return
 
     def _seed(self) -> None:
-        """A stopper may draw at random: asked about the same results again, it draws the same."""
+        """Seed the generators, so that a stopper draws the same random numbers for the same results."""
         given_up = sum(point.state == "stopped" for point in self.ledger.points)
         known = len(self.ledger.points), given_up, self._steps
         seed_for(derive(self.study.search.seed, "decide", *known))
@@ -232,7 +234,7 @@ class Driver(PointControl):
         return Board(self.ledger.points, self._sign, self.epochs, self.asker.coming, self.study.search.seed)
 
     def _apply(self, decision: Decision) -> bool:
-        """Carry out a decision; return whether it has changed anything."""
+        """Carry out a decision; return whether it changed anything."""
         if isinstance(decision, Add):
             try:
                 return (
@@ -252,7 +254,10 @@ class Driver(PointControl):
         return True
 
     def _settle(self) -> bool:
-        """Nothing is being trained and nothing can be: end what waits in vain. Return whether to go on."""
+        """Decide what happens to the waiting points when nothing can be trained; return whether to continue.
+
+        If no point has finished yet, train the best one to the end; otherwise stop them.
+        """
         if self.watch.number or self.over_budget() or self.options.only is not None:
             return False
         board = self._board()
@@ -272,11 +277,11 @@ class Driver(PointControl):
             obey_commands(self, self.inbox)
 
     def _check_place(self) -> None:
-        """A study that was moved away is left alone: going on would make another one at the old place."""
+        """Stop if the study folder was moved: continuing would create a second one at the old place."""
         if self._is_moved():
             raise StudyMoved(
-                f"{self.folder.path} was moved or removed while it ran; what was committed is whole: "
-                "the same command goes on where the study lies now"
+                f"{self.folder.path} was moved or removed while the study was running; everything committed "
+                "is intact: run the same command where the study is now"
             )
 
     def _is_moved(self) -> bool:
@@ -296,7 +301,7 @@ class Driver(PointControl):
     # -- waiting, evaluating and leaving ----------------------------------------------------------
 
     def evaluate(self, items: Sequence[tuple[PointRecord, TrialRecord]]) -> set[str]:
-        """Export and evaluate trials that were trained; return those for which that has worked."""
+        """Export and evaluate trained trials; return those for which this succeeded."""
         todo, done = deque(items), set[str]()
         while todo or self.dispatch.busy:
             while todo and self.dispatch.has_room() and not self.watch.number:
@@ -320,8 +325,8 @@ class Driver(PointControl):
         bell = self.inbox.bell if self.inbox is not None else None
         return [descriptor for descriptor in (self.signals, bell) if descriptor is not None]
 
-    def _patience(self) -> float | None:
-        """How long to wait at most: until the budget of time is used up, or it is time to look around."""
+    def _wait_time(self) -> float | None:
+        """Return the longest time to wait: until the time budget is exhausted or the next check is due."""
         limit = seconds(self.study.search.time)
         left = max(0.1, limit - self.elapsed) if limit is not None and self.elapsed < limit else math.inf
         if self.inbox is not None:
@@ -329,7 +334,7 @@ class Driver(PointControl):
         return left if math.isfinite(left) else None
 
     def _drain(self) -> None:
-        """Have everything that is being trained committed, and record it."""
+        """Interrupt the running trials, so that they commit their progress, and record it."""
         self.executor.interrupt()
         while self.dispatch.busy:
             for outcome in self.executor.wait(None, ()):
@@ -345,6 +350,6 @@ class Driver(PointControl):
         self._drain()
         self.ledger.set("seconds", self.elapsed)
         raise Interrupted(
-            f"ended by signal {self.watch.number}; the same command goes on with {self.folder.path}",
+            f"ended by signal {self.watch.number}; the same command resumes {self.folder.path}",
             self.watch.number,
         )

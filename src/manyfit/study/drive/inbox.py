@@ -1,4 +1,8 @@
-"""What people ask of a study while it runs: a file for each command, read by the one driver."""
+"""The inbox of a study: one file per command, read by the driver while the study is running.
+
+A command is a JSON file `<time>-<process>.json`. The driver deletes it once it is carried out, or moves it to
+`refused/` with the reason in a text file. A datagram to the "bell", a Unix socket, wakes a waiting driver.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,12 @@ BELL: Final = ".bell"
 NAME: Final = re.compile(r"[\w.-]{1,100}\.json", re.ASCII)
 MOST_BYTES: Final = 1 << 20
 BETWEEN: Final = 0.2
-"""Seconds between looks at the folder while nobody rings the bell."""
+"""Seconds between reads of the folder while the bell is not rung."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One thing that somebody wants."""
+    """A command from a user to the driver."""
 
     action: str
     point: int | None = None
@@ -43,7 +47,7 @@ class Command:
 
 
 def send_command(inbox: Path, command: Command) -> Path:
-    """Leave a command, and ring the bell if the driver listens."""
+    """Write a command to the inbox, and ring the bell of a listening driver."""
     name = f"{time.time_ns()}-{os.getpid()}.json"
     text = {
         "action": command.action,
@@ -54,15 +58,15 @@ def send_command(inbox: Path, command: Command) -> Path:
     make_folder(inbox)
     durable.write_file(inbox / name, json.dumps(text, indent=1) + "\n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, contextlib.suppress(OSError):
-        bell.setblocking(False)  # nobody listens: the command is read when the study is started again
+        bell.setblocking(False)  # without a driver, the command is read at the next start of the study
         bell.sendto(b"!", find_bell(inbox))
     return inbox / name
 
 
 def find_bell(inbox: Path) -> bytes:
-    """The address of the driver's bell: a name that is no file, which a study folder could not hold.
+    """Return the address of the driver's bell: an abstract socket, which has no file.
 
-    A pipe or a socket in the folder would outlive the driver, and could not be copied with it.
+    A pipe or a socket in the study folder would outlive the driver and could not be copied with the folder.
     """
     found = inbox.stat()
     text = f"{found.st_dev}:{found.st_ino}:{inbox.resolve()}"
@@ -70,18 +74,18 @@ def find_bell(inbox: Path) -> bytes:
 
 
 class Inbox:
-    """The driver's side: it is woken by the bell and reads what has come."""
+    """The inbox as the driver reads it."""
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
-        self._folder = folder.absolute()  # it is read while a trial runs, whose code may be anywhere
+        self._folder = folder.absolute()  # the code of a running trial may change the working directory
         self._looked = -math.inf
         self._ignored: set[str] = set()
         self._socket: socket.socket | None = None
-        with contextlib.suppress(OSError):  # an older version has left a pipe here
+        with contextlib.suppress(OSError):  # a pipe that an older version left behind
             if (folder / BELL).is_fifo():
                 (folder / BELL).unlink()
-        if sys.platform == "linux":  # elsewhere commands are read when something else happens
+        if sys.platform == "linux":  # only Linux has abstract sockets; elsewhere, the folder is polled
             with contextlib.suppress(OSError):
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
@@ -89,11 +93,11 @@ class Inbox:
 
     @property
     def bell(self) -> int | None:
-        """A file descriptor that can be read once somebody has left a command."""
+        """A file descriptor that becomes readable when a command arrives; None without a socket."""
         return self._socket.fileno() if self._socket is not None else None
 
     def commands(self) -> Iterator[Command]:
-        """Every command that has come, the oldest first. One that cannot be read is set aside."""
+        """Yield the pending commands, oldest first; one that cannot be read is refused."""
         now, rung = time.monotonic(), False
         if self._socket is not None:
             with contextlib.suppress(BlockingIOError):
@@ -108,7 +112,7 @@ class Inbox:
             return
         for name in sorted(name for name in names if name.endswith(".json") and name not in self._ignored):
             if not NAME.fullmatch(name):
-                log.warning("the inbox has a file that is no command: %r", name)
+                log.warning("the inbox contains a file that is not a command: %r", name)
                 self._ignored.add(name)
                 continue
             try:
@@ -117,56 +121,56 @@ class Inbox:
                 self.refuse(name, str(error))
 
     def done(self, name: str) -> None:
-        """A command was carried out."""
+        """Delete a command that was carried out."""
         (self._folder / name).unlink(missing_ok=True)
 
     def refuse(self, name: str, reason: str) -> None:
-        """Set a command aside that cannot be carried out, with the reason."""
+        """Move a command that cannot be carried out to `refused/`, with the reason."""
         refused = self._folder / "refused"
         try:
             make_folder(refused)
             durable.write_file(refused / f"{name}.txt", f"{reason}\n")
             (self._folder / name).replace(refused / name)
-        except (OSError, ValueError, FolderError) as error:  # something else lies in its way
-            log.warning("a command could not be set aside: %s", error)
+        except (OSError, ValueError, FolderError) as error:  # for example, `refused` is not a folder
+            log.warning("a command could not be moved to inbox/refused: %s", error)
             self._ignored.add(name)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the bell."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
 
 def read_command(file: Path) -> Command:
-    """Read a command with suspicion."""
+    """Read a command from a file that may have been written by anyone."""
     try:
         if file.is_symlink() or not file.is_file():
-            raise ValueError("it is not a file")
+            raise ValueError("it is not a regular file")
         if file.stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
         found = json.loads(file.read_bytes())
-        json.dumps(found, ensure_ascii=False).encode()  # text that nothing could write is no text
+        json.dumps(found, ensure_ascii=False).encode()  # refuses surrogates, which cannot be encoded
         point, values = found.get("point"), found.get("values", {})
         if found.get("action") not in ACTIONS:
-            raise ValueError(f"there is no action {found.get('action')!r}")
+            raise ValueError(f"unknown action {found.get('action')!r}; expected one of {', '.join(ACTIONS)}")
         if found["action"] != "add" and (not isinstance(point, int) or isinstance(point, bool)):
             raise ValueError("it does not name a point")
         if not isinstance(values, dict):
-            raise ValueError("its values are not an object")
+            raise ValueError("its values are not a JSON object")
         return Command(found["action"], point, values, bool(found.get("weights")), file.name)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise FolderError(f"{file} is not a command: {error}") from error
 
 
 def number_of(text: str, count: int, ids: Mapping[str, int]) -> int:
-    """The number of a point from what a person writes: its number, its name, or the name of a trial."""
+    """Return the number of the point that a user names by its number, its name, or the name of a trial."""
     if text.isdecimal() and int(text) < count:
         return int(text)
     found = {number for id, number in ids.items() if id.startswith(text)} if len(text) >= 4 else set()
     if len(found) != 1:
-        wanted = f"a number below {count}, or the name of a point or trial"
+        expected = f"a number below {count}, or the name of a point or trial"
         raise UsageError(
-            f"{text!r} is {'not a point of this study' if not found else 'ambiguous'}; give {wanted}"
+            f"{text!r} is {'not a point of this study' if not found else 'ambiguous'}; expected {expected}"
         )
     return found.pop()

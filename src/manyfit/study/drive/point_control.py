@@ -1,4 +1,4 @@
-"""What can be done to the points of a study: add one, train it further, stop it."""
+"""Operations on the points of a study: add, continue, stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("manyfit")
 
 @dataclass
 class PointControl:
-    """Adds, continues and stops points: in the ledger, in the queue, and on the executor."""
+    """Adds, continues and stops points: in the ledger, in the queue and on the executor."""
 
     study: StudyConfig
     folder: StudyFolder
@@ -46,19 +46,19 @@ class PointControl:
         self._queue: deque[Ready] = deque()
 
     def point(self, number: int) -> PointRecord:
-        """A point by its number."""
+        """Return a point by its number."""
         if not 0 <= number < len(self.ledger.points):
-            raise UsageError(f"there is no point {number}; the study has {len(self.ledger.points)}")
+            raise UsageError(f"there is no point {number}; the study has {len(self.ledger.points)} points")
         return self.ledger.points[number]
 
     def add(self, found: Candidate) -> PointRecord:
-        """Put a point into the ledger, with a trial for each seed."""
+        """Add a point to the ledger, with one trial per seed."""
         until = next_pause(self.stopper, 0, epochs_of(found.values, self.epochs))
         known = self.ledger.point(found.id)
         if known is None or not known.current:
             self.asker.note_added(found)
         point = self.ledger.add(found, until)
-        if point.state != "stopped":  # one that was given up is not given more seeds
+        if point.state != "stopped":  # a stopped point gets no further seeds
             for seed in self.study.seeds:
                 self.ledger.add_trial(point, seed)
         return point
@@ -66,10 +66,10 @@ class PointControl:
     def add_point(
         self, values: Mapping[str, Any], parent: int | None, origin: str, reason: str
     ) -> PointRecord | None:
-        """Add a point that no search has asked for; None if it is there already."""
+        """Add a point that the search did not propose; return None if it already exists."""
         begun = ""
         if "seed" in values:
-            raise UsageError("seeds are replicates, and no value of a point: raise search.seeds")
+            raise UsageError("seeds are replicates, not values of a point: increase search.seeds")
         if parent is not None:
             source = self.point(parent)
             values = {**source.values, **values}
@@ -77,11 +77,11 @@ class PointControl:
         found = candidate(self.study, to_patch(values, STUDY), origin, begun)
         known = self.ledger.point(found.id)
         if known is not None and known.current:
-            log.info("point %d is what was to be added: it is there already", known.number)
+            log.info("point %d already exists; nothing was added", known.number)
             return None
         with self.ledger.transaction():
             point = self.add(found)
-            point.origin = origin  # also if the study file had it once, and has it no more
+            point.origin = origin  # also for a point that an earlier version of the study file contained
             self.ledger.save_point(point)
             self.ledger.decide(point, "add", reason or origin)
         self._queue.extend(waiting(point))
@@ -89,7 +89,7 @@ class PointControl:
         return point
 
     def go(self, point: PointRecord, until: int | None, reason: str) -> None:
-        """Let a point be trained further."""
+        """Continue the training of a point until an epoch; None means to the end."""
         with self.ledger.transaction():
             for seed in self.study.seeds:
                 self.ledger.add_trial(point, seed)
@@ -103,7 +103,7 @@ class PointControl:
         self._queue.extendleft(reversed([Ready(point, trial) for trial in changed]))
 
     def stop(self, point: PointRecord, reason: str) -> bool:
-        """Give a point up as a whole; what is being trained of it commits what it has."""
+        """Stop a point with all its trials; those being trained commit their progress first."""
         if point.state != "open":
             return False
         point.state, point.reason = "stopped", reason
@@ -121,7 +121,7 @@ class PointControl:
         return True
 
     def _close(self, point: PointRecord) -> None:
-        """Close a point of which nothing can be trained any more, and give disk space back if asked to."""
+        """Close a point that has nothing left to train; prune checkpoints if `execute.keep` is set."""
         if not close(point):
             return
         self.ledger.save_point(point)

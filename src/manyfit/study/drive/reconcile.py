@@ -1,4 +1,4 @@
-"""At every start: what the ledger says, what the study file says now, and what lies in the run folders."""
+"""Reconciliation at every start: the ledger, the current study file and the run folders."""
 
 from __future__ import annotations
 
@@ -28,11 +28,15 @@ log = logging.getLogger("manyfit")
 def reconcile(
     study: StudyConfig, folder: StudyFolder, ledger: Ledger, stopper: Stopper | None, *, folders: bool = True
 ) -> None:
-    """Bring the ledger in line. Nothing is called running any more; what the study now asks for is open."""
-    more = _has_changed(ledger, "budget", _budget(study))
-    other_rule = _has_changed(ledger, "stop", _stop(study))
-    aim = {"metric": study.objective.metric, "mode": study.objective.mode}
-    other_aim = _has_changed(ledger, "aim", aim) and folders
+    """Update the ledger: no trial is `running` any more, and what the study now asks for is open again.
+
+    Without `folders`, the executor keeps no run folders, and only the ledger and the study file count.
+    """
+    # In the ledger, "budget" is `train.stop`, "stop" is `search.stop`, and "aim" is the objective.
+    stop_changed = _has_changed(ledger, "budget", _budget(study))
+    stopper_changed = _has_changed(ledger, "stop", _stop(study))
+    objective = {"metric": study.objective.metric, "mode": study.objective.mode}
+    objective_changed = _has_changed(ledger, "aim", objective) and folders
     crashed = ledger.get("isolates") is False
     pauses = set(pauses_of(stopper, study.base.run.train.epochs)) if stopper is not None else set()
     with ledger.transaction():
@@ -44,42 +48,42 @@ def reconcile(
                 ledger.add_trial(point, seed)
             if folders and any(t.step and not folder.trial(t.id).path.is_dir() for t in point.trials):
                 epochs = epochs_of(point.values, study.base.run.train.epochs)
-                if point.state != "open" and point.granted != 0:  # a person may have stopped it
+                if point.state != "open" and point.granted != 0:  # unless a user has stopped it
                     point.state, point.reason = "open", ""
                     point.granted = next_pause(stopper, 0, epochs)
                 for seed in study.seeds:
                     ledger.add_trial(point, seed)
             for trial in point.trials:
-                if other_aim and trial.step:
+                if objective_changed and trial.step:
                     trial.curve, trial.value = (), None
-                    _look(trial, folder, study)
-                _trial(trial, point, study, folder, more, crashed, folders)
-            _point(point, stopper, pauses, study, other_rule)
+                    _read_progress(trial, folder, study)
+                _update_trial(trial, point, study, folder, stop_changed, crashed, folders)
+            _update_point(point, stopper, pauses, study, stopper_changed)
             close(point)
             ledger.save_point(point)
             for trial in point.trials:
                 ledger.save_trial(trial)
 
 
-def _trial(
+def _update_trial(
     trial: TrialRecord,
     point: PointRecord,
     study: StudyConfig,
     folder: StudyFolder,
-    more: bool,
+    stop_changed: bool,
     crashed: bool,
     folders: bool,
 ) -> None:
-    """What a trial is now: interrupted ones wait, finished ones go on if they may be trained longer."""
+    """Update a trial: one that was interrupted waits; a finished one continues if it may train longer."""
     if folders and trial.step and not folder.trial(trial.id).path.is_dir():
-        log.warning("the folder of trial %s is gone: it is trained again", trial.id)
+        log.warning("the folder of trial %s is missing: the trial is trained again", trial.id)
         trial.state, trial.step, trial.epoch, trial.over = "waiting", 0, 0.0, False
         trial.curve, trial.value, trial.failure = (), None, None
     if trial.state == "running":
         trial.state = "waiting"
         before = trial.step
         if folders:
-            _look(trial, folder, study)
+            _read_progress(trial, folder, study)
         if crashed and trial.step == before:
             trial.deaths += 1
             if trial.deaths > study.execute.retries:
@@ -88,12 +92,14 @@ def _trial(
                 trial.failure = Failure("infrastructure", text, group="driver", process_died=True)
     epochs = epochs_of(point.values, study.base.run.train.epochs)
     ended_early = bool(trial.reason)
-    if trial.state == "finished" and ((trial.epoch < epochs and not ended_early) or (ended_early and more)):
+    if trial.state == "finished" and (
+        (trial.epoch < epochs and not ended_early) or (ended_early and stop_changed)
+    ):
         trial.state, trial.over, trial.reason = "waiting", False, ""
 
 
-def _look(trial: TrialRecord, folder: StudyFolder, study: StudyConfig) -> None:
-    """What a trial has committed before everything died: its run folder knows."""
+def _read_progress(trial: TrialRecord, folder: StudyFolder, study: StudyConfig) -> None:
+    """Read from its run folder what a trial had committed before the interruption."""
     try:
         step, epoch, curve = read_committed_progress(folder.trial(trial.id), study.objective.metric)
     except FolderError as error:
@@ -103,13 +109,17 @@ def _look(trial: TrialRecord, folder: StudyFolder, study: StudyConfig) -> None:
     trial.take(found, study.objective.sign)
 
 
-def _point(
-    point: PointRecord, stopper: Stopper | None, pauses: Collection[int], study: StudyConfig, other_rule: bool
+def _update_point(
+    point: PointRecord,
+    stopper: Stopper | None,
+    pauses: Collection[int],
+    study: StudyConfig,
+    stopper_changed: bool,
 ) -> None:
-    """What a point is now: open if a trial of it is, and granted up to a pause that there still is."""
+    """Update a point: it is open if one of its trials is, and granted until a pause that still exists."""
     epochs = epochs_of(point.values, study.base.run.train.epochs)
     by_person = point.granted == 0
-    if point.state == "stopped" and other_rule and not by_person:
+    if point.state == "stopped" and stopper_changed and not by_person:
         point.state, point.reason = "open", ""
     if point.state in ("finished", "failed") and any(not trial.is_done for trial in point.trials):
         point.state = "open"
@@ -126,7 +136,7 @@ def _point(
 
 
 def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> None:
-    """Refuse a base that would make the new trials something else than the old ones."""
+    """Raise if the base has changed so that new trials would not be comparable with old ones."""
     now = study.base.snapshot
     before = ledger.get("base")
     if before is not None and ledger.points:
@@ -143,13 +153,13 @@ def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> 
             lines = "\n".join(f"  {difference}" for difference in changed)
             raise RunConflict(
                 f"{study.folder} was started with another base:\n{lines}\n"
-                "its trials would not be comparable: make another study, put the old values back, or go on "
-                "with new trials beside the old ones: --allow-change base"
+                "its trials would not be comparable: create another study, restore the old values, or add "
+                "new trials next to the old ones with --allow-change base"
             )
 
 
 def check_study_code(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> None:
-    """Refuse code of the user's own that differs from what has trained the study so far."""
+    """Raise if the user's code differs from the code that trained the study so far."""
     source = study.base.project / study.base.run.src_code_path
     before, now = ledger.get("modules") or {}, hash_imported(source)
     changed = [
@@ -160,13 +170,14 @@ def check_study_code(study: StudyConfig, ledger: Ledger, allowed: Collection[str
         names = ", ".join(changed)
         raise RunConflict(
             f"the code of {study.folder} has changed since it was trained: {names} in {source.name}/ "
-            "(comments and docstrings do not count). Old and new trials would not be comparable: make "
-            "another study, put the old code back, or go on if it makes no difference: --allow-change code"
+            "(comments and docstrings do not count). Old and new trials would not be comparable: create "
+            "another study, restore the old code, or continue with --allow-change code if the results are "
+            "the same"
         )
 
 
 def keep_base(study: StudyConfig, ledger: Ledger) -> None:
-    """Keep the base for the next start, once everything was checked."""
+    """Record the base for the checks of the next start. Call it once everything has been checked."""
     now = study.base.snapshot
     values = {key: value for key, value in now.values.items() if _is_plain(value)}
     kinds_now = {key: str(kind) for key, kind in now.kinds.items()}
@@ -176,7 +187,7 @@ def keep_base(study: StudyConfig, ledger: Ledger) -> None:
 
 
 def check_pauses(study: StudyConfig) -> None:
-    """A stopper compares what was measured, so something has to be measured where it pauses."""
+    """Raise if the stopper pauses at epochs without a validation: it would have no values to compare."""
     stop, train = study.search.stop, study.base.run.train
     cadence = Cadence.parse(train.every.validate)
     if stop is None or not study.objective.metric.startswith("val_") or cadence.unit != "ep":
@@ -192,7 +203,7 @@ def check_pauses(study: StudyConfig) -> None:
 
 
 def retry(ledger: Ledger, kinds: Sequence[str]) -> int:
-    """Put trials that failed in some ways back among those that wait; return how many."""
+    """Requeue the trials that failed with one of these kinds; return how many."""
     wanted = {SHORT.get(kind, kind) for kind in kinds}
     count = 0
     with ledger.transaction():
@@ -239,7 +250,7 @@ def _stop(study: StudyConfig) -> Any:
 
 
 def _has_changed(ledger: Ledger, key: str, now: Any) -> bool:
-    """Whether a fact is another one than at the last start; it is kept for the next one."""
+    """Return whether a fact differs from the last start, and record it for the next one."""
     before = ledger.get(key)
     ledger.set(key, {"value": now})
     return before is not None and hash_data(before["value"]) != hash_data(now)

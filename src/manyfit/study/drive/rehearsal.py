@@ -1,4 +1,4 @@
-"""One point of each structure is built and tried on a few batches before anything is trained."""
+"""The rehearsal: one point of each structure is built and tried on a few batches before training."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from manyfit.study.work.units import Outcome, Trial, Unit
 
 @dataclass(frozen=True)
 class Asking:
-    """Whether somebody asks to end, and what wakes those who wait."""
+    """Whether a signal asks to end, and the file descriptor that wakes a waiting executor."""
 
     watch: Watch
     signals: int | None
 
     @property
     def wake(self) -> list[int]:
-        """File descriptors that can be read once a signal has come."""
+        """File descriptors that become readable when a signal arrives."""
         return [self.signals] if self.signals is not None else []
 
 
 def rehearse_points(
     study: StudyConfig, found: StudyPlan, ledger: Ledger, engine: Executor, asking: Asking
 ) -> None:
-    """Build one point of each structure before anything is trained; say at once all that cannot be built."""
+    """Rehearse one point of each structure that is new; report all that cannot be trained in one error."""
     done = {*(ledger.get("rehearsed") or []), *(ledger.get("rehearsing") or [])}
     ledger.set("rehearsed", sorted(done))
     todo = {key: item for key, item in found.structures.items() if key not in done}
-    # What crashes here without isolation is not tried again at the next start, but left to the policy.
+    # A rehearsal that crashed the process (no isolation) is not repeated at the next start: the failure
+    # policy handles its trials.
     note = (lambda keys: ledger.set("rehearsing", keys)) if not engine.isolates else (lambda keys: None)
     failed = rehearsals(study, found, engine, todo, note, asking)
     if failed:
@@ -57,7 +58,10 @@ def rehearsals(
     note: Callable[[list[str]], None] = lambda keys: None,
     asking: Asking | None = None,
 ) -> dict[str, str]:
-    """Rehearse one point of each structure; return what went wrong, by structure. `note` is told before."""
+    """Rehearse one point of each structure; return the errors, by structure.
+
+    `note` is called with the structures that are being rehearsed, before each one starts.
+    """
     waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
     while waiting or running:
         while waiting and len(running) < engine.slots:
@@ -72,7 +76,7 @@ def rehearsals(
             note(list(running.values()))
             engine.submit(Unit((trial,), purpose="rehearse"))
         if asking is not None and asking.watch.number:
-            raise Interrupted("ended before anything was trained", asking.watch.number)
+            raise Interrupted("interrupted before anything was trained", asking.watch.number)
         for outcome in engine.wait(None, asking.wake if asking is not None else ()):
             key = running.pop(outcome.trial)
             if outcome.facts:
@@ -85,7 +89,7 @@ def rehearsals(
 
 
 def _mistake(outcome: Outcome) -> str:
-    """What a rehearsal has shown to be wrong with the code; a crash is left to the policy."""
+    """Return the error in the user's code or data that a rehearsal found; the policy handles crashes."""
     failure = outcome.failure
     if failure is None or failure.kind not in ("user error", "data") or failure.process_died:
         return ""
