@@ -286,7 +286,7 @@ def test_a_format_of_the_future_is_refused(tmp_path):
     file = tmp_path / "ledger.db"
     with Ledger(file) as ledger:
         ledger.set("format", 3)
-    with pytest.raises(Exception, match="it has format 3, and this version reads 1 and 2"):
+    with pytest.raises(Exception, match="it has format 3, but this version reads 1 and 2"):
         Ledger(file)
 
 

@@ -1,11 +1,11 @@
 """The durable record of a study.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `ledger` | points, trials, units and decisions in SQLite |
-| `reader` | a ledger that somebody else may be writing |
-| `database` | its tables, its formats, and how the file is opened |
-| `integrity` | whether a ledger is what manyfit wrote, and agrees with its run folders |
+| `ledger` | points, trials, units and decisions in SQLite, as the driver writes them |
+| `reader` | reading a ledger, also while the driver writes it |
+| `database` | the tables, the formats, and opening the file |
+| `integrity` | whether manyfit wrote a ledger, and whether it agrees with its run folders |
 | `best` | the best point, and `best/` |
-| `start_weights` | weights that a cloned point begins with |
+| `start_weights` | weights that a cloned point starts from |
 """

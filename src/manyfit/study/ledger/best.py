@@ -1,4 +1,4 @@
-"""The best point of a study, and `best/`: its best trial as a run folder of its own."""
+"""The best point of a study, and `best/`: its best trial as a separate run folder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ COPIED: Final = (
 
 
 def rank_points(points: Sequence[PointRecord], sign: int, epochs: int) -> list[PointRecord]:
-    """Points that can be compared, the best first: finished ones before those that were given up.
+    """Return the comparable points, best first: finished ones before stopped ones.
 
-    What was trained longer than the study now asks for counts up to there.
+    Of a point that was trained for more epochs than the study now has, only those epochs count.
     """
     scored = [(p.value(sign, fair_epoch(p, epochs)), p) for p in points if p.current]
     known = [(value, point) for value, point in scored if value is not None and value == value]
@@ -39,7 +39,7 @@ def rank_points(points: Sequence[PointRecord], sign: int, epochs: int) -> list[P
 
 
 def best_trial(point: PointRecord, sign: int, epochs: int) -> TrialRecord:
-    """The trial of a point whose weights are taken."""
+    """Return the trial of a point with the best value; ties go to the smallest seed."""
     limit = epochs_of(point.values, epochs)
 
     def score(trial: TrialRecord) -> tuple[float, int]:
@@ -50,21 +50,21 @@ def best_trial(point: PointRecord, sign: int, epochs: int) -> TrialRecord:
 
 
 def is_current(folder: StudyFolder, trial: TrialRecord, metric: str, mode: str) -> bool:
-    """Whether `best/` holds this trial as it is now, chosen by what is the objective now."""
+    """Return whether `best/` holds this trial at its current step, for the current objective."""
     note = read_json(folder.best / "best.json", {})
     now = {"trial": trial.id, "step": trial.step, "metric": metric, "mode": mode}
     return all(note.get(key) == value for key, value in now.items())
 
 
 def is_evaluated(folder: StudyFolder, trial: TrialRecord) -> bool:
-    """Whether a trial was exported and evaluated as it is now."""
+    """Return whether a trial was exported and evaluated at its current step."""
     run = folder.trial(trial.id)
     summary = run.summary()
     return bool(summary.get("splits")) and summary.get("step") == trial.step and run.exported.is_dir()
 
 
 def write_best(folder: StudyFolder, point: PointRecord, trial: TrialRecord, metric: str, mode: str) -> None:
-    """Copy the trial, with its best checkpoint alone, so that it can be used and passed on."""
+    """Write `best/`: a copy of the trial with only its best checkpoint, usable as a run folder."""
     source = folder.trial(trial.id)
     chosen = source.select_checkpoint(metric, mode)
     temporary = folder.path / ".best.tmp"
@@ -87,13 +87,13 @@ def write_best(folder: StudyFolder, point: PointRecord, trial: TrialRecord, metr
 
 
 def _seal_again(resolved: Path, temporary: Path, final: Path) -> None:
-    """A seal holds for one folder; what was one's own stays one's own when manyfit copies it."""
+    """Seal the copied config for its new folder if the original is sealed: a seal is valid in one folder."""
     if is_own_run(resolved):
         durable.write_file(temporary / resolved.name, reseal_config(resolved, final))
 
 
 def _end_at(run: RunFolder, step: int) -> None:
-    """The copy ends at the checkpoint that it has; otherwise it would count as unfinished."""
+    """Set the step of the summary to that of the only checkpoint, so that the copy counts as finished."""
     summary = read_json(run.reports / "summary.json", {})
     if not summary:
         raise FolderError(f"{run.path} was not evaluated")
@@ -107,9 +107,9 @@ def _end_at(run: RunFolder, step: int) -> None:
 def prune_points(
     folder: StudyFolder, points: Sequence[PointRecord], keep: int, sign: int, epochs: int
 ) -> list[str]:
-    """Remove the checkpoints of all but the best points. Return whose.
+    """Remove the checkpoints of all but the best points; return the names of the trials.
 
-    What is open keeps its own, so does what failed and may be tried again, and what the study once had.
+    Open points, failed points (which may be retried) and points that the study no longer has keep theirs.
     """
     kept = {point.number for point in rank_points(points, sign, epochs)[:keep]}
     removed = []

@@ -1,4 +1,4 @@
-"""The database file of a ledger: its tables, its formats, and how it is opened."""
+"""The SQLite database of a ledger: its tables, its formats, and opening the file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from manyfit.core.errors import FolderError
 from manyfit.core.files import check_file, read_bytes
 
 FORMAT: Final = 2
-"""1 kept a row for each trial of each unit, in a table `assignments`."""
+"""Format 1 had a table `assignments`, with one row per unit, each of a single trial."""
 READABLE: Final = (1, FORMAT)
 REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs")
-"""File systems on which a write-ahead log must not lie: it needs memory that all readers share."""
+"""Network file systems, which cannot hold a write-ahead log: it requires shared memory among all readers."""
 
 OF_SEVERAL: Final = bytes.fromhex("d9d505f920a163d7")
-"""How a journal ends that names another one, of several databases at once."""
+"""The last bytes of a journal that names a super-journal, as transactions over several databases write."""
 
 UNREADABLE: Final = (
     sqlite3.DatabaseError, ValueError, KeyError, IndexError, TypeError, RecursionError,
     OverflowError,
 )  # fmt: skip
-"""What reading a file raises that is no ledger, or not one that manyfit wrote."""
+"""What reading raises for a file that is not a ledger, or that manyfit did not write."""
 
 SCHEMA: Final = """
 create table meta (key text primary key, value text not null);
@@ -53,41 +53,42 @@ create table unit_trials (
   primary key (unit, trial)
 );
 """
-"""What was handed out to executors, and how it ended for each trial."""
+"""The units that were assigned to executors, and how they ended for each trial."""
 MIGRATION: Final = """
 insert into units select number, purpose, until, '', started, ended from assignments;
 insert into unit_trials select number, trial, ended, outcome from assignments;
 drop table assignments;
 """
-"""From format 1: a unit had one trial."""
+"""From format 1, in which a unit had one trial."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file as a database; anything that is no file, a pipe for one, is refused.
+    """Open the file as a database; raise if it is not a regular file, for example a pipe.
 
-    So is a link, behind which SQLite would write, and a journal that names another file, which it deletes.
+    Symbolic links are refused, because SQLite would write to their target, and so is a journal that names
+    another file, because SQLite would delete that file.
     """
     journal = path.with_name(f"{path.name}-journal")
     for each in (path, journal, *(path.with_name(f"{path.name}-{ending}") for ending in ("wal", "shm"))):
         check_file(each)
         if each.is_symlink():
-            raise FolderError(f"{each} is a link, which would lead out of the study; remove it")
+            raise FolderError(f"{each} is a link, which could point outside the study; remove it")
         if each.is_dir():
-            raise FolderError(f"{each} is not a file, but a folder; remove it")
+            raise FolderError(f"{each} is a folder, not a file; remove it")
     if journal.exists() and read_bytes(journal).endswith(OF_SEVERAL):
         raise FolderError(f"{journal} was not written by manyfit: it names another file; remove it")
     return sqlite3.connect(path, isolation_level=None, timeout=30)
 
 
 def check_format(found: object) -> None:
-    """Refuse a ledger of a version that this one does not know."""
+    """Raise if this version of manyfit cannot read the format of a ledger."""
     if found not in READABLE:
         known = " and ".join(map(str, READABLE))
-        raise ValueError(f"it has format {found}, and this version reads {known}")
+        raise ValueError(f"it has format {found}, but this version reads {known}")
 
 
 def is_on_network(path: Path) -> bool:
-    """Whether a file lies on a file system that other machines see, too."""
+    """Return whether a file is on a network file system."""
     try:
         mounts = Path("/proc/mounts").read_text().splitlines()
     except OSError:

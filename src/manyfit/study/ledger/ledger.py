@@ -1,4 +1,7 @@
-"""The ledger: a study's durable record of points, trials, units and decisions. One writer, the driver."""
+"""The ledger: the durable record of a study, with its points, trials, units and decisions.
+
+The driver is its only writer.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Ledger:
     """Points and trials, held in memory and written through to SQLite."""
 
     def __init__(self, path: Path, journal: str | None = None) -> None:
-        """Open it, or make a new one. `journal` is SQLite's mode; by default it follows the file system."""
+        """Open or create a ledger. The default of `journal`, SQLite's mode, depends on the file system."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.points: list[PointRecord] = []
@@ -43,7 +46,7 @@ class Ledger:
         self._by_id: dict[str, PointRecord] = {}
         try:
             self._connect(journal or ("delete" if is_on_network(path) else "wal"))
-            self._load()
+            self._load()  # checks the rows, before `begin` seals them as this user's
             with self.transaction():
                 self._seals.begin()
                 self._migrate()
@@ -71,14 +74,14 @@ class Ledger:
             self._db.execute(statement)
 
     def _migrate(self) -> None:
-        """Bring a ledger of an older version to this one's format; it was checked before."""
+        """Migrate the ledger of an older version to the current format. Call it after the checks."""
         if self.get("format") != FORMAT:
             self._execute(UNITS + MIGRATION)
             self.set("format", FORMAT)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing; one inside another is a part of it."""
+        """Commit all changes in the block, or none; a nested transaction joins the outer one."""
         if self._db.in_transaction:
             yield
             return
@@ -93,8 +96,8 @@ class Ledger:
         self._db.execute("commit")
 
     def close(self) -> None:
-        """Close it so that the one file is whole: a copy of it without its write-ahead log would be empty."""
-        with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it now: then its log stays
+        """Merge the write-ahead log into the file and close it, so that copying the file alone is enough."""
+        with contextlib.suppress(sqlite3.OperationalError):  # with another reader, the log stays
             self._db.execute("pragma busy_timeout=1000")
             if self._db.execute("pragma journal_mode").fetchone()[0] == "wal":
                 self._db.execute("pragma wal_checkpoint(truncate)")
@@ -125,22 +128,22 @@ class Ledger:
             self.trials |= {trial.id: trial for trial in point.trials}
 
     def get(self, key: str) -> Any:
-        """A fact about the study."""
+        """Return a fact about the study; None if it is not recorded."""
         found = self._db.execute("select value from meta where key=?", (key,)).fetchone()
         return json.loads(found[0]) if found else None
 
     def point(self, id: str) -> PointRecord | None:
-        """A point by its name."""
+        """Return a point by its name; None if there is none."""
         return self._by_id.get(id)
 
     # -- writing ----------------------------------------------------------------------------------
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a fact about the study."""
+        """Record a fact about the study."""
         self._write("meta", (key, json.dumps(value)))
 
     def add(self, found: Candidate, granted: int | None) -> PointRecord:
-        """Add a point; one that is there already is the same point."""
+        """Add a point, or return the existing one with the same name."""
         known = self._by_id.get(found.id)
         if known is not None:
             if not known.current:
@@ -156,7 +159,7 @@ class Ledger:
         return point
 
     def add_trial(self, point: PointRecord, seed: int) -> TrialRecord:
-        """Add a replicate of a point."""
+        """Add a replicate of a point, or return the existing one."""
         id = trial_name(point.id, seed)
         trial = self.trials.get(id)
         if trial is None:
@@ -166,7 +169,7 @@ class Ledger:
         return trial
 
     def save_point(self, point: PointRecord) -> None:
-        """Write a point as it is now."""
+        """Write the current state of a point."""
         row = (
             point.number, point.id, json.dumps(point.values), point.origin, point.parent,
             json.dumps(point.attrs), int(point.current), point.state, point.reason, point.granted,
@@ -174,7 +177,7 @@ class Ledger:
         self._write("points", row)
 
     def save_trial(self, trial: TrialRecord) -> None:
-        """Write a trial as it is now."""
+        """Write the current state of a trial."""
         failure = json.dumps(_plain(trial.failure)) if trial.failure is not None else None
         row = (
             trial.id, trial.point, trial.seed, trial.state, trial.step, trial.epoch, trial.steps,
@@ -186,12 +189,12 @@ class Ledger:
     def _write(self, table: str, row: tuple[Any, ...]) -> None:
         row = tuple(clean_file(cell) if isinstance(cell, str) else cell for cell in row)
         places = ",".join("?" * len(row))
-        with self.transaction():  # the row and its seal, or neither
+        with self.transaction():  # the row and its seal together
             self._db.execute(f"insert or replace into {table} values ({places})", row)
             self._seals.put(table, row)
 
     def begin_unit(self, trials: Sequence[str], until: int | None, purpose: str, place: str = "") -> int:
-        """Note that a unit begins; return its number."""
+        """Record the start of a unit; return its number."""
         cursor = self._db.execute(
             "insert into units (purpose, until, place, started) values (?,?,?,?)",
             (purpose, until, place, time.time()),
@@ -203,7 +206,7 @@ class Ledger:
         return number
 
     def end_trial(self, unit: int, trial: str, outcome: str) -> None:
-        """Note how a unit has ended for one of its trials; with the last of them the unit is over."""
+        """Record how a unit ended for one of its trials; it ends with the last of them."""
         now = time.time()
         with self.transaction():
             self._db.execute(
@@ -217,7 +220,7 @@ class Ledger:
             )
 
     def decide(self, point: PointRecord | None, action: str, reason: str) -> None:
-        """Note a decision and why it was taken."""
+        """Record a decision and its reason."""
         self._db.execute(
             "insert into decisions (time, point, action, reason) values (?,?,?,?)",
             (time.time(), point.number if point is not None else None, action, clean(reason)),

@@ -24,7 +24,7 @@ from manyfit.study.work.units import KINDS, Failure
 
 
 def read_points(db: sqlite3.Connection, is_ours: bool) -> list[PointRecord]:
-    """Every point with its trials, as it was written last; what others wrote is looked at more closely."""
+    """Return every point with its trials; a ledger that this user did not write is checked row by row."""
     points: dict[int, PointRecord] = {}
     for row in db.execute("select * from points order by number"):
         if not is_ours:
@@ -49,7 +49,7 @@ def read_points(db: sqlite3.Connection, is_ours: bool) -> list[PointRecord]:
         for trial in point.trials:
             if trial.id != trial_name(point.id, trial.seed):
                 raise ValueError(
-                    f"trial {trial.id} is not that of point {point.number} with seed {trial.seed}"
+                    f"trial {trial.id} does not belong to point {point.number} with seed {trial.seed}"
                 )
     return list(points.values())
 
@@ -59,12 +59,12 @@ Read: TypeAlias = tuple[list[PointRecord], dict[str, Any], list[tuple[float, Any
 
 
 def read_only(path: Path) -> Read:
-    """Read a ledger that somebody else may be writing."""
+    """Read a ledger, also while a driver is writing it."""
     if not path.is_file():
         if (path.parent / "trials").is_dir():
             raise FolderError(
                 f"{path.parent} has trials, but no ledger: "
-                f"`manyfit sweep {path.parent}` makes it again from them"
+                f"`manyfit sweep {path.parent}` rebuilds it from them"
             )
         raise FolderError(f"{path.parent} has no ledger: the study was never started")
     try:
@@ -91,7 +91,7 @@ def read_only(path: Path) -> Read:
 
 
 def metric_of(facts: Mapping[str, Any]) -> str:
-    """The metric that a study compares by, once it has begun."""
+    """Return the metric of the objective; empty before the first start of the study."""
     return str((facts.get("objective") or {}).get("metric", ""))
 
 
@@ -100,14 +100,14 @@ def _failure(text: str | None) -> Failure | None:
         return None
     found: Mapping[str, Any] = json.loads(text)
     if found["kind"] not in KINDS:
-        raise ValueError(f"a failure has the kind {found['kind']!r}")
+        raise ValueError(f"a failure has the unknown kind {found['kind']!r}")
     if not all(isinstance(found.get(name, ""), str) for name in ("message", "traceback", "group")):
-        raise ValueError("a failure has no message")
+        raise ValueError("the text of a failure is not a string")
     return Failure(**found)
 
 
 def is_own(path: Path) -> bool:
-    """Whether a ledger was written by this user, where it lies."""
+    """Return whether this user wrote the ledger, in this project."""
     try:
         db = connect(path)
     except (sqlite3.DatabaseError, FolderError):

@@ -1,4 +1,4 @@
-"""Weights that a point begins with: copied when it is cloned, because its parent goes on."""
+"""The start weights of a cloned point, copied when it is cloned because its parent keeps training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from manyfit.study.work.records import PointRecord, TrialRecord
 
 
 def keep_weights(folder: StudyFolder, point: PointRecord) -> str:
-    """Copy the newest weights of every seed of a point; return the name of what was copied."""
+    """Copy the newest checkpoint of every seed of a point; return the name of the copy.
+
+    The name is `<point>@<seed>:<step>,…`, which `start` parses.
+    """
     steps = {}
     begun = [trial for trial in point.trials if folder.trial(trial.id).checkpoints()]
     for trial in begun or point.trials:
-        for _ in range(5):
+        for _ in range(5):  # training may remove a checkpoint while it is being copied
             found = folder.trial(trial.id).checkpoints()
             if not found:
                 raise UsageError(
@@ -32,7 +35,7 @@ def keep_weights(folder: StudyFolder, point: PointRecord) -> str:
 
 
 def copy_checkpoint(found: Checkpoint, final: Path) -> bool:
-    """Copy a checkpoint; False if it was removed meanwhile."""
+    """Copy a checkpoint; return False if it was removed in the meantime."""
     if final.exists():
         return True
     temporary = final.with_name(f".{final.name}.tmp")
@@ -48,7 +51,7 @@ def copy_checkpoint(found: Checkpoint, final: Path) -> bool:
 
 
 def start(folder: StudyFolder, project: Path, point: PointRecord, trial: TrialRecord) -> dict[str, str]:
-    """What `train.warm_start` is for a trial of a clone; a seed that its parent lacks takes another one's."""
+    """Return `train.warm_start` for a trial of a clone; if the parent lacks its seed, another one is used."""
     from manyfit.study.work.points import trial_name
 
     parent, _, steps = point.parent.partition("@")
