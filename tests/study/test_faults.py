@@ -159,7 +159,7 @@ def test_the_driver_never_waits_with_nothing_busy(lab, monkeypatch):
     )
     with monkeypatch.context() as patched:
         patched.setattr(Driver, "_hand_out", lambda self: None)
-        with pytest.raises(RuntimeError, match="no trial of them can be handed out"):
+        with pytest.raises(RuntimeError, match="none of their trials can be assigned to the executor"):
             execute(load_study(lab.folder), Wish(quiet=True), lambda *_: Simulated(2, epochs=3))
     lab.clear()
     lab.project.write("src/odd.py", INSISTS)
@@ -547,7 +547,7 @@ def test_a_trial_whose_folder_is_gone_is_trained_again(lab, which):
     [
         (
             "def pauses(self, epochs): return itertools.count(1)\n    def decide(self, board): return []",
-            "some whole numbers",
+            "a sequence of integers",
         ),
         ("def pauses(self, epochs): return None\n    def decide(self, board): return []", "pauses failed"),
         ("def pauses(self, epochs): return [1]\n    def decide(self, board): return None", "decide failed"),
@@ -739,7 +739,7 @@ def test_a_study_that_is_moved_while_it_runs_is_not_made_anew(lab, on):
     lab.folder.rename(moved)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 1, err
-    assert "was moved or removed while it ran" in err
+    assert "was moved or removed while the study was running" in err
     time.sleep(0.5)
     assert not lab.folder.exists()
     lab.folder = moved

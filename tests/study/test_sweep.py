@@ -546,7 +546,7 @@ def test_export_to_optuna(lab, cli):
         ({"serach": {}}, "did you mean: search"),
         ({"space": {"model.hiden": [1, 2]}}, "did you mean: hidden"),
         ({"space": {"seed": [1, 2]}}, "seeds are replicates"),
-        ({"search": {"method": "grid", "stop": {"class": "halving", "factor": 1}}}, "factor 2 or more"),
+        ({"search": {"method": "grid", "stop": {"class": "halving", "factor": 1}}}, "factor at least 2"),
     ],
 )
 def test_mistakes_in_the_file(lab, cli, changes, says):

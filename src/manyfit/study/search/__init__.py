@@ -1,10 +1,10 @@
 """Which points are tried, and which are stopped early.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `sampling` | grid, random points, samplers of Optuna |
-| `asker` | asks a sampler for the next point |
+| `sampling` | grid search, random search, Optuna samplers |
+| `asker` | the next point of an adaptive search |
 | `plan` | every point that is known at the start, checked |
 | `stoppers` | halving, ASHA, the median rule, patience |
-| `decisions` | what a stopper sees, and what it can decide |
+| `decisions` | the input and the decisions of a stopper |
 """

@@ -1,4 +1,4 @@
-"""The points of a search that learns: asked for one at a time, from what the ledger says so far."""
+"""The points of an adaptive search: proposed one at a time, from the results in the ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyfit.study.work.records import epochs_of
 
 
 class Asker:
-    """Asks for the next point that is new and that no constraint excludes."""
+    """Asks the sampler for points that are new and satisfy the constraints."""
 
     def __init__(self, study: StudyConfig, ledger: Ledger) -> None:
         self._study = study
@@ -24,25 +24,25 @@ class Asker:
         self.recount()
 
     def recount(self) -> None:
-        """Count the points that were asked for, and those of them that the study still has."""
+        """Count the points that the sampler proposed, and those that the study still has."""
         asked = [point for point in self._ledger.points if point.origin == "asked"]
         self.numbers, self._current = len(asked), sum(point.current for point in asked)
 
     @property
     def coming(self) -> int:
-        """Points that are still to be asked for."""
+        """Number of points that the sampler has yet to propose."""
         if self._sampler is None or self._used_up:
             return 0
         return max(0, (self._study.search.trials or 0) - self._current)
 
     def note_added(self, found: Candidate) -> None:
-        """A point was put into the ledger."""
+        """Count a point that was added to the ledger."""
         if found.origin == "asked":
             self.numbers += 1
             self._current += 1
 
     def ask(self) -> Candidate | None:
-        """The next point; None if the space is used up, which is then known."""
+        """Return the next point; None if the search space is exhausted, which `coming` then reflects."""
         assert self._sampler is not None
         history = [] if is_blind(self._study) else list(self._history())
         state = self._ledger.get("sampler") or {}
@@ -62,7 +62,7 @@ class Asker:
         self._used_up = True
         if not self._current:
             where = self._study.space.origin
-            raise UsageError(f"{where}: space: no point was found that the constraints allow")
+            raise UsageError(f"{where}: space: no point satisfies the constraints")
         self._ledger.set("trials", self._current)
         self._ledger.decide(None, "exhausted", f"no new point was found in {EXHAUSTED} tries")
         return None

@@ -1,4 +1,4 @@
-"""What a stopper sees, and what it can ask for."""
+"""The input of a stopper, and the decisions that it can return."""
 
 from __future__ import annotations
 
@@ -18,35 +18,38 @@ Standing: TypeAlias = Literal["running", "waiting", "finished", "stopped", "fail
 
 @dataclass(frozen=True)
 class View:
-    """A point as a stopper sees it. A score is the mean over its seeds of the best value so far, and less
-    is better, whatever the direction of the objective."""
+    """A point as a stopper sees it.
+
+    Its score is the mean over its seeds of the best value so far. Lower is better, whatever the direction of
+    the objective.
+    """
 
     record: PointRecord
     sign: int
 
     @property
     def number(self) -> int:
-        """The number by which decisions name it."""
+        """The number by which decisions refer to the point."""
         return self.record.number
 
     @property
     def id(self) -> str:
-        """Its name, which breaks ties."""
+        """The name of the point, which breaks ties."""
         return self.record.id
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """What the space sets for it."""
+        """The values that the search space sets."""
         return self.record.values
 
     @property
     def epoch(self) -> float:
-        """Epochs that all of its seeds have done; infinite when it is over."""
+        """Epochs that all of its seeds have completed; infinite when the point has finished."""
         return self.record.epoch
 
     @property
     def state(self) -> Standing:
-        """`waiting` means that it has got as far as was decided, and that a decision is due."""
+        """The state of the point; `waiting` means that it has reached its pause and a decision is due."""
         point = self.record
         if point.state != "open":
             return point.state
@@ -58,7 +61,7 @@ class View:
         return "waiting" if reached and all(t.state != "running" for t in point.trials) else "running"
 
     def score(self, epoch: float = math.inf) -> float:
-        """How good it was after some epochs; infinite if that is not known."""
+        """Return the score up to an epoch; infinite if it is unknown."""
         value = self.record.value(self.sign, epoch)
         return math.inf if value is None or math.isnan(value) else self.sign * value
 
@@ -71,22 +74,22 @@ class Board:
     sign: int
     epochs: int
     coming: int = 0
-    """Points that have not been asked for yet."""
+    """Number of points that the sampler has yet to propose."""
     seed: int = 0
 
     @property
     def points(self) -> Iterator[View]:
-        """Every point that the study has now."""
+        """Every point that the study currently has."""
         return (View(record, self.sign) for record in self.records if record.current)
 
     def ranked(self, points: Sequence[View], epoch: float = math.inf) -> list[View]:
-        """The best first; ties are broken by name."""
+        """Return the points, best first; ties are broken by name."""
         return sorted(points, key=lambda point: (point.score(epoch), point.id))
 
 
 @dataclass(frozen=True)
 class Go:
-    """Train a point until some epoch; None is to the end."""
+    """Train a point until an epoch; None means to the end."""
 
     point: int
     until: int | None
@@ -95,7 +98,7 @@ class Go:
 
 @dataclass(frozen=True)
 class Stop:
-    """Give a point up."""
+    """Stop a point early."""
 
     point: int
     reason: str
@@ -103,7 +106,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Add:
-    """Try a further point; with `weights`, it begins with those of another one."""
+    """Add a point; `weights` is the number of the point whose weights it starts from."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     weights: int | None = None
@@ -114,26 +117,26 @@ Decision: TypeAlias = Go | Stop | Add
 
 
 class Stopper(Protocol):
-    """Decides which points go on. It is asked again and again, and must answer the same to the same board."""
+    """Decides which points continue. It is called repeatedly, and must return the same for the same board."""
 
     def pauses(self, epochs: int) -> Sequence[int]:
-        """The epochs after which every point waits for a decision."""
+        """Return the epochs after which every point waits for a decision."""
         ...
 
     def decide(self, board: Board) -> Sequence[Decision]:
-        """What shall happen to points that wait. One that is never decided about ends where it is."""
+        """Decide about waiting points. A point without a decision ends at its pause."""
         ...
 
 
 def next_pause(stopper: Stopper | None, epoch: float, epochs: int) -> int | None:
-    """The next epoch at which a point pauses; None is the end."""
+    """Return the next epoch at which a point pauses; None if it trains to the end."""
     if stopper is None:
         return None
     return next((pause for pause in sorted(pauses_of(stopper, epochs)) if epoch < pause < epochs), None)
 
 
 def pauses_of(stopper: Stopper, epochs: int) -> list[int]:
-    """The pauses of a stopper, which may be anybody's."""
+    """Return the pauses of a stopper, checked, because it may be the user's."""
     name = f"{type(stopper).__name__}.pauses"
     try:
         found = list(itertools.islice(stopper.pauses(epochs), MOST_PAUSES + 1))
@@ -141,12 +144,12 @@ def pauses_of(stopper: Stopper, epochs: int) -> list[int]:
         where = user_frame(error)
         raise ComponentFailed(f"{name} failed: {type(error).__name__}: {error}\n  at {where}") from error
     if len(found) > MOST_PAUSES or not all(isinstance(pause, int) for pause in found):
-        raise UsageError(f"{name} must return some whole numbers, not {found[:3]!r:.60} …")
+        raise UsageError(f"{name} must return a sequence of integers, not {found[:3]!r:.60} …")
     return found
 
 
 def decisions_of(stopper: Stopper, board: Board) -> list[Decision]:
-    """What a stopper decides, which may be anybody's."""
+    """Return the decisions of a stopper, checked, because it may be the user's."""
     name = f"{type(stopper).__name__}.decide"
     try:
         found = list(stopper.decide(board))

@@ -1,4 +1,4 @@
-"""What a study will do, before it does anything: its points, its mistakes, its time and its disk."""
+"""The plan of a study: every point that is known before training, checked."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ log = logging.getLogger("manyfit")
 
 MOST_PROBLEMS: Final = 50
 MOST_COMPARED: Final = 1000
-"""Points among which the best one to try is looked for."""
+"""Up to this many points, `covering` compares all of them; beyond, it takes the next one."""
 MOST_KEPT: Final = 400
-"""Configs that are kept: a few MB."""
+"""Number of configs kept in memory: a few MB."""
 
 
 @dataclass
 class StudyPlan:
-    """What was found."""
+    """The points of a study, and what was found while they were checked."""
 
     candidates: list[Candidate] = field(default_factory=list)
-    """Points that are known before the first one is trained."""
+    """The points that are known before the first one is trained."""
     planned: int = 0
-    """Points, with those that are asked for later."""
+    """Number of points, including those that are proposed later."""
     duplicates: int = 0
     excluded: int | None = None
     seeds: int = 1
     structures: dict[str, Candidate] = field(default_factory=dict)
-    """One point for each structure that has to be built: everything but the numbers that do not shape it."""
+    """One point for each structure that has to be built; see `structure`."""
     configs: dict[str, Config] = field(default_factory=dict)
-    """Configs of points with the seed of the base: what is trained in this process is not checked twice."""
+    """Configs of points with the seed of the base, so that trials in this process are not checked twice."""
     facts: list[dict[str, float]] = field(default_factory=list)
-    """What rehearsals have measured."""
+    """Measurements of the rehearsals."""
 
     @property
     def trials(self) -> int:
-        """Points times seeds."""
+        """Number of trials: points times seeds."""
         return self.planned * self.seeds
 
 
 def plan_study(study: StudyConfig, known: Sequence[PointRecord] = ()) -> StudyPlan:
-    """Draw and check every point that can be known; raise all mistakes together.
+    """Draw and check every point that can be known before training; raise all errors together.
 
-    `known` are points that were asked for before: only the missing ones are drawn.
+    `known` are the points that were proposed earlier: only the missing ones are drawn.
     """
     found = StudyPlan(seeds=len(study.seeds))
     if not any(key.startswith("train.scheduler") for key in study.space.keys):
         for text in find_overridden_rates(study.base.run.train, study.space.keys):
             log.warning("%s", text)
-    base = configure_point(study.base, {}, study.base.run.seed)  # so that these are configs of trials, too
+    base = configure_point(study.base, {}, study.base.run.seed)  # so that its variants are configs of trials
     problems: dict[Problem, None] = {}
     seen: dict[str, Candidate] = {}
     for number, (patch, attrs) in enumerate(_patches(study, found, known)):
         if number >= MOST_POINTS:
-            raise UsageError(f"{study.space.origin}: space: it has more than {MOST_POINTS:,} points")
+            raise UsageError(f"{study.space.origin}: space: more than {MOST_POINTS:,} points")
         try:
             config = configure_point(base, patch)
         except ConfigError as error:
@@ -92,20 +92,20 @@ def plan_study(study: StudyConfig, known: Sequence[PointRecord] = ()) -> StudyPl
         found.structures[f"values of {kept.id}"] = kept
     found.planned = len(found.candidates) if is_blind(study) else study.search.trials or 0
     if not found.planned:
-        raise UsageError(f"{study.space.origin}: space: the constraints leave no point")
+        raise UsageError(f"{study.space.origin}: space: no point satisfies the constraints")
     return found
 
 
 def _patches(
     study: StudyConfig, found: StudyPlan, known: Sequence[PointRecord]
 ) -> Iterator[tuple[Patch, dict[str, Any]]]:
-    """Every point that is known; for a search that learns, every option and both ends of every range."""
+    """Yield every known point; for an adaptive search, every option and both ends of every range."""
     if study.is_grid:
         total = 1
         for axis in study.space.axes:
             count = axis.range.count() if axis.range is not None else len(axis.options)
             if not count:
-                text = "a grid over a range needs to know how many points"
+                text = "a grid over a range requires the number of points"
                 raise ConfigError([Problem(f"space.{axis.name}", axis.origin, text, "points: 5, or step")])
             total *= count
             if total > MOST_POINTS and not study.space.has_conditions:
@@ -125,7 +125,7 @@ def _patches(
 def _draw(
     study: StudyConfig, found: StudyPlan, known: Sequence[PointRecord]
 ) -> Iterator[tuple[Patch, dict[str, Any]]]:
-    """Points by chance, each by its number; those that are excluded or repeated are drawn again."""
+    """Yield random points, each seeded by its number; excluded and repeated ones are drawn again."""
     sampler = Sampler(study)
     seen: set[str] = set()
     found.excluded = 0
@@ -151,7 +151,7 @@ def _draw(
 
 
 def _add_hint(problem: Problem, patch: Patch) -> Problem:
-    """What does not fit a class that the space has chosen alone is chosen together with it."""
+    """Add a hint to an error that arises because the space varies a class without its parameters."""
     owner, _, key = problem.path.rpartition(".")
     if f"{owner}.class" not in patch or not re.match("unknown key|.* needs the parameter", problem.message):
         return problem
@@ -162,7 +162,7 @@ def _add_hint(problem: Problem, patch: Patch) -> Problem:
 def covering(
     axes: Sequence[Axis], candidates: Sequence[Candidate], built: Sequence[Candidate]
 ) -> list[Candidate]:
-    """Few points that, with those that are built anyway, hold every option and both ends of every range."""
+    """Return a few points that, with those `built`, cover every option and both ends of every range."""
     ranges = {key for axis in axes if axis.range is not None for key in axis.keys}
     numbers = {key: [c.values[key] for c in candidates if key in c.values] for key in ranges}
     ends = {key: {min(found), max(found)} for key, found in numbers.items() if found}
@@ -187,7 +187,7 @@ def covering(
 
 
 def structure(config: Config) -> str:
-    """What two configs share that are built in the same way: classes, sizes and data, but no rates."""
+    """Return a hash of what determines how a config is built: classes, sizes and data, but no floats."""
     given = config.explicit
     parts = {part: _without_floats(given.get(part)) for part in ("model", "data")}
     classes = {".".join(map(str, path)): name for path, name in config.classes.items()}

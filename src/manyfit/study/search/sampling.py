@@ -1,4 +1,4 @@
-"""Which point comes next. Grids are enumerated; everything else is asked of an Optuna sampler."""
+"""Sampling: grids are enumerated; all other points are proposed by an Optuna sampler."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from manyfit.core.seeds import derive
 from manyfit.data.randomness import own_randomness, seed_for
 
 ATTEMPTS: Final = 40
-"""How often a sampler is asked again when it repeats itself, before chance takes over."""
+"""How often a sampler that repeats itself is asked again, before points are drawn at random."""
 EXHAUSTED: Final = ATTEMPTS + 200
-"""How often a point is looked for that is new and allowed, before the space counts as used up."""
+"""How many proposals may be known or excluded in a row, before the space counts as exhausted."""
 
 
 class Grid:
-    """Every point of the space."""
+    """Grid search: every point of the search space."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a sampler is told of a point: its values, and the mean over its seeds."""
+    """What a sampler knows about a point: its values, its state, and the mean over its seeds."""
 
     values: Mapping[str, Any]
     state: Literal["running", "finished", "stopped", "failed"]
@@ -40,12 +40,12 @@ class Observation:
 
 
 def is_blind(study: StudyConfig) -> bool:
-    """Whether points do not depend on results, so that all of them can be drawn at the start."""
+    """Return whether points do not depend on results, so that all of them can be drawn at the start."""
     return study.is_grid or study.search.method.path == "optuna.samplers.RandomSampler"
 
 
 def grid(study: StudyConfig) -> Iterator[Patch]:
-    """The points of a grid, as many as were asked for."""
+    """Yield the points of a grid, at most `search.trials`."""
     points = study.space.grid(study.value)
     for number, patch in enumerate(points):
         if study.search.trials is not None and number >= study.search.trials:
@@ -55,7 +55,7 @@ def grid(study: StudyConfig) -> Iterator[Patch]:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A point, and what the sampler wants to remember of it and of the whole search."""
+    """A proposed point, with the attributes that the sampler stores for it and for the whole search."""
 
     patch: Patch
     attrs: Mapping[str, Any]
@@ -63,7 +63,7 @@ class Proposal:
 
 
 class Sampler:
-    """Asks an Optuna sampler for one point after another; what it knows is rebuilt from what it is told."""
+    """Asks an Optuna sampler for one point at a time; its state is rebuilt from the history each time."""
 
     def __init__(self, study: StudyConfig) -> None:
         self._optuna = import_optional("optuna", "search")
@@ -79,18 +79,18 @@ class Sampler:
         attempt: int,
         state: Mapping[str, Any] | None = None,
     ) -> Proposal:
-        """The point with some number: a pure function of the study's seed and of what is given here.
+        """Propose the point with a number: a pure function of the study's seed and of the arguments.
 
-        `state` is what the sampler wanted to remember of the whole search when it was asked last.
+        `state` holds the attributes that the sampler stored for the whole search at its last proposal.
         """
         purpose = ("ask", number, attempt) if not self._is_sequence() else ("sequence",)
         seed = derive(self._study.search.seed, *purpose) & 0xFFFF_FFFF
         try:
             return self._ask(history, seed, attempt, state or {})
-        except Exception as error:  # whatever a sampler says about a space that it cannot sample
+        except Exception as error:  # a sampler may raise anything for a space that it does not support
             method = self._study.search.method
             raise UsageError(
-                f"{method.origin}: search.method: {method.path} cannot do this: {error}"
+                f"{method.origin}: search.method: {method.path} cannot sample this search space: {error}"
             ) from error
 
     def _ask(
@@ -114,7 +114,7 @@ class Sampler:
 
     @contextmanager
     def _seed_generators(self, seed: int) -> Iterator[None]:
-        """A sampler of one's own may draw from any generator; those of Optuna have their own."""
+        """Seed all generators for a custom sampler; Optuna's samplers have their own generators."""
         if self._study.search.method.path.startswith("optuna."):
             yield
             return
@@ -123,7 +123,7 @@ class Sampler:
             yield
 
     def _is_sequence(self) -> bool:
-        """Whether the points of a sampler are those of one sequence, which has one seed."""
+        """Return whether all points belong to one low-discrepancy sequence, which has one seed."""
         return bool(self._study.search.method.path == "optuna.samplers.QMCSampler")
 
     def _sampler(self, seed: int) -> Any:
@@ -142,7 +142,7 @@ class Sampler:
         return patch
 
     def _to_optuna(self, seen: Observation) -> Any:
-        """An observation as a trial of Optuna; None if it is not a point of this space."""
+        """Return the cached result of `to_optuna_trial`."""
         key = json.dumps([dict(seen.values), seen.state, seen.value, seen.epoch], sort_keys=True, default=str)
         if key not in self._told:
             self._told[key] = to_optuna_trial(self._study, seen)
@@ -150,7 +150,7 @@ class Sampler:
 
 
 def to_optuna_trial(study: StudyConfig, seen: Observation) -> Any:
-    """A point as a trial of Optuna; None if it is not a point of this space."""
+    """Convert a point to an Optuna trial; return None if it is not a point of this search space."""
     optuna = import_optional("optuna", "search")
     choices = find_choices(study, seen.values)
     if choices is None:
@@ -179,7 +179,7 @@ def to_optuna_trial(study: StudyConfig, seen: Observation) -> Any:
 
 
 def suggest(trial: Any, axis: Axis) -> Choice:
-    """Ask a trial of Optuna for one axis."""
+    """Ask an Optuna trial for the choice on an axis."""
     found = axis.range
     if found is None:
         words = _words(axis)
@@ -191,7 +191,7 @@ def suggest(trial: Any, axis: Axis) -> Choice:
 
 
 def to_distribution(axis: Axis) -> Any:
-    """An axis as Optuna knows it."""
+    """Convert an axis to an Optuna distribution."""
     optuna = import_optional("optuna", "search")
     found = axis.range
     if found is None:
@@ -204,7 +204,7 @@ def to_distribution(axis: Axis) -> Any:
 
 
 def find_choices(study: StudyConfig, values: Mapping[str, Any]) -> dict[str, Choice] | None:
-    """Which choice on each axis gives these values; None if they are not a point of the space."""
+    """Return the choice on each axis that yields these values; None if they are not a point of the space."""
     choices: dict[str, Choice] = {}
     patch: Patch = {}
     for axis in study.space.axes:
@@ -225,7 +225,7 @@ def find_choices(study: StudyConfig, values: Mapping[str, Any]) -> dict[str, Cho
 
 
 def is_point(study: StudyConfig, values: Mapping[str, Any]) -> bool:
-    """Whether values are a point of the space that no constraint excludes."""
+    """Return whether values are a point of the search space that satisfies the constraints."""
     inside = find_choices(study, values) is not None
     return inside and study.space.allows(to_patch(values, study.space.origin), study.value)
 
@@ -235,7 +235,7 @@ def _fits(option: Patch, values: Mapping[str, Any]) -> bool:
 
 
 def _words(axis: Axis) -> list[Any]:
-    """The options of an axis for Optuna: their values, where these are scalars, else their names."""
+    """Return the options of an axis for Optuna: their values if these are distinct scalars, else texts."""
     plains = [plain(option[axis.name]) if set(option) == {axis.name} else None for option in axis.options]
     scalars = all(set(option) == {axis.name} for option in axis.options) and all(
         isinstance(value, bool | int | float | str) or value is None for value in plains

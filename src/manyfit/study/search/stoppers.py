@@ -1,4 +1,4 @@
-"""When a point is given up: halving in step, ASHA, the median rule, patience."""
+"""Stoppers: successive halving, ASHA, the median rule, patience."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from manyfit.study.search.decisions import Board, Decision, Go, Stop, View
 
 
 def rungs(first: int, factor: int, epochs: int) -> list[int]:
-    """Epochs at which points are compared: first, first · factor, first · factor² …
+    """Return the epochs at which points are compared: first, first · factor, first · factor² …
 
     >>> rungs(1, 3, 27)
     [1, 3, 9]
     """
     if first < 1 or factor < 2:
-        raise UsageError(f"first must be 1 or more and factor 2 or more, not {first} and {factor}")
+        raise UsageError(f"first must be at least 1 and factor at least 2, not {first} and {factor}")
     found = [first]
     while found[-1] * factor < epochs:
         found.append(found[-1] * factor)
@@ -26,9 +26,9 @@ def rungs(first: int, factor: int, epochs: int) -> list[int]:
 
 
 class Halving:
-    """Successive halving in step: when all points have reached a rung, the best of them go on.
+    """Synchronous successive halving: when all points have reached a rung, the best of them continue.
 
-    The result does not depend on the order in which points were trained.
+    The result does not depend on the order in which points are trained.
     """
 
     def __init__(self, first: int = 1, factor: int = 3) -> None:
@@ -37,11 +37,11 @@ class Halving:
         rungs(first, factor, first + 1)
 
     def pauses(self, epochs: int) -> Sequence[int]:
-        """The rungs."""
+        """Return the rungs."""
         return rungs(self.first, self.factor, epochs)
 
     def decide(self, board: Board) -> Sequence[Decision]:
-        """Decide about the lowest rung at which everybody has arrived and somebody waits."""
+        """Decide about the lowest rung that all points have reached and at which some are waiting."""
         if board.coming:
             return []
         taking_part = list(board.points)
@@ -72,7 +72,7 @@ class Halving:
 
 
 class Asha:
-    """Asynchronous successive halving: a point goes on as soon as it is among the best at its rung."""
+    """Asynchronous successive halving: a point continues as soon as it is among the best at its rung."""
 
     def __init__(self, first: int = 1, factor: int = 3) -> None:
         self.first = first
@@ -80,11 +80,11 @@ class Asha:
         rungs(first, factor, first + 1)
 
     def pauses(self, epochs: int) -> Sequence[int]:
-        """The rungs."""
+        """Return the rungs."""
         return rungs(self.first, self.factor, epochs)
 
     def decide(self, board: Board) -> Sequence[Decision]:
-        """Let points go on, those at the highest rung first."""
+        """Continue points, those at the highest rung first."""
         pauses = [*self.pauses(board.epochs), None]
         found: list[Decision] = []
         every = [p for p in board.points if p.state != "failed"]
@@ -93,7 +93,7 @@ class Asha:
             there = [p for p in every if p.epoch >= rung]
             best = len(there) // self.factor
             if not any(p.record.granted == rung for p in there):
-                continue  # nobody waits here
+                continue  # no point is waiting at this rung
             for point in board.ranked(there, rung)[:best]:
                 if point.record.granted == rung and point.state in ("waiting", "stopped"):
                     rank = f"among the best {best} of {len(there)} after {pluralize(rung, 'epoch')}"
@@ -102,21 +102,21 @@ class Asha:
 
 
 class Median:
-    """A point is given up when it is worse than the median of the others at the same epoch."""
+    """Median rule: stops a point that is worse than the median of the others at the same epoch."""
 
     def __init__(self, after: int = 1, every: int = 1, least: int = 5) -> None:
         self.after = after
         self.every = every
         self.least = least
         if min(after, every, least) < 1:
-            raise UsageError("after, every and least must be 1 or more")
+            raise UsageError("after, every and least must be at least 1")
 
     def pauses(self, epochs: int) -> Sequence[int]:
-        """Every few epochs."""
+        """Return every `every`-th epoch, from `after` on."""
         return range(self.after, epochs, self.every)
 
     def decide(self, board: Board) -> Sequence[Decision]:
-        """Compare each point that waits with those that have been there."""
+        """Compare each waiting point with those that have reached the same epoch."""
         found: list[Decision] = []
         every = [p for p in board.points if p.state != "failed"]
         scores: dict[int, list[float]] = {}
@@ -124,7 +124,7 @@ class Median:
             at = point.record.granted
             if at is None or point.state != "waiting":
                 continue
-            if at not in scores:  # once for all that wait there
+            if at not in scores:  # once for all points that wait at this epoch
                 scores[at] = sorted(p.score(at) for p in every if p.epoch >= at)
             own, count = point.score(at), len(scores[at]) - 1
             if count >= self.least and own > (middle := median_without(scores[at], own)):
@@ -138,7 +138,7 @@ class Median:
 
 
 def median_without(ordered: Sequence[float], value: float) -> float:
-    """The median of numbers in order, one of them left out.
+    """Return the median of sorted numbers without one of them.
 
     >>> median_without([1.0, 2.0, 3.0, 9.0], 9.0)
     2.0
@@ -149,20 +149,20 @@ def median_without(ordered: Sequence[float], value: float) -> float:
 
 
 class Patience:
-    """A point is given up when it has not become better for some epochs."""
+    """Patience: stops a point that has not improved for a number of epochs."""
 
     def __init__(self, epochs: int = 5, min_delta: float = 0.0) -> None:
         self.epochs = epochs
         self.min_delta = min_delta
         if epochs < 1 or min_delta < 0:
-            raise UsageError("epochs must be 1 or more, and min_delta not negative")
+            raise UsageError("epochs must be at least 1, and min_delta must not be negative")
 
     def pauses(self, epochs: int) -> Sequence[int]:
-        """After every epoch."""
+        """Return every epoch."""
         return range(1, epochs)
 
     def decide(self, board: Board) -> Sequence[Decision]:
-        """Look at each point alone."""
+        """Decide about each waiting point on its own."""
         found: list[Decision] = []
         for point in board.points:
             at = point.record.granted
