@@ -1,4 +1,4 @@
-"""`--dry-run`: what a study would train, whether it can, and what that would cost."""
+"""`--dry-run`: what a study would train, whether it can be trained, and the time and disk space it takes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from manyfit.study.work.training import Training
 
 EACH: Final = 0.05
 START: Final = 4.0
-"""Seconds for every trial, and for the start of the workers: a guess that matters for tiny studies only."""
+"""Overhead in seconds per trial, and for starting the workers: rough; it matters for tiny studies only."""
 
 
 def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
-    """Check every trial and build one of each structure, without writing anything."""
+    """Check every point and build one of each structure, without writing anything."""
     study = load_study(place, overrides)
     folder = StudyFolder(study.folder)
     before: list[PointRecord] = []
@@ -48,7 +48,7 @@ def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
 
 
 def _rehearse(study: StudyConfig, found: StudyPlan) -> dict[str, str]:
-    """Rehearse in this process, from the config in memory: a dry run leaves no file behind."""
+    """Rehearse in this process, from the config in memory: a dry run writes no files."""
     engine = Inline(_InMemory("", study.objective.metric, study_config=study), Watch())
     with contextlib.closing(engine):
         return rehearsals(study, found, engine, found.structures)
@@ -56,12 +56,12 @@ def _rehearse(study: StudyConfig, found: StudyPlan) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _InMemory(Training):
-    """Trains from a base that lies in no file."""
+    """Trains from a base config in memory."""
 
     study_config: StudyConfig | None = None
 
     def config(self) -> Config:
-        """The base of the study that was loaded."""
+        """Return the base of the loaded study."""
         assert self.study_config is not None
         return self.study_config.base
 

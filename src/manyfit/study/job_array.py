@@ -1,6 +1,7 @@
-"""A part of a study for one of many jobs: some of its trials, trained in their folders and nothing else.
+"""A study as an array of independent jobs: each trains some of the trials, in their run folders.
 
-No job knows of the others, and none writes the ledger. `manyfit sweep` finds what they have trained.
+The jobs do not communicate, and none writes the ledger. `manyfit sweep` then reads the results from the run
+folders.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from manyfit.study.work.unit_watch import UnitWatch
 from manyfit.study.work.units import Outcome, Trial, Unit
 
 
-def is_shareable(study: StudyConfig) -> str:
-    """Why a study cannot be cut into jobs that know nothing of each other; empty if it can."""
+def find_obstacle(study: StudyConfig) -> str:
+    """Return why a study cannot be split into independent jobs; empty if it can."""
     if not study.is_grid:
-        return "its points follow from results"
+        return "its points depend on results"
     return "its stopper compares trials" if study.search.stop is not None else ""
 
 
 def trials_of(study: StudyConfig) -> list[Trial]:
-    """Every trial of a study whose points are all known."""
+    """Return every trial of a study whose points are all known in advance."""
     folder = StudyFolder(study.folder)
     return [
         Trial(id_, str(folder.trial(id_).path), item.values, seed)
@@ -39,10 +40,10 @@ def trials_of(study: StudyConfig) -> list[Trial]:
 
 
 def train_share(place: Path, task: int, of: int) -> list[Outcome]:
-    """Train every `of`-th trial of a study, from `task` on; what was trained already is not trained again."""
+    """Train every `of`-th trial of a study, starting at `task`; finished trials are not trained again."""
     study = load_study(place)
-    if reason := is_shareable(study):
-        raise UsageError(f"{place} cannot be cut into shares: {reason}")
+    if reason := find_obstacle(study):
+        raise UsageError(f"{place} cannot be split into shares: {reason}")
     if not 0 <= task < of:
         raise UsageError(f"the share must be between 0 and {of - 1}, not {task}")
     folder = StudyFolder(study.folder)

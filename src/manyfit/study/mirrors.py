@@ -1,4 +1,4 @@
-"""A study in TensorBoard's HParams page and in MLflow: mirrors, made from the ledger and the run folders."""
+"""Mirrors of a study in TensorBoard's HParams page and in MLflow, from the ledger and the run folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("manyfit")
 
 
 def mirror(place: Path, tensorboard: bool, mlflow: Any) -> dict[str, int]:
-    """Bring the mirrors of a study up to date; return how many trials each has."""
+    """Update the mirrors of a study; return the number of trials in each."""
     folder = StudyFolder(place)
     points, facts, _ = read_only(folder.ledger)
     trials = [(point, trial) for point in select_seeds(points, facts) for trial in point.trials if trial.step]
@@ -40,7 +40,7 @@ def mirror(place: Path, tensorboard: bool, mlflow: Any) -> dict[str, int]:
 def to_tensorboard(
     folder: StudyFolder, trials: list[tuple[PointRecord, TrialRecord]], facts: dict[str, Any]
 ) -> int:
-    """Write `tensorboard/`: curves and values of every trial, which the HParams page shows side by side."""
+    """Write `tensorboard/`: the curves and values of every trial, for the HParams page."""
     from tensorboard.plugins.hparams import summary_v2 as hparams
 
     metric = facts["objective"]["metric"]
@@ -66,7 +66,7 @@ def _plain(value: Any) -> bool | float | str:
 def to_mlflow(
     folder: StudyFolder, trials: list[tuple[PointRecord, TrialRecord]], facts: dict[str, Any], uri: str
 ) -> int:
-    """Send a run for the study, and below it one for each trial; what was sent before is not sent again."""
+    """Send a parent run for the study and a nested run per trial; only what is new is sent."""
     mlflow = import_optional("mlflow", "mlflow")
     client = mlflow.MlflowClient(tracking_uri=uri)
     parent = ""
@@ -95,7 +95,7 @@ def _status(point: PointRecord, trial: TrialRecord) -> str:
 
 
 def _parent(client: Any, folder: StudyFolder, experiment: str, facts: dict[str, Any], uri: str) -> str:
-    """The run that stands for the study; it is made once."""
+    """Return the ID of the parent run of the study; it is created once and recorded in `track.json`."""
     file = folder.path / "track.json"
     known = read_json(file, {})
     id = known.get(redact(uri), {}).get("run_id", "")
@@ -114,7 +114,7 @@ def _parent(client: Any, folder: StudyFolder, experiment: str, facts: dict[str, 
 def _best(
     client: Any, parent: str, trials: list[tuple[PointRecord, TrialRecord]], facts: dict[str, Any]
 ) -> None:
-    """The best value so far, as a metric of the study."""
+    """Log the best value so far as a metric of the parent run."""
     sign = 1 if facts["objective"]["mode"] == "min" else -1
     values = [value for value in _values(trials) if value is not None]
     if values:

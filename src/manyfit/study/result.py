@@ -1,4 +1,4 @@
-"""What `sweep` returns, and what can be asked of a study folder later."""
+"""The results of a study, as `sweep` returns them and as they are read from its folder later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of the space: its values, and what its trials gave."""
+    """A point of the search space: its values and its results."""
 
     number: int
     id: str
@@ -31,16 +31,16 @@ class Point:
     value: float | None
     """The mean over its seeds of the best value of the objective."""
     trials: Mapping[int, float | None]
-    """The same for each seed."""
+    """The best value of the objective, by seed."""
     folders: Mapping[int, Path]
     reason: str = ""
     epochs: float = 0.0
-    """Epochs that all of its seeds have done."""
+    """Epochs that all of its seeds have completed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A study, as its ledger has it: the best point, all trials, and the best model.
+    """The results of a study, from its ledger: the best point, all trials, and the best model.
 
     >>> study = manyfit.sweep("studies/lr")     # doctest: +SKIP
     >>> study.best.values                       # doctest: +SKIP
@@ -51,44 +51,44 @@ class Study:
     metric: str
     mode: str
     points: Sequence[Point]
-    """Every point, in the order in which it was added."""
+    """All points, in the order in which they were added."""
     failures: Mapping[str, int]
-    """How many trials have failed, by kind."""
+    """The number of failed trials, by kind of failure."""
     unfinished: int = 0
-    """Trials that wait, because the budget is used up or the study was left."""
+    """Trials left to train, because the budget is exhausted or the study was interrupted."""
     seconds: float = 0.0
     base: Mapping[str, Any] = field(default_factory=dict)
-    """What the base says for the keys of the space."""
+    """The values of the base for the keys of the search space."""
 
     @property
     def best(self) -> Point:
-        """The best point: by the mean over its seeds, among those that were trained to the end."""
+        """The best point by the mean over its seeds; points that were trained to the end come first."""
         if not self.ranked:
-            raise FolderError(f"{self.folder} has no point that has given a value yet")
+            raise FolderError(f"{self.folder} has no point with a value yet")
         return self.ranked[0]
 
     @property
     def ranked(self) -> list[Point]:
-        """Points that can be compared, the best first; those that were given up come last."""
+        """The comparable points, best first; those that were stopped early come last."""
         sign = 1 if self.mode == "min" else -1
         known = [point for point in self.points if point.value is not None]
         return sorted(known, key=lambda p: (p.state != "finished", sign * (p.value or 0.0), p.id))
 
     @property
     def trials(self) -> pandas.DataFrame:
-        """One row for each trial: point, seed, state, value, epochs, and the values of the space."""
+        """A table with one row per trial: point, seed, state, value, epochs, and the values of the space."""
         pandas = import_optional("pandas", "search")
         return pandas.DataFrame(rows(self.folder))
 
     def load_model(self) -> Any:
-        """The best model, ready to predict."""
+        """Load the best model, ready to predict."""
         from manyfit.run.result import load_model
 
         return load_model(StudyFolder(self.folder).best, trust=True)
 
 
 def read_study(place: str | os.PathLike[str], read: Read | None = None) -> Study:
-    """Read a study from its folder, also while it is running. `read` is its ledger, if it was read."""
+    """Read a study from its folder, also while it is running. `read` is its ledger, if already read."""
     folder = StudyFolder(Path(place))
     points, facts, _ = read or read_only(folder.ledger)
     current = select_seeds(points, facts)
@@ -113,7 +113,7 @@ def read_study(place: str | os.PathLike[str], read: Read | None = None) -> Study
 
 
 def select_seeds(points: Sequence[PointRecord], facts: Mapping[str, Any]) -> list[PointRecord]:
-    """The points that the study has now, with the trials of the seeds that it has now."""
+    """Return the points that the study currently has, with the trials of its current seeds."""
     seeds = facts.get("seeds")
     current = [point for point in points if point.current]
     for point in current:
@@ -138,7 +138,7 @@ def _point(point: PointRecord, folder: StudyFolder, sign: int, epochs: int | Non
 
 
 def rows(place: Path) -> list[dict[str, Any]]:
-    """One row for each trial, as plain data."""
+    """Return one row per trial, as plain data."""
     folder = StudyFolder(place)
     points, facts, _ = read_only(folder.ledger)
     owned = is_owned(folder.path)

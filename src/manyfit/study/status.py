@@ -1,4 +1,4 @@
-"""How a study stands, from its folder alone: while it runs, after it has ended, and after a crash."""
+"""The status of a study, read from its folder: while it is running, after it has ended, or after a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manyfit.study.work.records import PointRecord, TrialRecord
 
 
 def status(place: Path, read: Read | None = None) -> dict[str, Any]:
-    """State, counts, what is being trained, and failures in groups. `read` is its ledger, if it was read."""
+    """Return the state, counts, running trials and failures. `read` is the ledger, if already read."""
     folder = StudyFolder(place)
     points, facts, decisions = read or read_only(folder.ledger)
     current, running = select_seeds(points, facts), is_owned(folder.path)
@@ -41,12 +41,12 @@ def status(place: Path, read: Read | None = None) -> dict[str, Any]:
 
 
 def _live(folder: StudyFolder, trial: TrialRecord, facts: dict[str, Any]) -> dict[str, Any]:
-    """A trial that is being trained: its own log knows more than the ledger."""
+    """Return a running trial with the last epoch of its own log, which is ahead of the ledger."""
     epoch, value = trial.epoch, trial.value
     try:
         for event in folder.trial(trial.id).events()[-1:]:
             epoch, value = event.epoch, event.values.get(facts["objective"]["metric"], value)
-    except ManyfitError:  # it is being written at this moment, or damaged, which its driver will say
+    except ManyfitError:  # the log is being written, or damaged, which the driver will report
         pass
     return {"point": trial.point, "trial": trial.id, "seed": trial.seed, "epoch": epoch, "value": value}
 
@@ -60,7 +60,7 @@ def _state(point: PointRecord, trial: Any, running: bool) -> str:
 
 
 def group_failures(points: list[PointRecord]) -> list[dict[str, Any]]:
-    """Failures at the same place once, with the trials that have met them."""
+    """Group the failures by their location in the code, with their trials; the most frequent first."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for point in points:
         for trial in point.trials:

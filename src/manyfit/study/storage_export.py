@@ -1,4 +1,4 @@
-"""A study in forms that others read: an Optuna storage, a table."""
+"""Export of a study to an Optuna storage or a CSV file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manyfit.study.work.folder import StudyFolder
 
 
 def to_optuna(place: Path, storage: str) -> tuple[str, int]:
-    """Write every point of the space as a trial of Optuna; return the study's name and how many they are."""
+    """Write every point as an Optuna trial; return the name of the study and the number of trials."""
     optuna = import_optional("optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder, study = StudyFolder(place), load_study(place)
@@ -44,8 +44,8 @@ def to_optuna(place: Path, storage: str) -> tuple[str, int]:
     try:
         made = optuna.create_study(storage=storage, study_name=folder.name, direction=direction)
     except optuna.exceptions.DuplicatedStudyError:
-        raise UsageError(f"{storage} has a study {folder.name!r} already; choose another file") from None
-    except Exception as error:  # whatever a database says about its address
+        raise UsageError(f"{storage} already has a study {folder.name!r}; choose another storage") from None
+    except Exception as error:  # a database driver may raise anything for an invalid address
         text, shown = (re.sub(r"//[^@/\s]*@", "//…@", s) for s in (str(error), storage))
         raise UsageError(f"{shown} cannot be written: {text.strip().partition(chr(10))[0]}") from None
     made.add_trials(found)
@@ -53,7 +53,7 @@ def to_optuna(place: Path, storage: str) -> tuple[str, int]:
 
 
 def to_csv(place: Path, file: Path) -> int:
-    """Write one row for each trial."""
+    """Write a CSV file with one row per trial; return the number of rows."""
     found = rows(place)
     header = list(dict.fromkeys(key for row in found for key in row))
     with file.open("w", newline="") as stream:

@@ -1,4 +1,4 @@
-"""Jobs for Slurm: a script that trains a run or a study and goes on after a time limit, sent by `sbatch`."""
+"""Slurm jobs: a script for `sbatch` that trains a run or a study, and resumes after a time limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from manyfit.core.redaction import without_values
 from manyfit.core.text import printable_line
 from manyfit.run.train import place as run_place
 from manyfit.store import durable
-from manyfit.study.job_array import is_shareable, trials_of
+from manyfit.study.job_array import find_obstacle, trials_of
 
 USR1: Final = 128 + signal.SIGUSR1.value
 OPTIONS: Final = {
@@ -37,21 +37,21 @@ OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """A script, where it lies, and what has become of it."""
+    """A job script, its file, and whether it was submitted."""
 
     file: Path
     script: str
     tasks: int = 1
     then: str = ""
-    """The script of the job that puts the results of the others together."""
+    """The script of the job that collects the results of the array."""
     sent: str = ""
-    """What has become of it."""
+    """The message with the job number; empty if it was not submitted."""
 
 
 def submit(
     place: Path, given: dict[str, Any], *, overrides: Sequence[str] = (), only_show: bool = False
 ) -> SubmittedJob:
-    """Write the script of a run or a study, and send it if there is an `sbatch`."""
+    """Write the script of a run or a study, and submit it if `sbatch` is available."""
     resources = replace(resources_of(place, overrides), **given)
     job = job_of(place, resources, overrides)
     if only_show:
@@ -72,7 +72,7 @@ def submit(
 
 
 def submit_script(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
-    """Hand a script to Slurm; return the number of the job."""
+    """Submit a script to Slurm; return the job number."""
     command = [sbatch, "--parsable", *options, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     answer = re.search(r"(\d+)(;\S*)?\s*$", done.stdout)
@@ -82,7 +82,7 @@ def submit_script(sbatch: str, file: Path, options: Sequence[str] = ()) -> str:
 
 
 def resources_of(place: Path, overrides: Sequence[str]) -> Submit:
-    """What the config says about jobs."""
+    """Return the `submit` section of the config of a run or a study."""
     config = (
         load_study(place, overrides).base if names_study(place) else load_config(place, overrides, trust=True)
     )
@@ -90,23 +90,23 @@ def resources_of(place: Path, overrides: Sequence[str]) -> Submit:
 
 
 def names_study(place: Path) -> bool:
-    """Whether a path means a study."""
+    """Return whether a path refers to a study."""
     return place.name == "study.yaml" or (place / "study.yaml").is_file()
 
 
 def job_of(place: Path, resources: Submit, overrides: Sequence[str]) -> SubmittedJob:
-    """The script of a run or a study."""
+    """Return the job of a run or a study; a study with independent trials becomes a job array."""
     then = ""
     if names_study(place):
         folder = (place.parent if place.name == "study.yaml" else place).resolve()
         study = load_study(folder)
-        tasks = len(trials_of(study)) if not is_shareable(study) else 1
+        tasks = len(trials_of(study)) if not find_obstacle(study) else 1
         tasks = min(tasks, resources.tasks or tasks)
         command = whole = ["manyfit", "sweep", str(folder), *overrides]
         if tasks > 1:
             if overrides:
                 raise UsageError(
-                    "a study that is cut into jobs takes no overrides: write them into study.yaml"
+                    "a study that is split into jobs accepts no overrides: write them into study.yaml"
                 )
             command = ["manyfit", "study", "share", str(folder), '"$SLURM_ARRAY_TASK_ID"', str(tasks)]
             then = script(folder, whole, resources, 1)
@@ -117,7 +117,7 @@ def job_of(place: Path, resources: Submit, overrides: Sequence[str]) -> Submitte
 
 
 def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) -> str:
-    """A script that passes Slurm's warning on, and queues itself again when its time was too short."""
+    """Return a job script that forwards Slurm's warning signal, and requeues itself at its time limit."""
     log = folder / ("slurm-%A_%a.out" if tasks > 1 else "slurm-%j.out")
     lines = [f"--job-name={folder.name}", f"--output={log}", f"--signal=B:USR1@{resources.warning}"]
     lines += [
@@ -130,7 +130,7 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
         most = f"%{resources.at_once}" if resources.at_once is not None else ""
         lines.append(f"--array=0-{tasks - 1}{most}")
     lines += resources.options
-    cleaned = map(without_values, command)  # a secret goes by its name, which the job's own environment has
+    cleaned = map(without_values, command)  # secrets by name: the job reads the value from its environment
     words = " ".join(word if word.startswith('"$') else shlex.quote(word) for word in cleaned)
     return "\n".join(
         [
@@ -142,17 +142,17 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
             *resources.setup,
             "child= code=1 signalled=0 early=",
             'pass() { signalled=1; if [ -n "$child" ]; then kill "-$1" "$child"; else early=$1; fi; }',
-            "trap 'pass USR1' USR1   # a checkpoint is written",
+            "trap 'pass USR1' USR1   # writes a checkpoint",
             "trap 'pass TERM' TERM",
             f"{words} &",
             "child=$!",
-            'if [ -n "$early" ]; then kill "-$early" "$child"; fi   # there was nobody to tell',
+            'if [ -n "$early" ]; then kill "-$early" "$child"; fi   # arrived before the start',
             "while true; do",
             '  signalled=0; wait "$child"; now=$?',
             '  if [ "$now" -ne 127 ]; then code=$now; fi',
             '  if [ "$signalled" -eq 0 ]; then break; fi',
             "done",
-            f'if [ "$code" -eq {USR1} ]; then scontrol requeue "$SLURM_JOB_ID"; fi   # it goes on from there',
+            f'if [ "$code" -eq {USR1} ]; then scontrol requeue "$SLURM_JOB_ID"; fi   # resumes from there',
             'exit "$code"',
             "",
         ]
@@ -160,13 +160,13 @@ def script(folder: Path, command: Sequence[str], resources: Submit, tasks: int) 
 
 
 def quote_option(option: str) -> str:
-    """An option for a line of sbatch, in which blanks divide."""
+    """Quote the value of an `#SBATCH` option, in which blanks separate options."""
     name, equals, value = option.partition("=")
     return f'{name}{equals}"{value}"' if equals and any(c in value for c in " '") else option
 
 
 def check_queue(most: int | None, tasks: int) -> None:
-    """Refuse when too many jobs are queued already."""
+    """Raise if the job would exceed `submit.max_queued`."""
     if most is None:
         return
     squeue = shutil.which("squeue")
@@ -183,5 +183,5 @@ def check_queue(most: int | None, tasks: int) -> None:
     queued = len([line for line in done.stdout.splitlines() if line.strip()])
     if queued + tasks > most:
         raise UsageError(
-            f"{queued} jobs are queued already; {tasks} more would be over the {most} of max_queued"
+            f"{queued} jobs are queued already; {tasks} more would exceed submit.max_queued ({most})"
         )

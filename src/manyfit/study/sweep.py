@@ -1,4 +1,4 @@
-"""`sweep`: from a study file to trained trials and the best of them, in one call that can be repeated."""
+"""`sweep`: train a study and export its best trial. The same call resumes the study."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Choose = Callable[[StudyConfig, Work, Watch, int], Executor]
 
 @dataclass(frozen=True)
 class Wish:
-    """What a start of a study is asked for, beside the study itself."""
+    """Options of a start that are not part of the study."""
 
     retry: Sequence[str] = ()
     only: Sequence[str] = ()
@@ -82,9 +82,9 @@ def sweep(
     allow_change: Collection[str] = (),
     progress: bool = True,
 ) -> Study:
-    """Train what a study describes, and return what was found. The same call again goes on where it stands.
+    """Train a study and return its results. The same call resumes it.
 
-    `source` is a study folder, a YAML file, or the study itself as a dict; then `folder` says where it lies.
+    `source` is a study folder, a YAML file, or the study as a dict; then `folder` is the study folder.
 
     >>> manyfit.sweep("studies/lr", ["search.trials=128"]).best.values     # doctest: +SKIP
     """
@@ -98,12 +98,12 @@ def sweep(
 def execute(
     study: StudyConfig, wish: Wish | None = None, choose: Choose = choose, from_python: bool = False
 ) -> Study:
-    """Execute a study that was loaded, on an executor that `choose` makes."""
+    """Execute a loaded study on the executor that `choose` returns."""
     wish = wish or Wish()
     check_kinds(wish.retry)
     here = StudyFolder(study.folder)
     first = None
-    if not here.ledger.exists():  # a study that cannot be started leaves no folder behind
+    if not here.ledger.exists():  # checked first, so that a study that cannot start leaves no folder behind
         check_pauses(study)
         first = plan_study(study)
     durable.make_place(here.path)
@@ -130,9 +130,9 @@ def run(
     stack: contextlib.ExitStack,
     found: StudyPlan | None = None,
 ) -> None:
-    """Check everything, then train, then export the best. Nothing is written before all is checked.
+    """Check the study, train it, and export the best trial. Trials are recorded after all checks.
 
-    `found` is a survey that was made already, when nothing was known yet.
+    `found` is the plan of a new study, if it was made already.
     """
     allowed = set(wish.allow_change)
     check_base(study, ledger, allowed)
@@ -149,10 +149,10 @@ def run(
     if engine.isolates and (mine := main_classes(study.base)):
         engine.close()
         raise UsageError(
-            f"{', '.join(mine)} lies in the script that runs now, which the processes of a study cannot "
-            f"import: put it into a module of {study.base.run.src_code_path.name}/, or set execute.on: inline"
+            f"{', '.join(mine)} is defined in the running script, which the processes of a study cannot "
+            f"import: move it to a module in {study.base.run.src_code_path.name}/, or set execute.on: inline"
         )
-    if engine.isolates:  # what it trains, it checks in another process
+    if engine.isolates:  # its processes load and check the configs themselves
         ready.clear()
     stack.callback(engine.close)
     signals = stack.enter_context(signal_pipe())
@@ -175,7 +175,7 @@ def run(
 
 
 def begin_study(driver: Driver, found: StudyPlan, wish: Wish) -> None:
-    """Write down what the study is now: its points, its seeds, and how it was started."""
+    """Record the current study in the ledger: its points, its seeds, and how it was started."""
     study, ledger = driver.study, driver.ledger
     record_study_start(study, driver.folder, driver.executor)
     with ledger.transaction():
@@ -197,7 +197,7 @@ def begin_study(driver: Driver, found: StudyPlan, wish: Wish) -> None:
 
 
 def keep_current(study: StudyConfig, ledger: Ledger, found: StudyPlan) -> None:
-    """Points that the study file does not have any more do not count, but nothing is removed."""
+    """Mark points that the study file no longer has as not current; nothing is removed."""
     names = {item.id for item in found.candidates}
     for point in ledger.points:
         if point.origin == "grid" or (point.origin == "asked" and is_blind(study)):
@@ -212,7 +212,7 @@ def keep_current(study: StudyConfig, ledger: Ledger, found: StudyPlan) -> None:
 
 
 def conclude_study(driver: Driver) -> None:
-    """Export and evaluate the best trial, or all of them, and make room."""
+    """Export and evaluate the best trial, or all of them, and write `best/`."""
     study, ledger, folder = driver.study, driver.ledger, driver.folder
     sign, objective = study.objective.sign, study.objective
     order = best.rank_points(ledger.points, sign, driver.epochs)
@@ -224,7 +224,9 @@ def conclude_study(driver: Driver) -> None:
         trial = best.best_trial(point, sign, driver.epochs)
         there = folder.trial(trial.id).checkpoint_folder.is_dir()
         if not there:
-            log.warning("the best trial, %s, has no checkpoints any more, so best/ is not written", trial.id)
+            log.warning(
+                "the checkpoints of the best trial, %s, were removed, so best/ is not written", trial.id
+            )
         elif not best.is_current(folder, trial, objective.metric, objective.mode):
             done = best.is_evaluated(folder, trial) or driver.evaluate([(point, trial)])
             if done:
@@ -232,7 +234,7 @@ def conclude_study(driver: Driver) -> None:
 
 
 def track(study: StudyConfig, folder: StudyFolder) -> None:
-    """Bring the mirrors up to date; one that is down is caught up later, and never spoils a study."""
+    """Update the mirrors. A tracker that is down never fails a study; it is synchronized later."""
     wanted = study.track
     if not wanted.tensorboard and wanted.mlflow is None:
         return
@@ -240,13 +242,17 @@ def track(study: StudyConfig, folder: StudyFolder) -> None:
         mirror(folder.path, wanted.tensorboard, wanted.mlflow)
     except UsageError:
         raise
-    except Exception as error:  # a tracker may fail in any way
+    except Exception as error:  # a tracker may raise anything
         text = redact(str(error)).strip().partition("\n")[0][:200]
-        log.warning("a mirror is behind: %s; when it is back: manyfit track sync %s", text, folder.path)
+        log.warning(
+            "a mirror is not up to date: %s; once the tracker is available: manyfit track sync %s",
+            text,
+            folder.path,
+        )
 
 
 def write_base(study: StudyConfig, folder: StudyFolder) -> Path:
-    """Keep the base as it is now; workers read it, and trials can be understood later."""
+    """Write the current base to the study folder, for the workers and for later reference."""
     text = f"# Written by manyfit: the base of this study.\n{dump(plain(study.base.given.tree))}"
     file = folder.base(hashlib.sha256(text.encode()).hexdigest())
     make_folder(file.parent)
@@ -256,18 +262,18 @@ def write_base(study: StudyConfig, folder: StudyFolder) -> Path:
 
 
 def write_study(study: StudyConfig, folder: StudyFolder) -> None:
-    """Keep a study that was given from Python, so that the command line can go on with it."""
+    """Write a study that was passed from Python to `study.yaml`, so that the command line can resume it."""
     file = folder.path / "study.yaml"
     if file.exists() and not read_text(file).startswith(COPIED):
-        raise RunConflict(f"{file} is a study of its own; sweep it, or choose another folder")
+        raise RunConflict(f"{file} was not written by manyfit; sweep that file, or choose another folder")
     text = plain(study.text)
-    if isinstance(text["base"], str):  # in a file, paths are counted from its folder
+    if isinstance(text["base"], str):  # in a file, paths are relative to its folder
         text["base"] = os.path.relpath(study.base.project / text["base"], folder.path.resolve())
     durable.write_file(file, f"{COPIED}\n{dump(text)}")
 
 
 def record_study_start(study: StudyConfig, folder: StudyFolder, engine: Executor) -> None:
-    """Versions, hardware and code, once for all trials of this start."""
+    """Record versions, hardware and code, once for all trials of this start."""
     facts = {
         "data": {},
         "modules": {},
@@ -279,7 +285,7 @@ def record_study_start(study: StudyConfig, folder: StudyFolder, engine: Executor
 
 
 def select_points(ledger: Ledger, only: Sequence[str]) -> set[int] | None:
-    """The points that `only` names."""
+    """Return the numbers of the points that `only` names; None for all points."""
     if not only:
         return None
     ids = {point.id: point.number for point in ledger.points}
@@ -288,7 +294,7 @@ def select_points(ledger: Ledger, only: Sequence[str]) -> set[int] | None:
 
 
 def is_inline(source: str | Path | Mapping[str, Any], overrides: Overrides) -> bool:
-    """Whether no workers will be needed, as far as that can be seen before anything is loaded."""
+    """Return whether no workers will be needed, as far as can be determined before loading the study."""
     if len(usable_cores()) == 1 or any(str(word) == "execute.on=inline" for word in overrides):
         return True
     if isinstance(source, Mapping):
@@ -297,33 +303,33 @@ def is_inline(source: str | Path | Mapping[str, Any], overrides: Overrides) -> b
         file = Path(source) / "study.yaml" if Path(source).is_dir() else Path(source)
         node = find(read_file(file), ("execute", "on"))
     except (ConfigError, OSError):
-        return True  # which will be said soon
+        return True  # loading the study reports it
     return isinstance(node, Leaf) and node.value == "inline"
 
 
 def check_kinds(kinds: Sequence[str]) -> None:
-    """Refuse a kind of failure that there is not."""
+    """Raise if a kind of failure is unknown."""
     known = ("failed", *SHORT, *SHORT.values())
     for kind in kinds:
         if kind not in known:
-            raise UsageError(f"there is no kind of failure {kind!r}; there are failed, {', '.join(SHORT)}")
+            raise UsageError(f"there is no kind of failure {kind!r}; expected failed, {', '.join(SHORT)}")
 
 
 @contextlib.contextmanager
 def guard_ledger(ledger: Path) -> Iterator[None]:
-    """Say it clearly when the ledger cannot be written, for example because the disk is full."""
+    """Raise a clear error when the ledger cannot be written, for example because the disk is full."""
     try:
         yield
     except sqlite3.OperationalError as error:
         raise RunFailed(
-            f"the ledger {ledger} could not be written: {error}; what was committed is whole, and the same "
-            "command goes on"
+            f"the ledger {ledger} could not be written: {error}; everything committed is intact, and the "
+            "same command resumes"
         ) from error
 
 
 @contextlib.contextmanager
 def signal_pipe() -> Iterator[int | None]:
-    """A file descriptor that can be read once a signal has come, so that nobody has to look all the time."""
+    """Yield a file descriptor that becomes readable when a signal arrives, so that no polling is needed."""
     if threading.current_thread() is not threading.main_thread():
         yield None
         return
