@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import manyfit
-from manyfit.config.dialects.variants import SHIPPED
+from manyfit.config.dialects.variant_files import SHIPPED
 from manyfit.config.tree.reader import dump
 from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.study.sweep import sweep

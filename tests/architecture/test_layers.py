@@ -224,7 +224,7 @@ def test_only_the_table_knows_dialects():
         if module.startswith("manyfit.config.dialects."):
             continue
         for imported in imports(path, top_level_only=False):
-            assert not re.match(r"manyfit\.config\.dialects\.(five_components|variants)", imported), module
+            assert not re.match(r"manyfit\.config\.dialects\.(five_components|variant)", imported), module
 
 
 def test_public_names():

@@ -15,7 +15,7 @@ import pytest
 import manyfit
 from manyfit import ConfigError, load_config
 from manyfit.cli import main
-from manyfit.config.dialects.variants import SHIPPED
+from manyfit.config.dialects.variant_files import SHIPPED
 from manyfit.config.tree.reader import parse_yaml
 from manyfit.core import gpus
 from manyfit.core.errors import RunConflict, UsageError

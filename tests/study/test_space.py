@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyfit.config.study.quantities import count_bytes, seconds
 from manyfit.config.study.space import Range, lookup, to_overrides
 from manyfit.config.study.space_reader import SpaceReader
-from manyfit.config.study.study import count_bytes, load_study, seconds
+from manyfit.config.study.study import load_study
 from manyfit.config.tree.expressions import Expression
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import parse_yaml

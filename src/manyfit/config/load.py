@@ -34,10 +34,10 @@ from manyfit.config.tree.references import Resolver
 from manyfit.config.typed.artifacts import Artifact, artifact_at
 from manyfit.config.typed.checker import Checker
 from manyfit.config.typed.component import Component
+from manyfit.config.typed.findings import INVALID
 from manyfit.config.typed.moved_classes import current_path
 from manyfit.config.typed.roles import ANY, Role, is_record
 from manyfit.config.typed.signatures import signature_of
-from manyfit.config.typed.values import INVALID
 from manyfit.core.errors import ConfigError, Origin, Problem, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.names import nearest, show_value
@@ -246,34 +246,8 @@ def _check(given: Given, problems: list[Problem]) -> Config:
         raise ConfigError(sorted(problems, key=lambda p: _place(p.origin)))
     tree = meaning.tree
     problems += _source_problems(tree, given.project) if artifact is None else []
-    source = source_folder(tree, given.project)
-    memo = given.memo.setdefault(source, {})
-    checker = Checker(tree, given.project, source, given.frozen, memo, artifact)
-    known = signature_of(Run).parameters
-    checker.sections = [
-        ("train", signature_of(Train).parameters),
-        ("evaluate", signature_of(Evaluate).parameters),
-        ("export", signature_of(Export).parameters),
-        ("track", signature_of(Track).parameters),
-        ("submit", signature_of(Submit).parameters),
-    ]
-    misplaced = ("optimizer", "loss", "scheduler", "metrics")  # of train, which a section cannot be called
-    own = {
-        name
-        for name, node in tree.items.items()
-        if name not in known and name not in misplaced and _is_section(node)
-    }
-    sections = {name: _section(checker, name) for name in tree.items if name in own}
-    rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)
-    run = checker.record(rest, Run, ())
-    if tree is not written:
-        checker.root = written
-        for cls in filter(attributes_of, checker.named_classes):
-            check_attributes(checker, cls, written, cls.section)
-        checker.root = tree
-    if isinstance(run, Run):
-        for found in contradictions(run):
-            checker.problem(checker.locate(found.path), *found)
+    checker = _make_checker(given, tree)
+    run, sections = _check_tree(checker, written)
     missing = {problem.path for problem in meaning.problems}
     named = [meaning.restore_problem(problem) for problem in checker.problems]
     problems += [problem for problem in named if problem.path not in missing]
@@ -296,6 +270,45 @@ def _check(given: Given, problems: list[Problem]) -> Config:
         derived,
         meaning.folder,
     )
+
+
+def _make_checker(given: Given, tree: Map) -> Checker:
+    source = source_folder(tree, given.project)
+    memo = given.memo.setdefault(source, {})
+    checker = Checker(tree, given.project, source, given.frozen, memo, given.artifact)
+    checker.sections = [
+        ("train", signature_of(Train).parameters),
+        ("evaluate", signature_of(Evaluate).parameters),
+        ("export", signature_of(Export).parameters),
+        ("track", signature_of(Track).parameters),
+        ("submit", signature_of(Submit).parameters),
+    ]
+    return checker
+
+
+def _check_tree(checker: Checker, written: Map) -> tuple[Any, dict[str, Any]]:
+    """Return the run and the sections of the user's own; problems are collected in the checker."""
+    tree = checker.root
+    assert isinstance(tree, Map)
+    known = signature_of(Run).parameters
+    misplaced = ("optimizer", "loss", "scheduler", "metrics")  # of train, which a section cannot be called
+    own = {
+        name
+        for name, node in tree.items.items()
+        if name not in known and name not in misplaced and _is_section(node)
+    }
+    sections = {name: _section(checker, name) for name in tree.items if name in own}
+    rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)
+    run = checker.record(rest, Run, ())
+    if tree is not written:
+        checker.root = written
+        for cls in filter(attributes_of, checker.named_classes):
+            check_attributes(checker, cls, written, cls.section)
+        checker.root = tree
+    if isinstance(run, Run):
+        for found in contradictions(run):
+            checker.problem(checker.locate(found.path), *found)
+    return run, sections
 
 
 def _translate(tree: Map, project: FilePath) -> Translation:

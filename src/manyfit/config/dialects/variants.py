@@ -5,19 +5,24 @@ A variant is found by its name: in a folder that was named, in the project, or a
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import logging
-from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path as FilePath
 from typing import Any, Final
 
 from manyfit.config.dialects.dialect import Dialect, Translation
+from manyfit.config.dialects.variant_feeders import FEEDERS, items_of, translate_feeder, with_shipped
+from manyfit.config.dialects.variant_files import (
+    PACKAGE,
+    find_project,
+    find_variant,
+    is_shipped_variant,
+    variant_names,
+)
 from manyfit.config.schema.json_types import REFERENCE, describe_class, describe_record, parameter, value
 from manyfit.config.schema.run import Run, Train
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, Unresolved, class_word
-from manyfit.config.tree.project import below, project_root
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Unresolved, class_word
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.kinds import Kind
 from manyfit.config.typed.roles import DATA, FEEDER
@@ -27,13 +32,7 @@ from manyfit.core.names import listing, nearest, show_value
 
 log = logging.getLogger("manyfit")
 
-PACKAGE: Final = FilePath(__file__).parents[2] / "feeders"
-SHIPPED: Final = PACKAGE / "resources"
-"""Variants, feeders and records that come with manyfit."""
 REGISTRY: Final = FilePath("models") / "registry"
-SCHEME: Final = "manyfit:"
-"""What shipped files are called in a config: manyfit:data/train-*."""
-FEEDERS: Final = {"train_feeder": "train", "eval_feeder": "validation", "test_feeder": "test"}
 CHECKPOINT: Final = {"save_checkpoint_steps": "ba", "save_checkpoint_secs": "s"}
 VALIDATE: Final = {"validation_steps": "ba", "validation_secs": "s"}
 SUMMARY: Final = {"save_summary_steps": "ba"}
@@ -55,57 +54,6 @@ KINDS: Final[dict[Path, Kind]] = {
 }
 
 
-# -- where ----------------------------------------------------------------------------------------
-
-
-def find_variant(
-    name: str, folders: Sequence[FilePath] = (), here: FilePath | None = None
-) -> FilePath | None:
-    """The file of a variant: in folders that were named, in the project, or among those that are shipped."""
-    if not name.isprintable() or "/" in name or "\\" in name or name in ("", ".", ".."):
-        return None
-    found = [
-        file
-        for folder in variant_folders(folders, here)
-        for ending in ("", ".yaml", ".yml")
-        if (file := folder / f"{name}{ending}").suffix in (".yaml", ".yml") and file.is_file()
-    ]
-    if not found:
-        return None
-    chosen, others = found[0], [file for file in found[1:] if not is_shipped_variant(file)]
-    others = [file for file in others if file.resolve() != chosen.resolve()]
-    if others:
-        log.warning("the variant %s is %s; not used: %s", name, chosen, ", ".join(map(str, others)))
-    else:
-        log.debug("the variant %s is %s", name, chosen)
-    return chosen
-
-
-def variant_folders(folders: Sequence[FilePath] = (), here: FilePath | None = None) -> list[FilePath]:
-    """Where variants are looked for, in this order."""
-    root = project_root(here or FilePath.cwd())
-    return [*folders, root / "variants", root / "config" / "variants", SHIPPED / "variants"]
-
-
-def variant_names(folders: Sequence[FilePath] = ()) -> list[str]:
-    """The names of all variants that can be found from here."""
-    found = [file for folder in variant_folders(folders) for file in sorted(folder.glob("*.y*ml"))]
-    return list(dict.fromkeys(file.stem for file in found))
-
-
-def is_shipped_variant(file: FilePath) -> bool:
-    """Whether a config is one of those that come with manyfit."""
-    return file.resolve().is_relative_to(SHIPPED.resolve())
-
-
-def find_project(file: FilePath) -> FilePath | None:
-    """The project of a variant: one that is shipped belongs to whoever uses it; None for other configs."""
-    if is_shipped_variant(file):
-        return project_root(FilePath.cwd())
-    root = project_root(file)
-    return root.parent if root.name == "config" and file.parent == root / "variants" else None
-
-
 # -- what it means --------------------------------------------------------------------------------
 
 
@@ -125,7 +73,7 @@ def translate_variant(tree: Map, project: FilePath) -> Translation:
     _check_keys(train, problems)
     for at, node in (("model", tree.items.get("model")), ("train", tree.items.get("train"))):
         _check_classes(node, at, problems)
-    feeders = {FEEDERS[key]: _feeder(train.items[key]) for key in FEEDERS if key in train.items}
+    feeders = {FEEDERS[key]: translate_feeder(train.items[key]) for key in FEEDERS if key in train.items}
     if "train" not in feeders:
         wanted = "{type: TFRecordExamplesFeeder, file_patterns: …}"
         where = tree.key_origin("train")
@@ -243,11 +191,6 @@ def _translate_train(train: Map, problems: list[Problem]) -> Map:
     return Map(items, train.origin, keys)
 
 
-def items_of(node: Node | None) -> dict[str, Node]:
-    """The items of a mapping; none of anything else."""
-    return dict(node.items) if isinstance(node, Map) else {}
-
-
 def _cadences(train: Map, names: dict[str, str], problems: list[Problem]) -> list[str]:
     found: list[str] = []
     for key, unit in names.items():
@@ -334,55 +277,6 @@ def _is_module(name: str, source: FilePath) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _feeder(node: Node) -> Node:
-    """A feeder in which shipped files are named by where they lie."""
-
-    def found(text: str) -> str:
-        return below(SHIPPED, text.removeprefix(SCHEME)) if text.startswith(SCHEME) else text
-
-    made = _with_patterns(node, found)
-    limit = items_of(made).get("max_examples")
-    if isinstance(made, Map) and isinstance(limit, Leaf) and limit.value == -1:
-        return made.without("max_examples")  # which is how a variant says: all of them
-    return made
-
-
-def with_shipped(tree: Map, project: FilePath) -> Map:
-    """A shipped variant with patterns that match nothing in the project, but among the shipped records.
-
-    From now on they are called by their own name: a run that is found later reads the same files.
-    """
-
-    def found(text: str) -> str:
-        is_here = not text or "://" in text or FilePath(text).is_absolute() or _matches(project, text)
-        return text if is_here or not _matches(SHIPPED, text) else f"{SCHEME}{text}"
-
-    train = tree.items.get("train")
-    if not isinstance(train, Map):
-        return tree
-    for key in (key for key in FEEDERS if key in train.items):
-        train = train.with_item(key, _with_patterns(train.items[key], found), train.key_origin(key))
-    return tree.with_item("train", train, tree.key_origin("train"))
-
-
-def _with_patterns(node: Node, change: Callable[[str], str]) -> Node:
-    """A feeder with other patterns."""
-    if not isinstance(node, Map) or "file_patterns" not in node.items:
-        return node
-    given = node.items["file_patterns"]
-
-    def changed(leaf: Node) -> Node:
-        is_text = isinstance(leaf, Leaf) and isinstance(leaf.value, str)
-        return Leaf(change(str(leaf.value)), leaf.origin) if is_text else leaf  # type: ignore[union-attr]
-
-    made = Seq(tuple(map(changed, given.items)), given.origin) if isinstance(given, Seq) else changed(given)
-    return node.with_item("file_patterns", made, node.key_origin("file_patterns"))
-
-
-def _matches(folder: FilePath, pattern: str) -> bool:
-    return next(glob.iglob(pattern, root_dir=folder), None) is not None  # noqa: PTH207 - no path, but a pattern
 
 
 def _folder(model: Map, problems: list[Problem]) -> str | None:

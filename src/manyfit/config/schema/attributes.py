@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 from manyfit.config.schema.run import Run
 from manyfit.config.tree.nodes import Map, Node, from_plain
 from manyfit.config.typed.checker import Checker
+from manyfit.config.typed.findings import INVALID
 from manyfit.config.typed.signatures import REQUIRED, Parameter, Signature
-from manyfit.config.typed.values import INVALID
 from manyfit.core.errors import ConfigError
 
 READER: Final = "_load_params"

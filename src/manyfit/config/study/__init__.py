@@ -2,6 +2,7 @@
 
 | room | what it holds |
 |---|---|
-| `study` | the study file as typed records |
+| `study` | the study file: loading and checking |
+| `sections`, `quantities` | its sections as typed records; durations and sizes |
 | `space`, `space_reader` | the space of points, and how it is written |
 """

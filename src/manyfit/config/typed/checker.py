@@ -18,6 +18,7 @@ from manyfit.config.typed.allowed_classes import LOCAL, NO_MAPPINGS, REFUSED
 from manyfit.config.typed.artifacts import HINT, Artifact
 from manyfit.config.typed.class_paths import ResolveError, canonical, resolve
 from manyfit.config.typed.component import Component, is_plain, with_fields
+from manyfit.config.typed.findings import INVALID, WRONG_TYPE
 from manyfit.config.typed.kinds import Derived, Kind
 from manyfit.config.typed.roles import (
     ANY,
@@ -37,7 +38,7 @@ from manyfit.config.typed.signatures import (
     optional_parameters,
     signature_of,
 )
-from manyfit.config.typed.values import INVALID, WRONG_TYPE, Values
+from manyfit.config.typed.values import Values
 from manyfit.config.typed.wording import expectation, short_names
 from manyfit.core.names import indefinite, listing, nearest
 from manyfit.core.redaction import Secret

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import abc
 import collections.abc
-import functools
 import inspect
-import json
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path as FilePath
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from annotated_types import BaseMetadata, GroupedMetadata
 
@@ -29,7 +27,6 @@ from manyfit.config.tree.nodes import (
     Path,
     Seq,
     Unresolved,
-    child,
     class_word,
     join_path,
     leaves,
@@ -39,30 +36,20 @@ from manyfit.config.tree.project import below
 from manyfit.config.typed import torch_facts
 from manyfit.config.typed.component import is_plain
 from manyfit.config.typed.config_struct import ConfigStruct
+from manyfit.config.typed.findings import INVALID, WRONG_TYPE
 from manyfit.config.typed.kinds import FromProject, Kind, Verbatim
 from manyfit.config.typed.roles import ANY, BY_BASE, CALLABLE, Role, describe_target, is_record, qualify
+from manyfit.config.typed.scalars import Scalars, adapter_of
 from manyfit.config.typed.wording import MAPPINGS, PATTERNS, SEQUENCES, SETS, expectation, expectation_of_any
-from manyfit.core.errors import Origin, Problem
-from manyfit.core.names import listing, nearest, show_value
+from manyfit.core.errors import Problem
 from manyfit.core.redaction import Secret
 
-INVALID: Final = object()
-WRONG_TYPE: Final = "wrong type"
 
-
-class Values(abc.ABC):
+class Values(Scalars, abc.ABC):
     """Checks values. What is learned on the way is collected beside the problems."""
 
     def __init__(self, root: Node, project: FilePath, source: FilePath | None) -> None:
-        self.root = root
-        self.project = project
-        self.source = source
-        self.problems: list[Problem] = []
-        self.kinds: dict[Path, Kind] = {}
-        self.classes: dict[Path, str] = {}
-        self.defaults: dict[Path, Any] = {}
-        self.derived: dict[Path, Any] = {}
-        self.kind = Kind.IDENTITY
+        super().__init__(root, project, source)
         self.structs: dict[int, ConfigStruct] = {}
 
     @abc.abstractmethod
@@ -180,53 +167,6 @@ class Values(abc.ABC):
             return INVALID if any(item is INVALID for item in found.values()) else found
         return self.component(node, role, path, keep=True)
 
-    def secret(self, node: Leaf, annotation: Any, path: Path) -> Any:
-        """A secret fits text, in fields that are not part of the identity."""
-        if self.kind is not Kind.NEUTRAL:
-            return self.fail(
-                node,
-                path,
-                "a secret cannot be part of a run's identity or budget",
-                "a field that is neither: annotate it with Annotated[str, Kind.NEUTRAL]",
-            )
-        options = (
-            typing.get_args(annotation)
-            if typing.get_origin(annotation) in (typing.Union, types.UnionType)
-            else (annotation,)
-        )
-        if not any(option in (str, Any, object) for option in options):
-            return self.fail(node, path, "a secret is text", expectation(annotation), "a secret")
-        return node.value
-
-    def scalar(self, node: Node, annotation: Any, path: Path) -> Any:
-        """null, true or false, whole numbers, numbers and text; an int fits a float."""
-        wanted = type(None) if annotation is None else annotation
-        value = node.value if isinstance(node, Leaf) else INVALID
-        if type(value) is wanted:
-            return value
-        if wanted is float and type(value) is int:
-            return (
-                float(value)
-                if abs(value) < 1 << 1023
-                else self.fail(node, path, "a number too large for a float")
-            )
-        return self.fail(node, path, WRONG_TYPE, expectation(annotation))
-
-    def literal(self, node: Node, options: Sequence[Any], path: Path) -> Any:
-        """One of a few values."""
-        value = node.value if isinstance(node, Leaf) else INVALID
-        for option in options:
-            if type(option) is type(value) and option == value:
-                return option
-        names = [str(option) for option in options]
-        return self.fail(
-            node,
-            path,
-            "not one of the possible values",
-            f"one of {listing(map(repr, options))}",
-            suggestion=nearest(str(value), names) if isinstance(value, str) else "",
-        )
-
     def union(self, node: Node, options: Sequence[Any], path: Path) -> Any:
         """The first option that fits; when none does, the problems of the likeliest one."""
         if (
@@ -342,7 +282,7 @@ class Values(abc.ABC):
             return self.record(node, wanted, path)
         role = BY_BASE.get(qualify(wanted), ANY)
         text = node.value if isinstance(node, Leaf) and isinstance(node.value, str) else ""
-        component_only = _adapter(wanted) is None
+        component_only = adapter_of(wanted) is None
         if named or (component_only and (isinstance(node, Map) or "." in text or text in role.short)):
             return self.component(node, role, path, wanted)
         if component_only:
@@ -355,53 +295,6 @@ class Values(abc.ABC):
         names = [*wanted._fields, *(str(i) for i in range(len(wanted._fields), len(node.items)))]
         items = dict(zip(names, node.items, strict=False))
         return Map(items, node.origin, {name: item.origin for name, item in items.items()})
-
-    def enum(self, node: Node, wanted: type[Enum], path: Path) -> Any:
-        """A member's name, or its value."""
-        value = node.value if isinstance(node, Leaf) else INVALID
-        if isinstance(value, str) and value in wanted.__members__:
-            return wanted[value]
-        for member in wanted:
-            if type(member.value) is type(value) and member.value == value:
-                return member
-        return self.fail(
-            node,
-            path,
-            "not one of the possible values",
-            f"one of {listing(wanted.__members__)}",
-            suggestion=nearest(str(value), wanted.__members__),
-        )
-
-    def dtype(self, node: Node, path: Path) -> Any:
-        """`torch.float64` is written as text."""
-        text = self.scalar(node, str, path)
-        if text is INVALID:
-            return INVALID
-        known = torch_facts.dtypes()
-        name = text.removeprefix("torch.")
-        if name in known:
-            return known[name]
-        return self.fail(
-            node, path, "not a dtype", "a dtype such as torch.float32", suggestion=nearest(name, known)
-        )
-
-    def pydantic(self, node: Node, annotation: Any, path: Path, typed: Any = INVALID) -> Any:
-        """Let pydantic check a typed value, or read one as strictly as JSON."""
-        from pydantic import ValidationError
-
-        adapter = _adapter(annotation)
-        if adapter is None:
-            return typed
-        try:
-            if typed is not INVALID:
-                return adapter.validate_python(typed, strict=True)
-            return adapter.validate_json(json.dumps(plain(node)), strict=True)
-        except ValidationError as error:
-            for item in error.errors(include_url=False):
-                pattern = item.get("ctx", {}).get("pattern", "")
-                wanted = PATTERNS.get(pattern) or item["msg"].removeprefix("Input should be ")
-                self.fail(node, (*path, *item["loc"]), "not a possible value", wanted)
-            return INVALID
 
     def anything(self, node: Node, path: Path) -> Any:
         """A value without annotation: data as it is, components where `class:` says so."""
@@ -416,68 +309,6 @@ class Values(abc.ABC):
         if isinstance(node.value, Secret):
             return self.secret(node, Any, path)
         return INVALID if isinstance(node.value, Unresolved) else node.value
-
-    # -- problems ---------------------------------------------------------------------------------
-
-    def locate(self, path: Path) -> Origin:
-        """Where the last key of a path was written."""
-        node, origin = self.root, self.root.origin
-        for key in path:
-            if isinstance(node, Map) and str(key) in node.items:
-                origin = node.key_origin(str(key))
-            below = child(node, key)
-            if below is None:
-                break
-            node = below
-            origin = node.origin if not isinstance(node, Map) and isinstance(key, int) else origin
-        return origin
-
-    def fail(
-        self,
-        node: Node,
-        path: Path,
-        message: str,
-        expected: str = "",
-        received: str = "",
-        suggestion: str = "",
-    ) -> Any:
-        """Record a problem with a value."""
-        if any(isinstance(leaf, Leaf) and isinstance(leaf.value, Unresolved) for _, leaf in leaves(node)):
-            return INVALID
-        got = received or (show_value(plain(node)) if expected else "")
-        origin = node.origin if isinstance(node, Leaf) else self.locate(path)
-        self.problem(origin, path, message, expected, got, suggestion)
-        return INVALID
-
-    def problem(
-        self,
-        origin: Origin,
-        path: Path,
-        message: str,
-        expected: str = "",
-        received: str = "",
-        suggestion: str = "",
-    ) -> None:
-        """Record a problem."""
-        self.problems.append(Problem(join_path(path), origin, message, expected, received, suggestion))
-
-
-@functools.lru_cache(maxsize=1024)
-def _get_adapter(annotation: Any) -> Any:
-    from pydantic import PydanticUserError, TypeAdapter
-
-    try:
-        return TypeAdapter(annotation)
-    except PydanticUserError:
-        return None
-
-
-def _adapter(annotation: Any) -> Any:
-    """pydantic's reader for an annotation; None for a class that it cannot read from JSON."""
-    try:
-        return _get_adapter(annotation)
-    except TypeError:  # an annotation that cannot be hashed, such as a Literal of lists
-        return _get_adapter.__wrapped__(annotation)
 
 
 def _constrains(mark: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from manyfit.config.study.study import seconds
+from manyfit.config.study.quantities import seconds
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed
 from manyfit.core.names import pluralize
 from manyfit.core.seeds import derive

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from manyfit.config.study.study import StudyConfig, count_bytes, seconds
+from manyfit.config.study.quantities import count_bytes, seconds
+from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import UsageError
 from manyfit.core.gpus import gpus
 from manyfit.core.signals import Watch
