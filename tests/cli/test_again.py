@@ -61,7 +61,7 @@ def test_other_checkpoints_and_data_get_reports_of_their_own(finished, cli):
         (["export", "runs/a", "--format", "pickle"], "pickle"),
         (["compare", "runs/a", "runs/b"], "the run folder runs/b does not exist"),
         (["compare", "runs/a", "runs/a", "--metric", "accurracy"], "did you mean 'accuracy'"),
-        (["check", "runs/b"], "there is no such config"),
+        (["check", "runs/b"], "no such config"),
     ],
 )
 def test_bad_input_is_one_message(finished, cli, words, says):

@@ -15,7 +15,7 @@ def test_a_study_is_not_a_run(project, cli):
     for place in ("studies/s", "studies/s/study.yaml"):
         found = cli("train", place)
         assert found.code == 2
-        assert found.err.strip().endswith("studies/s is a study, and not a run: manyfit sweep studies/s")
+        assert found.err.strip().endswith("studies/s is a study, not a run; use: manyfit sweep studies/s")
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_code_of_another_project_is_not_found(project, tmp_path_factory):
 
 def test_a_module_hidden_by_another_of_the_same_name(project):
     project.write("src/json.py", "class Model: pass\n")
-    with pytest.raises(ConfigError, match="hidden by another of the same name"):
+    with pytest.raises(ConfigError, match="shadowed by another module of the same name"):
         load_config(project.run, ["model.class=json.Model", "~model.hidden"])
 
 

@@ -83,7 +83,7 @@ def test_inherit_in_chains_and_lists(read):
 
 def test_inherit_in_a_circle(read):
     _, problems = read("a.yaml", a="a:\n  ${__inherit__}: b\nb:\n  ${__inherit__}: a\n")
-    assert any("circle" in problem.message for problem in problems)
+    assert any("circular" in problem.message for problem in problems)
 
 
 def test_errors_of_all_files_come_together(read):

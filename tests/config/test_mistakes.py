@@ -152,7 +152,7 @@ MISTAKES = [
         "",
         1,
         "model",
-        "needs the parameter 'model'",
+        "requires the parameter 'model'",
     ),
     swap(
         "missing parameter of a class",
@@ -307,7 +307,14 @@ MISTAKES = [
         "train.metrics.0",
         "(output, target)",
     ),
-    swap("abstract class", "models.MLP, hidden: 8", "models.Abstract", 5, "model.class", "it lacks forward"),
+    swap(
+        "abstract class",
+        "models.MLP, hidden: 8",
+        "models.Abstract",
+        5,
+        "model.class",
+        "it does not implement forward",
+    ),
     swap(
         "function of torch in an open signature",
         "class: models.MLP, hidden: 8",
@@ -342,7 +349,7 @@ MISTAKES = [
         "metrics: [accuracy, accuracy]",
         9,
         "train.metrics.1",
-        "names of your own",
+        "distinct names",
     ),
     swap(
         "metric with the name of a column",
@@ -386,14 +393,21 @@ MISTAKES = [
         "model.hidden",
         "did you mean: data.batch_size",
     ),
-    swap("reference to itself", "seed: 3", "seed: ${seed}", 3, "seed", "circle"),
+    swap("reference to itself", "seed: 3", "seed: ${seed}", 3, "seed", "circular"),
     Mistake(
         "reference cycle",
         text=BASE.replace("seed: 3", "seed: ${model.hidden}").replace("hidden: 8", "hidden: '${seed}'"),
         line=5,
-        says=["seed", "circle", "model.hidden"],
+        says=["seed", "circular", "model.hidden"],
     ),
-    swap("unclosed reference", "project_name: test", "project_name: ${seed", 1, "project_name", "not closed"),
+    swap(
+        "unclosed reference",
+        "project_name: test",
+        "project_name: ${seed",
+        1,
+        "project_name",
+        "unclosed reference",
+    ),
     swap(
         "unknown resolver",
         "project_name: test",
@@ -424,7 +438,7 @@ MISTAKES = [
         "project_name: x-${train}",
         1,
         "project_name",
-        "inside text",
+        "into text",
     ),
     swap(
         "secret where none can stand", "metric: val_loss", "metric: '${secret:HOME}'", 13, "export", "secret"
@@ -456,7 +470,7 @@ MISTAKES = [
         "project_name: ${oc.select:project_name}",
         1,
         "project_name",
-        "circle",
+        "circular",
     ),
     Mistake(
         "endless chain of references",
@@ -515,7 +529,7 @@ MISTAKES = [
     Mistake(
         "mappings that inherit too much",
         line=None,
-        says=["once all is inherited"],
+        says=["after inheritance is expanded"],
         text=BASE
         + "a0: {x: 1}\n"
         + "".join(
@@ -550,7 +564,7 @@ MISTAKES = [
         line=5,
     ),
     override("override of the wrong type", ["train.epochs=many"], "train.epochs", "a whole number", "'many'"),
-    override("override that adds what exists", ["+train.epochs=3"], "train.epochs", "without `+`", line=7),
+    override("override that adds what exists", ["+train.epochs=3"], "train.epochs", "omit the `+`", line=7),
     override("deletion of nothing", ["~train.epoch"], "train.epoch", "did you mean: train.epochs", line=7),
     override("deletion of something required", ["~train.epochs"], "train.epochs", line=6),
     override("deletion with a value", ["~train.epochs=3"], "train.epochs"),
@@ -642,7 +656,7 @@ def test_a_name_that_no_file_can_have(project, cli):
     answer = cli("train", "x" * 5000)
     assert answer.code == 2
     assert "Traceback" not in answer.err
-    with pytest.raises(ConfigError, match="cannot be a config"):
+    with pytest.raises(ConfigError, match="not a valid path of a config"):
         load_config("a\0b")
 
 

@@ -115,15 +115,15 @@ def test_a_pydantic_model(load):
 @pytest.mark.parametrize(
     ("section", "where", "message"),
     [
-        ({"class": "settings.Augment"}, "augment.strength", "needs the parameter"),
+        ({"class": "settings.Augment"}, "augment.strength", "requires the parameter"),
         ({"class": "settings.Augment", "strength": 2.0}, "augment", "strength must not be above 1"),
         ({"class": "settings.Augment", "strength": 0.1, "sid": 3}, "augment.sid", "unknown key"),
         ({"class": "settings.Augment", "strength": 0.1, "side": 2.5}, "augment.side", "wrong type"),
         ({"class": "settings.Augment", "strength": 0.1, "pixels": 5}, "augment.pixels", "derived"),
-        ({"class": "settings.Tracker", "url": "x", "retries": -1}, "augment.retries", "not a possible value"),
+        ({"class": "settings.Tracker", "url": "x", "retries": -1}, "augment.retries", "invalid value"),
         ({"class": "settings.Tracker", "url": "x", "inner": {"b": 1}}, "augment.inner.b", "unknown key"),
-        ({"class": "settings.Plain"}, "augment", "not a section of your own"),
-        ({"class": "models.MLP"}, "augment", "not a section of your own"),
+        ({"class": "settings.Plain"}, "augment", "not a custom section"),
+        ({"class": "models.MLP"}, "augment", "not a custom section"),
     ],
 )
 def test_mistakes_in_a_section(load, section, where, message):
@@ -183,7 +183,7 @@ def test_a_derived_value_can_be_referred_to(load):
 
 
 def test_a_derived_value_that_needs_itself(load):
-    with pytest.raises(ConfigError, match="circle"):
+    with pytest.raises(ConfigError, match="circular"):
         load(augment={"class": "settings.Augment", "strength": 0.5, "side": "${augment.pixels}"})
 
 

@@ -164,7 +164,7 @@ def test_the_yaml_of_the_guide_loads(here):
     assert config.run.train.every.validate == "3600s"
     assert config.run.model.params == {"num_classes": 100, "learning_rate": 0.001, "hidden_neurons": 50}
     assert parse_yaml(part, "part.yaml").items["train"].items["epochs"].value == 10
-    with pytest.raises(ConfigError, match=r"feeders.yaml:17.*'type' stands twice.*line 2"):
+    with pytest.raises(ConfigError, match=r"feeders.yaml:17.*duplicate key 'type'.*line 2"):
         parse_yaml(feeders, "feeders.yaml")
 
 
@@ -584,7 +584,7 @@ def test_a_cadence_is_said_once(project):
             "  epochs: 2\n", "  epochs: 2\n  every: {checkpoint: 4ba}\n  save_checkpoint_steps: 3\n"
         )
     )
-    assert "train.every.checkpoint is set, too" in problems("net")["train.save_checkpoint_steps"]
+    assert "train.every.checkpoint is also set" in problems("net")["train.save_checkpoint_steps"]
     file.write_text(file.read_text().replace("  every: {checkpoint: 4ba}\n", ""))
     assert load_config("net", ["train.every.checkpoint=4ba"]).run.train.every.checkpoint == "4ba"
 

@@ -202,7 +202,7 @@ def test_its_formats_may_stand_in_a_config(kind):
     kind.config({**kind.tree, "export": {"formats": ["npz"]}})
     manyfit.train(kind.run, callbacks=[])
     assert (kind.run / "exported" / "model.npz").is_file()
-    with pytest.raises(manyfit.ConfigError, match="there is no such format") as caught:
+    with pytest.raises(manyfit.ConfigError, match="no such export format") as caught:
         manyfit.load_config(kind.run, ["export.formats=[nzp]"])
     assert caught.value.problems[0].suggestion == "npz"
 

@@ -22,7 +22,7 @@ def test_every_missing_key_is_named_at_once(tiny):
     found = problems(folder)
     assert set(found) == {"data_loader_class", "epochs", "export", "data_dir"}
     assert "config.yaml" in found["epochs"]
-    assert "there is data_loader_clas, at " in found["data_loader_class"]
+    assert "a similar key is data_loader_clas, at " in found["data_loader_class"]
     assert "--data-dir" in found["data_dir"]
 
 
@@ -31,7 +31,11 @@ def test_every_missing_key_is_named_at_once(tiny):
     [
         ("data_loader_class", "dataset.Loadr", ["config.yaml:", "data_loader_class", "dataset.Loader"]),
         ("data_loader_class", "datset.Loader", ["data_loader_class", "no module 'datset'", "dataset"]),
-        ("data_loader_class", "dataset.Unfinished", ["data_loader_class", "lacks create_test_generator"]),
+        (
+            "data_loader_class",
+            "dataset.Unfinished",
+            ["data_loader_class", "does not implement create_test_generator"],
+        ),
         ("data_loader_class", "models.Builder", ["data_loader_class", "DataLoaderBase"]),
         ("model_builder_class", "subprocess.Popen", ["model_builder_class", "ModelBuilderBase"]),
         ("evaluator_class", "evaluation.error", ["evaluator_class", "EvaluatorBase"]),
@@ -225,7 +229,7 @@ def test_another_evaluator_is_no_other_run(tiny):
 def test_epochs_have_one_place(tiny):
     assert load_config(tiny.write(), ["train.epochs=7"]).run.train.epochs == 7
     found = problems(tiny.write(train={"epochs": 5}))
-    assert "in this layout the key is epochs" in found["train.epochs"]
+    assert "in this layout, epochs is a top-level key" in found["train.epochs"]
 
 
 def test_a_secret_is_for_trackers_alone(tiny, monkeypatch):
@@ -233,4 +237,4 @@ def test_a_secret_is_for_trackers_alone(tiny, monkeypatch):
     address = {"mlflow": "http://me:${secret:TOKEN}@127.0.0.1:9"}
     config = load_config(tiny.write(track=address))
     assert config.run.data.params["settings"].track.mlflow == "http://me:${secret:TOKEN}@127.0.0.1:9"
-    assert "secret cannot be handed" in "".join(problems(tiny.write(key="${secret:TOKEN}")).values())
+    assert "secret cannot be passed" in "".join(problems(tiny.write(key="${secret:TOKEN}")).values())

@@ -334,7 +334,7 @@ def test_a_secret_in_the_name_of_a_metric_is_refused(planted, cli):
     """A run was trained, and could not be read afterwards."""
     answer = cli("train", "runs/a", "-p", "train.metrics", json.dumps({values()["token"]: "accuracy"}))
     assert answer.code == 2
-    assert "a key has the value of a secret in its name: ${secret:PLANTED_TOKEN}" in answer.err
+    assert "a key contains the value of a secret: ${secret:PLANTED_TOKEN}" in answer.err
     assert not leaked(planted, answer.out, answer.err)
 
 
@@ -445,7 +445,7 @@ def test_a_password_in_a_config_is_refused(planted, cli, verb):
     more = ["--print"] if verb == "submit" else []
     answer = cli(verb, "runs/a", *more, "-p", "track.mlflow", address)
     assert answer.code == 2
-    assert "the password stands in plain" in answer.err
+    assert "the password is in plain text" in answer.err
     assert "http://name:${secret:NAME}@host" in answer.err
     kept = [
         path
@@ -473,7 +473,7 @@ def test_a_secret_with_the_name_of_a_key_of_the_space_is_refused(planted, cli, m
     )
     answer = cli("sweep", "studies/s")
     assert answer.code == 2
-    assert "a key has the value of a secret" in answer.err
+    assert "a key contains the value of a secret" in answer.err
 
 
 def test_a_secret_may_have_the_value_of_its_name(planted, cli, monkeypatch):

@@ -243,7 +243,7 @@ class Duck:
         ),
         ("AnswersNothing", 1, "the executor AnswersNothing.wait must return a list of outcomes, not None"),
         ("HasNoSlot", 1, "the executor HasNoSlot must have one slot or more, not 0"),
-        ("TakesNoJob", 2, "does not take the parameter job"),
+        ("TakesNoJob", 2, "does not accept the parameter job"),
         ("Duck", 2, "expected: an executor: a subclass of manyfit.executors.Executor"),
     ],
 )

@@ -1,14 +1,14 @@
-"""YAML → a typed, located, checked tree. Nothing here knows torch.
+"""YAML files to a typed, checked config whose values know their file and line. Nothing here imports torch.
 
-From the ground up; a room imports only from those before it:
+In the order of dependencies; a package imports only from those above it in the table:
 
-| room | what it holds |
+| package or module | contents |
 |---|---|
-| `tree` | YAML as a tree of located values: reading, extending, references, overrides |
-| `typed` | values against signatures: class paths, roles, types |
-| `schema` | the sections of a run, their defaults, and what must fit together |
-| `dialects` | layouts of other systems |
-| `config`, `load`, `identity`, `json_schema` | a checked config, its fingerprint, its JSON schema |
+| `tree` | YAML as a tree of values with file and line: reading, extending, references, overrides |
+| `typed` | checks of values against signatures: class paths, roles, types |
+| `schema` | the sections of a run, their defaults, and consistency checks |
+| `dialects` | other layouts of the config file |
+| `config`, `load`, `identity`, `json_schema` | the checked config: loading, fingerprint, JSON Schema |
 | `study` | the config of a study |
 """
 

@@ -1,4 +1,4 @@
-"""A checked config: read it, compare it, write it."""
+"""The checked config: reading, comparing and writing it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from manyfit.core.redaction import Secret
 
 @dataclass(frozen=True)
 class Given:
-    """What a config was made from: files and overrides, laid but not resolved, and where they lie."""
+    """The input of a config: files and overrides, merged but not resolved, and their location."""
 
     tree: Map
     project: FilePath
     file: FilePath | None
     frozen: Mapping[str, Any]
     artifact: Artifact | None = None
-    """How far to believe it, if it may come from elsewhere."""
+    """The restrictions on its classes, if it may come from elsewhere."""
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What was checked before, for patches of this config that leave it as it is."""
+    """Cached check results, for patches of this config that leave values unchanged."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "memo": {}}
@@ -42,15 +42,15 @@ class Given:
 
 @dataclass(frozen=True)
 class Config(Mapping[str, Any]):
-    """A checked, frozen config: references resolved, classes found, parameters of the right type.
+    """A checked, frozen config: references resolved, classes imported, parameters of the right type.
 
-    Values are read by item or by attribute, `config["train"]["epochs"]` or `config.train.epochs`; values that
-    nobody gave are their defaults. `run` holds the same as typed objects.
+    Values are read by item or by attribute, `config["train"]["epochs"]` or `config.train.epochs`; omitted
+    values are their defaults. `run` holds the same values as typed objects.
     """
 
     given: Given
     tree: Map
-    """What was given, references filled in, in the layout in which it was written."""
+    """The given values with references resolved, in the layout of the file."""
     meaning: Map
     """The same in the layout of a run."""
     run: Run
@@ -61,11 +61,11 @@ class Config(Mapping[str, Any]):
     defaults: Mapping[Path, Any]
     derived: Mapping[Path, Any]
     folder: str | None = None
-    """Where the run shall lie, if the config says so."""
+    """The run folder, if the config sets it."""
 
     @property
     def project(self) -> FilePath:
-        """The project's root, from which paths are counted."""
+        """The project root, to which paths are relative."""
         return self.given.project
 
     @property
@@ -75,19 +75,19 @@ class Config(Mapping[str, Any]):
 
     @property
     def sources(self) -> tuple[FilePath, ...]:
-        """Where the user's code lies."""
+        """The folders of the user's code."""
         if self.given.artifact is not None:
             return self.given.artifact.sources
         return (self.project / self.run.src_code_path,)
 
     @cached_property
     def explicit(self) -> dict[str, Any]:
-        """What was given, in its one spelling."""
+        """The given values in canonical form."""
         return dict(normal(self.tree, self.classes))
 
     @cached_property
     def fingerprint(self) -> str:
-        """The identity of the run: the same for every spelling and order of the same values and seed."""
+        """The hash of the identity: equal for every spelling and order of the same values and seed."""
         kept = identity(self.explicit, self.kinds)
         frozen = {
             join_path(path): value
@@ -111,16 +111,16 @@ class Config(Mapping[str, Any]):
         return {join_path(path): _storable(value) for path, value in values.items()}
 
     def diff(self, other: Config) -> list[Difference]:
-        """What is different in `other`, each difference with its kind."""
+        """Return what differs in `other`, each difference with its kind."""
         return diff_snapshots(self.snapshot, other.snapshot)
 
     def origin(self, path: str) -> Origin | None:
-        """Where a value was written; None if nobody gave it."""
+        """Return where a value was written; None if it was omitted."""
         node = find(self.tree, tuple(path.split("."))) or find(self.meaning, tuple(path.split(".")))
         return node.origin if node is not None else None
 
     def rows(self) -> Iterator[tuple[str, Any, str, Kind]]:
-        """Every value with its origin and kind: those that were given, then defaults and derived ones."""
+        """Yield every value with its origin and kind: given values, then defaults, then derived values."""
         for path, node in leaves(self.tree):
             yield join_path(path), plain(node), str(node.origin), self.snapshot.kind(join_path(path))
         for path, value in self.defaults.items():
@@ -129,11 +129,11 @@ class Config(Mapping[str, Any]):
             yield join_path(path), _storable(value), "derived", self.snapshot.kind(join_path(path))
 
     def dump(self) -> str:
-        """Write what was given as YAML. Loading it gives an equal config."""
+        """Return the given values as YAML. Loading it restores an equal config."""
         return dump_parts(_escape(self.tree))
 
     def to_resolved_yaml(self) -> str:
-        """The text of `config.resolved.yaml`: what was given, what was filled in, and what it all means."""
+        """Return the text of `config.resolved.yaml`: given, default and derived values, classes and kinds."""
         rest = {
             "defaults": self._flat(self.defaults),
             "derived": self._flat(self.derived),
@@ -144,7 +144,7 @@ class Config(Mapping[str, Any]):
         return f"config:\n{given}{dump_parts(rest)}fingerprint: '{self.fingerprint}'\n"
 
     def section(self, name: str) -> Any:
-        """A user's own section as the object that its class makes, with its secrets filled in."""
+        """Return a custom section as an instance of its class, with its secrets revealed."""
         value = self.sections[name]
         return value.build() if isinstance(value, Component) else value
 
@@ -190,7 +190,7 @@ class Config(Mapping[str, Any]):
 
 
 def snapshot(resolved: Node) -> Snapshot:
-    """Read a resolved config for comparison, without importing what it names."""
+    """Return the snapshot of a resolved config, without importing the classes that it names."""
     try:
         parts = plain(resolved)
         inner = resolved.items["config"] if isinstance(resolved, Map) else resolved
@@ -224,7 +224,7 @@ def _escape(node: Node) -> Any:
 
 
 def _storable(value: Any) -> Any:
-    """A default as plain data; what is not data is described."""
+    """Return a default as plain data; for other objects, their `repr`."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
@@ -240,7 +240,7 @@ def _storable(value: Any) -> Any:
 
 
 def _to_view(value: Any) -> Any:
-    """Typed values as data that can be read by item and attribute; components as their mapping."""
+    """Return typed values as plain data; a component as its mapping, with defaults."""
     if isinstance(value, Component):
         known = {n: p for n, p in signature_of(value.target).parameters.items() if n not in value.supplied}
         unknown = (REQUIRED, INHERITED)

@@ -1,4 +1,4 @@
-"""What makes two configs the same run: canonical values, the fingerprint, and differences by kind."""
+"""The identity of a config: canonical values, the fingerprint, and differences by kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from manyfit.core.redaction import Secret
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value that differs between two configs; `NOT_SET` stands where it has none."""
+    """One value that differs between two configs; `NOT_SET` if one does not have it."""
 
     path: str
     kind: Kind
@@ -39,16 +39,16 @@ NOT_SET = _NotSet()
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What of a config can be compared without importing anything: effective values and their kinds."""
+    """The parts of a config that can be compared without imports: effective values and their kinds."""
 
     values: Mapping[str, Any]
     kinds: Mapping[str, Kind]
     fingerprint: str
     defaults: frozenset[str] = frozenset()
-    """The values that nobody has given."""
+    """The keys of omitted values."""
 
     def kind(self, path: str) -> Kind:
-        """The kind that the nearest enclosing mark declares."""
+        """Return the kind of a value: that of the nearest enclosing mark."""
         steps = path.split(".")
         for length in range(len(steps), 0, -1):
             found = self.kinds.get(".".join(steps[:length]))
@@ -58,12 +58,12 @@ class Snapshot:
 
 
 def epochs_in(values: Mapping[str, Any], default: Any) -> Any:
-    """The number of epochs among the values of a config, in whichever layout it is."""
+    """Return the number of epochs among the values of a config, in any layout."""
     return next((values[key] for key in EPOCHS if key in values), default)
 
 
 def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Difference]:
-    """List what differs, in the order of the keys, each with its kind."""
+    """Return the differences in the order of the keys, each with its kind."""
     found = []
     for path in dict.fromkeys([*before.values, *after.values]):
         old, new = before.values.get(path, NOT_SET), after.values.get(path, NOT_SET)
@@ -74,7 +74,7 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> list[Difference]:
 
 
 def normal(node: Node, classes: Mapping[Path, str], path: Path = ()) -> Any:
-    """Plain data in one spelling: `class` for its synonyms, full class paths, components in the long form."""
+    """Return plain data in canonical form: `class`, not its synonyms, full paths, components in long form."""
     if path in classes:
         params = {}
         if isinstance(node, Map):
@@ -90,7 +90,7 @@ def normal(node: Node, classes: Mapping[Path, str], path: Path = ()) -> Any:
 
 
 def identity(value: Any, kinds: Mapping[Path, Kind], path: Path = (), kind: Kind = Kind.IDENTITY) -> Any:
-    """Keep what is part of the identity; mappings that hold nothing else disappear."""
+    """Return only the values that are part of the identity; mappings without any are dropped."""
     kind = kinds.get(path, kind)
     if isinstance(value, dict):
         kept = {key: identity(item, kinds, (*path, key), kind) for key, item in value.items()}
@@ -105,7 +105,7 @@ def identity(value: Any, kinds: Mapping[Path, Kind], path: Path = (), kind: Kind
 
 
 def hash_data(value: Any) -> str:
-    """Hash plain data: key order and the spelling of numbers do not matter, every value does."""
+    """Return a hash of plain data, independent of key order and the spelling of numbers."""
     text = json.dumps(
         number(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":")
     )
@@ -113,7 +113,10 @@ def hash_data(value: Any) -> str:
 
 
 def number(value: Any) -> Any:
-    """Write numbers in one way: 1.0 is 1, and what JSON cannot write has a name. So do classes that moved."""
+    """Return data with canonical numbers and class paths.
+
+    1.0 becomes 1, a non-finite number becomes a mapping, and a moved class is named by its first path.
+    """
     if isinstance(value, str):
         return first_path(value)
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""JSON Schema of a run's config, so that editors complete it and mark mistakes while they are typed."""
+"""The JSON Schema of the config of a run, for completion and validation in editors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyfit.config.typed.signatures import signature_of
 
 
 def json_schema(config: Config | None = None) -> dict[str, Any]:
-    """Describe every config, with the parameters of the built-ins and of the classes that `config` names."""
+    """Return the JSON Schema, with the parameters of built-ins and of the classes that `config` names."""
     named = _components(config.run) if config is not None else {}
     if config is not None and (own := dialect_of(config.tree).schema) is not None:
         return own(config.run)
@@ -22,15 +22,15 @@ def json_schema(config: Config | None = None) -> dict[str, Any]:
     schema["properties"] |= {
         "extend": {
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
-            "description": "Files to lay below this one, relative to it; patterns are allowed.",
+            "description": "Files that this one extends, relative to it; patterns are allowed.",
         },
     }
     section = {"type": "object", "required": ["class"], "properties": {"class": {"type": "string"}}}
     schema["additionalProperties"] = {
         **section,
-        "description": "A section of your own: a dataclass or pydantic model.",
+        "description": "A custom section: a dataclass or pydantic model.",
     }
-    # A file that extends others need not repeat what they hold.
+    # A file that extends others need not repeat their keys.
     required = schema.pop("required")
     schema["if"] = {"not": {"required": ["extend"]}}
     schema["then"] = {"required": required}
@@ -42,7 +42,7 @@ def json_schema(config: Config | None = None) -> dict[str, Any]:
 
 
 def _components(section: Any, at: str = "") -> dict[str, list[str]]:
-    """The classes that a config names, by the place where they stand."""
+    """Return the classes that a config names, by key."""
     found: dict[str, list[str]] = {}
     for name in signature_of(type(section)).parameters:
         item = getattr(section, name)

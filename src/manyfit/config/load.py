@@ -1,4 +1,4 @@
-"""From a file, a folder or a dict to a checked config; all problems are raised together."""
+"""Loading and checking a config from a file, a folder or a dict; all problems are raised together."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def load_config(
 ) -> Config:
     """Load and check a config: a YAML file, a run folder, or the same tree as a dict.
 
-    Raises `ConfigError` with every problem at once. `frozen` are derived values that were fixed before.
-    The config of a run that was not trained here is data: it may name listed classes and the code of the
-    project that you are in, unless you `trust` it.
+    Raises `ConfigError` with every problem at once. `frozen` holds derived values that were fixed earlier.
+    The config of a run that was trained elsewhere is data: unless you `trust` it, it may name only allowed
+    classes and the code of the current project.
     """
     problems: list[Problem] = []
     if not isinstance(source, Mapping):
@@ -85,7 +85,7 @@ def load_config(
 
 
 def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any] | None = None) -> Config:
-    """A config with further overrides, or other frozen values. No file is read; all is checked anew."""
+    """Return a config with further overrides or other frozen values, checked again. No file is read."""
     problems: list[Problem] = []
     tree = _apply_overrides(config.given.tree, overrides, problems)
     given = dataclasses.replace(config.given, tree=tree)
@@ -95,7 +95,7 @@ def patch(config: Config, overrides: Overrides = (), *, frozen: Mapping[str, Any
 
 
 def _without_trackers(tree: Map) -> Map:
-    """A config that was not made here says nothing about where results are sent."""
+    """Remove `track`: a config from elsewhere must not decide where results are sent."""
     return tree.without("track") if "track" in tree.items else tree
 
 
@@ -104,13 +104,13 @@ def _explain_closed(artifact: Artifact | None) -> str:
 
 
 def load_component(file: FilePath, section: str, role: Role, trust: bool = False) -> Component:
-    """Load one component of a resolved config alone: other sections may need secrets that are not here."""
+    """Load a single component of a resolved config: other sections may need secrets that are not set."""
     artifact = artifact_at(file) if not trust else None
     tree, _ = _unwrap(_mapping(read_file(file)))
     project = _root(tree, project_root(file))
     tree = _translate(tree, project).tree
     if section not in tree.items:
-        raise ConfigError([Problem(section, tree.origin, f"there is no {section} in this config")])
+        raise ConfigError([Problem(section, tree.origin, f"this config has no {section}")])
     resolver = Resolver(Map({section: tree.items[section]}), os.environ, closed=_explain_closed(artifact))
     part = resolver.resolve()
     checker = Checker(part, project, source_folder(tree, project), {}, artifact=artifact)
@@ -130,7 +130,7 @@ def make_component(
     source: FilePath,
     artifact: Artifact | None = None,
 ) -> Component:
-    """A component from plain data: `{"class": path, **params}`."""
+    """Create a component from plain data: `{"class": path, **params}`."""
     if current_path(str(given.get("class"))) in ADAPTERS:
         choose_backend()
     part = Map({name: from_plain(dict(given))})
@@ -144,7 +144,7 @@ def make_component(
 
 
 def _check_settings(checker: Checker, node: Node) -> None:
-    """What classes of components read from the settings that they are given, checked before they read it."""
+    """Check the settings that component classes read, before they read them."""
     settings = node.items.get("settings") if isinstance(node, Map) else None
     if checker.artifact is not None and isinstance(settings, Map):
         for cls in filter(attributes_of, checker.named_classes):
@@ -158,9 +158,9 @@ def _mapping(node: Node) -> Map:
 
 
 def config_file(place: FilePath) -> FilePath:
-    """The config that a path means: a file; in a folder, `config.yaml` or the only YAML that is there.
+    """Return the config file for a path: a file; in a folder, `config.yaml` or the only YAML file.
 
-    What is neither may be the name of a variant.
+    Any other path may be the name of a variant.
     """
     usual = place / "config.yaml"
     if not place.is_dir():
@@ -170,12 +170,12 @@ def config_file(place: FilePath) -> FilePath:
         return usual
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise ConfigError([Problem("", Origin(str(place)), f"there are several configs: {names}", "one")])
+        raise ConfigError([Problem("", Origin(str(place)), f"several configs: {names}", "exactly one")])
     return found[0] if found else place / "config.yaml"
 
 
 def list_config_files(folder: FilePath) -> list[FilePath]:
-    """The YAML files in a folder that people wrote: not those that manyfit wrote beside them."""
+    """Return the YAML files in a folder, except those that manyfit wrote."""
     found = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
     return [file for file in found if not _is_ours(file)]
 
@@ -185,30 +185,28 @@ def _is_ours(file: FilePath) -> bool:
 
 
 def _check_only(file: FilePath | None, reader: Reader, tree: Map, problems: list[Problem]) -> None:
-    """Some layouts have exactly one config in the folder of a run."""
+    """Record further configs in the run folder, for layouts that allow only one."""
     dialect = dialect_of(tree)
     if file is None or not dialect.alone:
         return
     used = {read.resolve() for read in reader.files}
     others = [other.name for other in list_config_files(file.parent) if other.resolve() not in used]
     if file.name == "config.yaml" and others:
-        message = f"there is another config beside this one: {', '.join(others)}"
-        problems.append(
-            Problem("", Origin(reader.display_file(file)), message, "exactly one in the folder of a run")
-        )
+        message = f"further configs in this folder: {', '.join(others)}"
+        problems.append(Problem("", Origin(reader.display_file(file)), message, "exactly one per run folder"))
 
 
 def check_name(text: str) -> None:
-    """A path that no file can have is a mistake like any other; so is one that trackers cannot write down."""
+    """Raise `ConfigError` for a path that no file can have, or that cannot be encoded as UTF-8."""
     try:
         str(logical(FilePath(text))).encode()
     except UnicodeEncodeError:
-        hint = "a name in UTF-8, and a locale that has it (LC_ALL=C.UTF-8, or PYTHONUTF8=1)"
+        hint = "a UTF-8 name, and a locale that supports it (LC_ALL=C.UTF-8, or PYTHONUTF8=1)"
         raise ConfigError(
             [Problem("", Origin(show_value(text)), "this path is not UTF-8 here", hint)]
         ) from None
     except ValueError:
-        pass  # which is said below
+        pass  # reported below
     try:
         FilePath(text).stat()
     except FileNotFoundError:
@@ -216,16 +214,16 @@ def check_name(text: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            [Problem("", Origin(show_value(text)), f"this cannot be a config: {reason}")]
+            [Problem("", Origin(show_value(text)), f"not a valid path of a config: {reason}")]
         ) from None
 
 
 def _apply_overrides(tree: Map, overrides: Overrides, problems: list[Problem]) -> Map:
     dialect = dialect_of(tree)
     for override in collect(overrides, problems):
-        log.debug("%s %s", override.action, join_path(override.path))  # its value may be a secret
+        log.debug("%s %s", override.action, join_path(override.path))  # not the value, which may be a secret
         if override.path == PLAIN.epochs:
-            override = dataclasses.replace(override, path=dialect.epochs)  # as this layout calls it
+            override = dataclasses.replace(override, path=dialect.epochs)  # the key in this layout
         tree = apply(tree, override, problems)
     return hide_secrets(tree)
 
@@ -233,7 +231,7 @@ def _apply_overrides(tree: Map, overrides: Overrides, problems: list[Problem]) -
 def _check(given: Given, problems: list[Problem]) -> Config:
     if is_study(given.tree):
         place = given.tree.origin.file.removesuffix("/study.yaml")
-        raise UsageError(f"{place} is a study, and not a run: manyfit sweep {place}")
+        raise UsageError(f"{place} is a study, not a run; use: manyfit sweep {place}")
     laid = inherit(given.tree, problems)
     artifact = given.artifact
     resolver = Resolver(laid, os.environ, closed=_explain_closed(artifact))
@@ -242,7 +240,7 @@ def _check(given: Given, problems: list[Problem]) -> Config:
     problems += resolver.problems
     meaning = _translate(written, given.project)
     problems += meaning.problems
-    if meaning.problems:  # at once: to look at classes, which may import TensorFlow, takes seconds
+    if meaning.problems:  # early: checking classes may import TensorFlow, which takes seconds
         raise ConfigError(sorted(problems, key=lambda p: _place(p.origin)))
     tree = meaning.tree
     problems += _source_problems(tree, given.project) if artifact is None else []
@@ -287,11 +285,11 @@ def _make_checker(given: Given, tree: Map) -> Checker:
 
 
 def _check_tree(checker: Checker, written: Map) -> tuple[Any, dict[str, Any]]:
-    """Return the run and the sections of the user's own; problems are collected in the checker."""
+    """Return the run and the custom sections; problems are collected in the checker."""
     tree = checker.root
     assert isinstance(tree, Map)
     known = signature_of(Run).parameters
-    misplaced = ("optimizer", "loss", "scheduler", "metrics")  # of train, which a section cannot be called
+    misplaced = ("optimizer", "loss", "scheduler", "metrics")  # keys of train, not names of sections
     own = {
         name
         for name, node in tree.items.items()
@@ -312,7 +310,7 @@ def _check_tree(checker: Checker, written: Map) -> tuple[Any, dict[str, Any]]:
 
 
 def _translate(tree: Map, project: FilePath) -> Translation:
-    """What a config means, if it has the layout of another system; else itself."""
+    """Translate a config of another layout; return others unchanged."""
     dialect = dialect_of(tree)
     if dialect is not PLAIN:
         choose_backend()
@@ -320,7 +318,7 @@ def _translate(tree: Map, project: FilePath) -> Translation:
 
 
 def _root(tree: Map, root: FilePath) -> FilePath:
-    """The project's root: as the config says, for one that does not lie in its project."""
+    """Return the project root: `project_path` of the config, else `root`."""
     node = tree.items.get("project_path")
     is_said = isinstance(node, Leaf) and isinstance(node.value, str) and node.value
     return (root / node.value).resolve() if is_said else root  # type: ignore[union-attr, operator]
@@ -331,12 +329,12 @@ def _place(origin: Origin) -> tuple[str, int]:
 
 
 def _source_problems(tree: Map, project: FilePath) -> list[Problem]:
-    """A folder for the user's code that was named must be there."""
+    """Return a problem if `src_code_path` is set but does not exist."""
     node = tree.items.get("src_code_path")
     if not (isinstance(node, Leaf) and isinstance(node.value, str)) or is_folder(project / node.value):
         return []
     expected = f"a folder in {project.name}/"
-    return [Problem("src_code_path", node.origin, "there is no such folder", expected, repr(node.value))]
+    return [Problem("src_code_path", node.origin, "no such folder", expected, repr(node.value))]
 
 
 def _is_section(node: Node) -> bool:
@@ -344,21 +342,19 @@ def _is_section(node: Node) -> bool:
 
 
 def _section(checker: Checker, name: str) -> Any:
-    """Check a section of the user's own: a dataclass or pydantic model, named by `class`."""
+    """Check a custom section: a dataclass or pydantic model, named by `class`."""
     assert isinstance(checker.root, Map)
     node = checker.root.items[name]
     value = checker.component(node, ANY, (name,))
     target = value.target if isinstance(value, Component) else type(value)
     if hasattr(Config, name):
-        checker.fail(
-            node, (name,), "a config has an attribute of this name already; call the section something else"
-        )
+        checker.fail(node, (name,), "a config already has an attribute of this name; rename the section")
     if (name,) not in checker.classes or (value is not INVALID and not is_record(target)):
         known = signature_of(Run).parameters
         checker.problem(
             checker.locate((name,)),
             (name,),
-            "unknown key, and not a section of your own",
+            "unknown key, and not a custom section",
             f"one of {', '.join(known)}; or a dataclass or a pydantic model",
             name,
             nearest(name, known),
@@ -367,7 +363,7 @@ def _section(checker: Checker, name: str) -> Any:
 
 
 def _unwrap(tree: Map) -> tuple[Map, dict[str, Any]]:
-    """A resolved config holds the config itself and its frozen derived values."""
+    """Return the config and the frozen derived values of a resolved config; other trees unchanged."""
     inner, derived = tree.items.get("config"), tree.items.get("derived")
     if isinstance(inner, Map) and isinstance(derived, Map) and "fingerprint" in tree.items:
         return inner, dict(plain(derived))
@@ -375,12 +371,12 @@ def _unwrap(tree: Map) -> tuple[Map, dict[str, Any]]:
 
 
 def is_study(tree: Map) -> bool:
-    """Whether a file holds a study: what varies, and the config that it varies."""
+    """Return whether a file is a study: it has a search space and a base config."""
     return "space" in tree.items and "base" in tree.items and "model" not in tree.items
 
 
 def _no_file(file: FilePath, reader: Reader) -> Problem:
-    """A path that leads nowhere, with the run that was probably meant."""
+    """Return the problem of a missing file, with the most similar run."""
     wanted, runs = file.name, list(file.parent.glob("*/config.yaml"))
     if file.name == "config.yaml":
         wanted, runs = file.parent.name, list(file.parent.parent.glob("*/config.yaml"))
@@ -390,7 +386,7 @@ def _no_file(file: FilePath, reader: Reader) -> Problem:
     return Problem(
         "",
         Origin(reader.display_file(file)),
-        "there is no such config",
+        "no such config",
         "a run folder with a config.yaml, a YAML file, or the name of a variant",
         suggestion=suggestion,
     )

@@ -1,10 +1,10 @@
-"""Layouts of other systems, each a pure function from tree to tree.
+"""Dialects: other layouts of the config file, each a pure function from tree to tree.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `dialect` | what a dialect is |
-| `table` | all of them, and what everybody else asks |
+| `dialect` | the definition of a dialect |
+| `table` | all dialects, and the functions that other packages use |
 | `five_components` | loader, augmentor, preprocessor, model builder, evaluator |
-| `variants` | `model.type` and feeders, found by name |
-| `variant_files`, `variant_feeders` | where variants are found; their feeders and the shipped records |
+| `variants` | `model.type` with feeders; configs found by name |
+| `variant_files`, `variant_feeders` | finding variants by name; their feeders and the shipped records |
 """

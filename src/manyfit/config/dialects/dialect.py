@@ -1,7 +1,7 @@
-"""Layouts of other systems. Each is a pure function from tree to tree; everything after it sees one schema.
+"""The definition of a dialect: a pure function from tree to tree, so that all later code sees one schema.
 
-What people see stays in the layout of their file: overrides, differences, identity, problems. So a
-translation also says what a place in the layout of a run is called there.
+Overrides, differences, identity and problems stay in the layout of the user's file. A translation therefore
+also maps paths in the layout of a run back to those of the file.
 """
 
 from __future__ import annotations
@@ -22,85 +22,85 @@ from manyfit.core.names import nearest
 
 @dataclass(frozen=True)
 class Translation:
-    """What a config of another layout means, and how to speak of it in that layout."""
+    """A config translated to the layout of a run, with the mapping back to its file."""
 
     tree: Map
     problems: list[Problem] = field(default_factory=list)
     places: dict[Path, Path] = field(default_factory=dict)
-    """For each place in `tree` that stands elsewhere in the file: where."""
+    """Paths in `tree` that differ from those in the file, with the latter."""
     kinds: dict[Path, Kind] = field(default_factory=dict)
-    """What the keys of the file are to a run."""
+    """The kinds of the keys of the file."""
     assumed: dict[Path, Any] = field(default_factory=dict)
-    """Defaults that this layout has and that of a run has not."""
+    """Defaults that only this layout has."""
     foreign: Callable[[Path], bool] = lambda path: False
-    """Whether a place in `tree` is of no interest to those who know the file."""
+    """Whether a path in `tree` has no counterpart in the file."""
     folder: str | None = None
-    """Where the run shall lie, if the file says so."""
+    """The run folder, if the file sets it."""
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Keys that this layout has in a mapping beside those of the run's."""
+    """Keys of a mapping that only this layout has."""
 
     def restore_path(self, path: str) -> str:
-        """A path of `tree` as the file has it."""
+        """Return the dotted path in the file for one in `tree`."""
         return ".".join(map(str, self.own(tuple(path.split(".")))))
 
     def own(self, path: Path) -> Path:
-        """A place of `tree` in the file."""
+        """Return the path in the file for a path in `tree`."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return (*self.places[path[:length]], *path[length:])
         return path
 
     def restore_problem(self, problem: Problem) -> Problem:
-        """A problem in the words of the file."""
+        """Return a problem with the path and the suggestion of the file."""
         owner, _, key = problem.path.rpartition(".")
         best = problem.suggestion or nearest(key, self.further.get(owner, ()))
         return replace(problem, path=self.restore_path(problem.path), suggestion=best)
 
     def facts(self, found: dict[Path, Any]) -> dict[Path, Any]:
-        """What was learned of the places of `tree`, by those of the file."""
+        """Return facts by path in the file, without those that have no counterpart there."""
         return {self.own(path): fact for path, fact in found.items() if not self.foreign(path)}
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """A layout: how it is recognised, and what it means."""
+    """A layout: how to recognize and translate it."""
 
     name: str
     is_written: Callable[[Map], bool]
     translate: Callable[[Map, FilePath], Translation]
     epochs: Path = ("train", "epochs")
-    """Where this layout has the number of epochs."""
+    """The path of the number of epochs in this layout."""
     alone: bool = False
-    """Whether its file is the only one in the folder of a run."""
+    """Whether its file must be the only config in the run folder."""
     reserved: frozenset[str] = frozenset()
-    """Keys at the top that mean something here; all others are the user's own."""
+    """Top-level keys with a meaning in this layout; all others are custom."""
     path_keys: tuple[str, ...] = ()
-    """Keys that only say where the data lies, which may be said anew at each start."""
+    """Keys that only locate the data, and may change at each start."""
     optimizer_keys: tuple[str, ...] = ("train.optimizer", "train.groups")
-    """Keys below which the options of optimisers stand."""
+    """Keys below which options of optimizers are set."""
     folder_key: str = ""
-    """The key that says where the run lies, if there is one."""
+    """The key that sets the run folder, if there is one."""
     adapters: frozenset[str] = frozenset()
-    """Class paths that stand for a whole section of a run."""
+    """Class paths that represent a whole section of a run."""
     key_beside: Callable[[str], str] = lambda name: f"data.{name}"
-    """Where a key that belongs to the data set stands in the file."""
+    """Return the path in the file of a key of the data section."""
     fed_by: Callable[[Component], str] = lambda data: f"data: {data.path}"
-    """What feeds the model, in the words of the file."""
+    """Return a description of what feeds the model, in terms of the file."""
     schema: Callable[[Any], dict[str, Any]] | None = None
-    """The JSON schema of a config, with the classes that it names."""
+    """Return the JSON Schema of a config, with the classes that it names."""
     find: Callable[[str, Sequence[FilePath], FilePath | None], FilePath | None] | None = None
-    """Find the file of a config by its name: in some folders, or from a place on."""
+    """Find the file of a config by name, in given folders or from a given place."""
     names: Callable[[Sequence[FilePath]], list[str]] | None = None
     """The names of all configs that can be found by name."""
     root_of: Callable[[FilePath], FilePath | None] | None = None
-    """The project of a config that lies in another place than runs do."""
+    """Return the project of a config that is not in a run folder."""
     is_shipped: Callable[[FilePath], bool] | None = None
-    """Whether a config comes with manyfit."""
+    """Return whether a config is shipped with manyfit."""
     adopt: Callable[[Map, FilePath], Map] = lambda tree, root: tree
-    """What a config that comes with manyfit means in the project of whoever uses it."""
+    """Adapt a config shipped with manyfit to the project that uses it."""
 
 
 def choose_backend() -> None:
-    """Let Keras run on torch where nobody says otherwise and TensorFlow is not installed."""
+    """Select torch as the backend of Keras, unless one is set or TensorFlow is installed."""
     if importlib.util.find_spec("tensorflow") is None:
         os.environ.setdefault("KERAS_BACKEND", "torch")

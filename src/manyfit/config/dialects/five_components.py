@@ -1,7 +1,7 @@
-"""The flat layout of five components: `data_loader_class`, `preprocessor_class`, … beside keys of one's own.
+"""The flat layout of five components: `data_loader_class`, `preprocessor_class`, … and custom keys.
 
-It is a dialect: a pure function from tree to tree. What it makes has the layout of a run, with the leaves of
-the user's file in it, so that everything after it sees one schema and errors still name the user's lines.
+This dialect is a pure function from tree to tree. The result has the layout of a run but keeps the leaves of
+the user's file, so that all later code sees one schema and errors still report the user's lines.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "unused": ("data", "unused"),
     "epochs": ("train", "epochs"),
 }
-"""Where the reserved keys of this layout stand in the layout of a run."""
+"""The paths of the reserved keys in the layout of a run."""
 SHARED: Final = ("project_name", "src_code_path", "seed", "train", "evaluate", "export", "track", "submit")
 """Keys that mean the same in both layouts."""
 REQUIRED: Final = {
-    "src_code_path": "the folder of your code, from the project's root",
+    "src_code_path": "the folder of your code, relative to the project root",
     "data_loader_class": "a class path such as dataset.DataLoader",
     "preprocessor_class": "a class path such as preprocessing.Preprocessor",
     "model_builder_class": "a class path such as models.ModelBuilder",
@@ -57,7 +57,7 @@ MADE: Final = {
     "evaluator": "manyfit.pipeline.evaluator",
 }
 RESERVED: Final = frozenset({*PLACES, *SHARED})
-"""Keys that mean something here; all others are the user's own."""
+"""Keys with a meaning in this layout; all others are custom."""
 KINDS: Final[dict[Path, Kind]] = {
     ("epochs",): Kind.BUDGET,
     ("project_name",): Kind.NEUTRAL,
@@ -71,16 +71,16 @@ KINDS: Final[dict[Path, Kind]] = {
 
 
 def is_flat(tree: Map) -> bool:
-    """Whether a config has this layout: it names a component by one of its keys."""
+    """Return whether a config has this layout: one of its keys names a component."""
     return any(key in tree.items for key in CLASSES)
 
 
 def translate_components(tree: Map, project: FilePath) -> Translation:
-    """The same config in the layout of a run. The user's own keys are handed on as they were written."""
+    """Translate a config to the layout of a run. Custom keys are passed on as written."""
     problems = [_missing(tree, key, wanted) for key, wanted in REQUIRED.items() if key not in tree.items]
     if "data_dir" not in tree.items:
         wanted = "--data-dir FOLDER, or the key data_dir"
-        problems.append(Problem("data_dir", tree.origin, "where does the data lie?", wanted, "nothing"))
+        problems.append(Problem("data_dir", tree.origin, "this key is required", wanted, "nothing"))
     for name in ("train", "evaluate", "track"):
         if not isinstance(tree.items.get(name, Map()), Map):
             problems.append(Problem(name, tree.key_origin(name), "this is not a mapping"))
@@ -95,11 +95,13 @@ def translate_components(tree: Map, project: FilePath) -> Translation:
     if "epochs" in train.items:
         where = train.key_origin("epochs")
         problems.append(
-            Problem("train.epochs", where, "in this layout the key is epochs", "epochs, at the top")
+            Problem(
+                "train.epochs", where, "in this layout, epochs is a top-level key", "epochs, at the top level"
+            )
         )
     if "epochs" in tree.items:
         train = train.with_item("epochs", tree.items["epochs"], tree.key_origin("epochs"))
-    for name in ("loss", "optimizer"):  # a compiled model brings them
+    for name in ("loss", "optimizer"):  # part of a compiled model
         train = train if name in train.items else train.with_item(name, Leaf(None, tree.origin))
     assumed: dict[Path, Any] = {}
     if "mlflow" not in track.items:
@@ -114,14 +116,14 @@ def translate_components(tree: Map, project: FilePath) -> Translation:
 
 
 def _is_made(path: Path) -> bool:
-    """Whether something stands only in the layout of a run: the components that this layout is made into."""
+    """Return whether a path exists only in the layout of a run: the components created by the translation."""
     return not path or path[0] in ("data", "model") or path[:2] == ("evaluate", "evaluator")
 
 
 def _missing(tree: Map, key: str, wanted: str) -> Problem:
     free = [name for name in tree.items if name not in PLACES and name not in SHARED]
     best = nearest(key, free)
-    received = f"nothing; but there is {best}, at {tree.key_origin(best)}" if best else "nothing"
+    received = f"nothing; a similar key is {best}, at {tree.key_origin(best)}" if best else "nothing"
     return Problem(key, tree.origin, "this key is required", wanted, received)
 
 
@@ -131,7 +133,7 @@ def _section(tree: Map, name: str) -> Map:
 
 
 def _make_section(tree: Map, name: str, key: str) -> Map:
-    """What stands for a section in the layout of a run: a component that is given the user's whole config."""
+    """Return a section in the layout of a run: a component that receives the user's whole config."""
     origin = tree.key_origin(key)
     items: dict[str, Node] = {"class": Leaf(MADE[name], origin), "settings": tree}
     origins = dict.fromkeys(items, origin)
@@ -143,14 +145,14 @@ def _make_section(tree: Map, name: str, key: str) -> Map:
 
 
 def _strip_key(key: str, node: Node) -> Node:
-    """A value that repeats its key, `'evaluator_class: evaluation.Evaluator'`, without it."""
+    """Remove a key that its value repeats, as in `'evaluator_class: evaluation.Evaluator'`."""
     if not (isinstance(node, Leaf) and isinstance(node.value, str)):
         return node
     return Leaf(re.sub(rf"^\s*{key}\s*:\s*", "", node.value), node.origin)
 
 
 def component_schema(run: Any) -> dict[str, Any]:
-    """Describe a config of five components: reserved keys, and sections of classes with attributes."""
+    """Return the schema of five components: reserved keys, and sections of classes with attributes."""
     known = describe_record(Run, {})["properties"]
     properties = {key: known[key] for key in SHARED if key in known}
     properties |= {key: {"type": "string"} for key in (*CLASSES, "data_dir", "extend")}
@@ -159,7 +161,7 @@ def component_schema(run: Any) -> dict[str, Any]:
         for key in ("do_train_augmentation", "do_validation_augmentation", "allow_overlap")
     }
     properties |= {key: {"anyOf": [{"type": "integer"}, REFERENCE]} for key in ("epochs", "batch_size")}
-    # What a compiled model brings need not be said here.
+    # A compiled model has its own loss and optimizer, so nothing is required here.
     properties["train"] = {k: v for k, v in properties["train"].items() if k != "required"}
     for cls in component_classes(run):
         fields = {name: parameter(p, {}, name) for name, p in attributes_of(cls).items()}
@@ -175,7 +177,7 @@ def component_schema(run: Any) -> dict[str, Any]:
 
 
 def find_preprocessor(data: Component) -> str:
-    """The preprocessor, by its name."""
+    """Return the class path of the preprocessor, else that of the data."""
     made = data.params.get("preprocessor")
     return f"{made.__module__}.{made.__qualname__}" if isinstance(made, type) else f"data: {data.path}"
 

@@ -1,4 +1,4 @@
-"""All dialects, and what everybody else asks them: which one a config has, and what it owns."""
+"""All dialects, and the functions that other packages use: which dialect a config has, finding configs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def _load(path: str) -> Dialect:
 
 DIALECTS: Final = tuple(_load(entry.path) for entry in ENTRIES)
 PLAIN: Final = Dialect("a run", lambda tree: True, lambda tree, project: Translation(tree))
-"""The layout of a run itself."""
+"""The standard layout of a run."""
 EPOCHS: Final = tuple(dict.fromkeys(".".join(map(str, each.epochs)) for each in (PLAIN, *DIALECTS)))
-"""The keys that hold the number of epochs, in some layout."""
+"""The keys of the number of epochs in all layouts."""
 ADAPTERS: Final = frozenset(path for each in DIALECTS for path in each.adapters)
-"""Class paths that stand for a whole section in some layout."""
+"""Class paths that represent a whole section in some layout."""
 
 
 def dialect_of(tree: Map) -> Dialect:
@@ -51,7 +51,7 @@ def root_of(file: FilePath) -> FilePath:
 
 
 def adopt(tree: Map, file: FilePath, root: FilePath) -> Map:
-    """Return what a config means in a project, also if its file comes with manyfit."""
+    """Adapt a config to a project if its file is shipped with manyfit."""
     for each in DIALECTS:
         if each.is_shipped is not None and each.is_shipped(file):
             tree = each.adopt(tree, root)
@@ -59,5 +59,5 @@ def adopt(tree: Map, file: FilePath, root: FilePath) -> Map:
 
 
 def is_shipped(file: FilePath) -> bool:
-    """Whether a config is one of those that come with manyfit."""
+    """Return whether a config is shipped with manyfit."""
     return any(each.is_shipped(file) for each in DIALECTS if each.is_shipped is not None)

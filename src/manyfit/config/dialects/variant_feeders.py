@@ -1,4 +1,4 @@
-"""The feeders of a variant, and how shipped records are named in them."""
+"""The feeders of a variant, and references to shipped records in them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from manyfit.config.tree.nodes import Leaf, Map, Node, Seq
 from manyfit.config.tree.project import below
 
 SCHEME: Final = "manyfit:"
-"""What shipped files are called in a config: manyfit:data/train-*."""
+"""The prefix of shipped files in a config: manyfit:data/train-*."""
 FEEDERS: Final = {"train_feeder": "train", "eval_feeder": "validation", "test_feeder": "test"}
 
 
 def translate_feeder(node: Node) -> Node:
-    """A feeder in which shipped files are named by where they lie."""
+    """Return a feeder in which shipped files are absolute paths."""
 
     def found(text: str) -> str:
         return below(SHIPPED, text.removeprefix(SCHEME)) if text.startswith(SCHEME) else text
@@ -25,14 +25,14 @@ def translate_feeder(node: Node) -> Node:
     made = _with_patterns(node, found)
     limit = items_of(made).get("max_examples")
     if isinstance(made, Map) and isinstance(limit, Leaf) and limit.value == -1:
-        return made.without("max_examples")  # which is how a variant says: all of them
+        return made.without("max_examples")  # in a variant, -1 means all examples
     return made
 
 
 def with_shipped(tree: Map, project: FilePath) -> Map:
-    """A shipped variant with patterns that match nothing in the project, but among the shipped records.
+    """Mark file patterns of a shipped variant that match only shipped records with the prefix `manyfit:`.
 
-    From now on they are called by their own name: a run that is found later reads the same files.
+    The prefix is stored with the run, so that a later start reads the same files.
     """
 
     def found(text: str) -> str:
@@ -48,7 +48,7 @@ def with_shipped(tree: Map, project: FilePath) -> Map:
 
 
 def _with_patterns(node: Node, change: Callable[[str], str]) -> Node:
-    """A feeder with other patterns."""
+    """Return a feeder with changed file patterns."""
     if not isinstance(node, Map) or "file_patterns" not in node.items:
         return node
     given = node.items["file_patterns"]
@@ -62,9 +62,9 @@ def _with_patterns(node: Node, change: Callable[[str], str]) -> Node:
 
 
 def _matches(folder: FilePath, pattern: str) -> bool:
-    return next(glob.iglob(pattern, root_dir=folder), None) is not None  # noqa: PTH207 - no path, but a pattern
+    return next(glob.iglob(pattern, root_dir=folder), None) is not None  # noqa: PTH207 - a pattern, not a path
 
 
 def items_of(node: Node | None) -> dict[str, Node]:
-    """The items of a mapping; none of anything else."""
+    """Return the items of a mapping; empty for other nodes."""
     return dict(node.items) if isinstance(node, Map) else {}

@@ -13,13 +13,13 @@ log = logging.getLogger("manyfit")
 
 PACKAGE: Final = FilePath(__file__).parents[2] / "feeders"
 SHIPPED: Final = PACKAGE / "resources"
-"""Variants, feeders and records that come with manyfit."""
+"""The variants, feeders and records shipped with manyfit."""
 
 
 def find_variant(
     name: str, folders: Sequence[FilePath] = (), here: FilePath | None = None
 ) -> FilePath | None:
-    """The file of a variant: in folders that were named, in the project, or among those that are shipped."""
+    """Return the file of a variant: from the given folders, the project, or the shipped variants."""
     if not name.isprintable() or "/" in name or "\\" in name or name in ("", ".", ".."):
         return None
     found = [
@@ -33,31 +33,31 @@ def find_variant(
     chosen, others = found[0], [file for file in found[1:] if not is_shipped_variant(file)]
     others = [file for file in others if file.resolve() != chosen.resolve()]
     if others:
-        log.warning("the variant %s is %s; not used: %s", name, chosen, ", ".join(map(str, others)))
+        log.warning("variant %s: using %s; ignored: %s", name, chosen, ", ".join(map(str, others)))
     else:
-        log.debug("the variant %s is %s", name, chosen)
+        log.debug("variant %s: using %s", name, chosen)
     return chosen
 
 
 def variant_folders(folders: Sequence[FilePath] = (), here: FilePath | None = None) -> list[FilePath]:
-    """Where variants are looked for, in this order."""
+    """Return the folders that are searched for variants, in order."""
     root = project_root(here or FilePath.cwd())
     return [*folders, root / "variants", root / "config" / "variants", SHIPPED / "variants"]
 
 
 def variant_names(folders: Sequence[FilePath] = ()) -> list[str]:
-    """The names of all variants that can be found from here."""
+    """Return the names of all variants that can be found from the working directory."""
     found = [file for folder in variant_folders(folders) for file in sorted(folder.glob("*.y*ml"))]
     return list(dict.fromkeys(file.stem for file in found))
 
 
 def is_shipped_variant(file: FilePath) -> bool:
-    """Whether a config is one of those that come with manyfit."""
+    """Return whether a config is shipped with manyfit."""
     return file.resolve().is_relative_to(SHIPPED.resolve())
 
 
 def find_project(file: FilePath) -> FilePath | None:
-    """The project of a variant: one that is shipped belongs to whoever uses it; None for other configs."""
+    """Return the project of a variant: for a shipped one, the current project; None for other configs."""
     if is_shipped_variant(file):
         return project_root(FilePath.cwd())
     root = project_root(file)

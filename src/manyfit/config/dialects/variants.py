@@ -1,6 +1,6 @@
-"""The layout of variants: `model.type` with its parameters, and feeders and cadences under `train`.
+"""The layout of variants: `model.type` with its parameters, and feeders and cadences as keys of `train`.
 
-A variant is found by its name: in a folder that was named, in the project, or among those that are shipped.
+A variant is found by its name: in a given folder, in the project, or among the shipped ones.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ VALIDATE: Final = {"validation_steps": "ba", "validation_secs": "s"}
 SUMMARY: Final = {"save_summary_steps": "ba"}
 BESIDE: Final = ("allow_overlap", "unused")
 OWN: Final = (*FEEDERS, *CHECKPOINT, *VALIDATE, *SUMMARY, *BESIDE)
-"""Keys of `train` that only this layout has."""
+"""Keys of `train` that exist only in this layout."""
 MADE: Final = "manyfit.feeders.Feeders"
 STOPPING: Final = {
     "early_stopping_metric": "train: {stop: {metric: val_loss, patience: 100ba}}",
     "early_stopping_steps_without_decrease": "train: {stop: {patience: 100ba}}, in batches",
-    "early_stopping_min_steps": "nothing: train.stop.patience is counted from the first validation",
-    "early_stopping_hook_run_every_steps": "train: {validation_steps: 100}: each validation is looked at",
+    "early_stopping_min_steps": "no key: train.stop.patience counts from the first validation",
+    "early_stopping_hook_run_every_steps": "train: {validation_steps: 100}: every validation is considered",
 }
-"""Keys of `train` that later versions of this layout have, and what to write in their place."""
+"""Keys of `train` in later versions of this layout, and what to write instead."""
 CLASS_TYPE, MODULE_PATH = "class_type", "module_path"
 KINDS: Final[dict[Path, Kind]] = {
     ("model", "model_dir"): Kind.NEUTRAL,
@@ -54,11 +54,11 @@ KINDS: Final[dict[Path, Kind]] = {
 }
 
 
-# -- what it means --------------------------------------------------------------------------------
+# -- translation ----------------------------------------------------------------------------------
 
 
 def is_variant(tree: Map) -> bool:
-    """Whether a config has this layout: feeders or cadences under `train`, or the folder of the model."""
+    """Return whether a config has this layout: feeders or cadences in `train`, or `model.model_dir`."""
     train, model = tree.items.get("train"), tree.items.get("model")
     if "data" in tree.items:
         return False
@@ -67,7 +67,7 @@ def is_variant(tree: Map) -> bool:
 
 
 def translate_variant(tree: Map, project: FilePath) -> Translation:
-    """The same config in the layout of a run."""
+    """Translate a config to the layout of a run."""
     problems: list[Problem] = []
     train, model = _section(tree, "train", problems), _section(tree, "model", problems)
     _check_keys(train, problems)
@@ -91,7 +91,7 @@ def translate_variant(tree: Map, project: FilePath) -> Translation:
     if "model" in tree.items:
         items["model"] = made
     export, assumed = items.get("export", Map({}, tree.origin)), dict[Path, Any]()
-    if isinstance(export, Map) and "formats" not in export.items:  # the folder of a model is for serving, too
+    if isinstance(export, Map) and "formats" not in export.items:  # the model folder is also used for serving
         items["export"] = export.with_item("formats", Leaf("auto", tree.origin))
         assumed["export", "formats"] = "auto"
     keys = {**tree.keys, "data": where}
@@ -126,7 +126,7 @@ def _check_keys(train: Map, problems: list[Problem]) -> None:
     known = [*OWN, *signature_of(Train).parameters]
     for key in train.items:
         if key in STOPPING:
-            told = "stopping early is train.stop here"
+            told = "early stopping is configured in train.stop"
             problems.append(Problem(f"train.{key}", train.key_origin(key), told, STOPPING[key], key))
         elif key not in known:
             expected = f"one of {listing(known, 40)}"
@@ -137,25 +137,25 @@ def _check_keys(train: Map, problems: list[Problem]) -> None:
 
 
 def _check_classes(node: Node | None, at: str, problems: list[Problem]) -> None:
-    """Say how a class is named here: later versions of this layout have it in two keys."""
+    """Record classes named by two keys, as in later versions of this layout."""
     if not isinstance(node, Map):
         return
     key = next((key for key in (CLASS_TYPE, MODULE_PATH) if key in node.items), None)
-    if key is not None and not class_word(node):  # else it is a parameter of the class
+    if key is not None and not class_word(node):  # otherwise it is a parameter of the class
         name, module = (
             str(found.value) if isinstance(found := node.items.get(key), Leaf) else ""
             for key in (CLASS_TYPE, MODULE_PATH)
         )
-        told = "a class is named by `type` here, in one key"
+        told = "a class is named by the single key `type`"
         wanted = f"{module.rpartition('.')[2]}:{name}" if at == "model" and module else name
-        expected = f"type: '{wanted}'" if name else "nothing: features are found by their `type`"
+        expected = f"type: '{wanted}'" if name else "no key: features are found by their `type`"
         problems.append(Problem(f"{at}.{key}", node.key_origin(key), told, expected, name or module))
     for key, item in node.items.items():
         _check_classes(item, f"{at}.{key}", problems)
 
 
 def _translate_train(train: Map, problems: list[Problem]) -> Map:
-    """`train` in the layout of a run: how often something happens stands under `every`."""
+    """Return `train` in the layout of a run: cadences are keys of `every`."""
     known = signature_of(Train).parameters
     items = {key: item for key, item in train.items.items() if key in known}
     keys = dict(train.keys)
@@ -167,10 +167,10 @@ def _translate_train(train: Map, problems: list[Problem]) -> Map:
     if len(validate) > 1:
         where = train.key_origin("validation_secs")
         problems.append(
-            Problem("train.validation_secs", where, "validation_steps is set, too", "one of them")
+            Problem("train.validation_secs", where, "validation_steps is also set", "only one of them")
         )
     cadences = {
-        # Whichever is due first; and whatever is validated is kept.
+        # Whichever is due first; every validated state gets a checkpoint.
         "checkpoint": _join_cadences([*(checkpoint or ["auto"]), "validation"], train, CHECKPOINT),
         "validate": _join_cadences(validate[:1], train, VALIDATE),
         "log": _join_cadences(_cadences(train, SUMMARY, problems), train, SUMMARY),
@@ -180,13 +180,13 @@ def _translate_train(train: Map, problems: list[Problem]) -> Map:
             every = every.with_item(at, leaf, leaf.origin)
         written = items_of(items.get("every")).get(at)
         for key in (key for key in names if key in train.items):
-            if written is not None and written.origin.line:  # else an override, which counts
+            if written is not None and written.origin.line:  # otherwise an override, which wins
                 where, expected = train.key_origin(key), f"one of train.{key} and train.every.{at}"
-                problems.append(Problem(f"train.{key}", where, f"train.every.{at} is set, too", expected))
+                problems.append(Problem(f"train.{key}", where, f"train.every.{at} is also set", expected))
     items["every"] = every
     if "validation_secs" in train.items and "time_dependent" not in items:
         items["time_dependent"] = Leaf(True, train.key_origin("validation_secs"))
-    for name in ("loss", "optimizer"):  # a model of a registry brings them, if nothing is said
+    for name in ("loss", "optimizer"):  # a model of a registry defines them by default
         items.setdefault(name, Leaf(None, train.origin))
     return Map(items, train.origin, keys)
 
@@ -202,16 +202,14 @@ def _cadences(train: Map, names: dict[str, str], problems: list[Problem]) -> lis
             continue
         if not _is_amount(number, whole=unit == "ba"):
             wanted = "a whole number above 0" if unit == "ba" else "a number of seconds above 0"
-            problems.append(
-                Problem(f"train.{key}", node.origin, "not a possible value", wanted, show_value(number))
-            )
+            problems.append(Problem(f"train.{key}", node.origin, "invalid value", wanted, show_value(number)))
             continue
         found.append(f"{Decimal(str(number)):f}{unit}")
     return found
 
 
 def _is_amount(number: object, whole: bool) -> bool:
-    """Whether something can be how many steps, or how many seconds, lie between two times."""
+    """Return whether a value is a valid interval in steps or seconds."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         return False
     return 1e-6 <= number < 1e12 and (isinstance(number, int) or not whole)
@@ -223,7 +221,7 @@ def _join_cadences(cadences: list[str], train: Map, names: dict[str, str]) -> Le
 
 
 def _model(tree: Map, model: Map, project: FilePath, problems: list[Problem]) -> tuple[Map, str | None]:
-    """The model, with a class that can be imported, and the folder of the user's code, if that is known."""
+    """Return the model with an importable class, and the folder of the user's code, if known."""
     made, word = model.without("model_dir") if "model_dir" in model.items else model, class_word(model)
     named = model.items.get(word)
     if not (isinstance(named, Leaf) and isinstance(named.value, str)):
@@ -235,7 +233,10 @@ def _model(tree: Map, model: Map, project: FilePath, problems: list[Problem]) ->
 def _find_registered(
     tree: Map, named: Leaf, project: FilePath, problems: list[Problem]
 ) -> tuple[str, str | None]:
-    """`file:Class`, from the project's registry, from the one that is shipped, or from a module."""
+    """Return the class path of `file:Class`: from the project's registry, the shipped one, or a module.
+
+    The second value is the source folder, if the class requires another one than the default.
+    """
     text = str(named.value)
     file, colon, name = text.partition(":")
     if not colon or not file.isidentifier():
@@ -261,8 +262,8 @@ def _find_registered(
             Problem(
                 "model.type",
                 named.origin,
-                f"there is no {file}.py in {where}/, and no module of this name",
-                f"a file of {where}/ and a class in it, such as {known[0] if known else 'net'}:Net",
+                f"there is no {file}.py in {where}/, and no module of that name",
+                f"a file in {where}/ and its class, such as {known[0] if known else 'net'}:Net",
                 repr(text),
                 f"{best}:{name}" if best else "",
             )
@@ -290,11 +291,11 @@ def _folder(model: Map, problems: list[Problem]) -> str | None:
     return None
 
 
-# -- what else belongs to it ------------------------------------------------------------------------
+# -- schema ---------------------------------------------------------------------------------------
 
 
 def variant_schema(run: Any) -> dict[str, Any]:
-    """Describe a variant: a model with its parameters, and feeders and cadences under `train`."""
+    """Return the schema of a variant: a model with its parameters, and feeders and cadences in `train`."""
     known = describe_record(Run, {})["properties"]
     train, number = known["train"], {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, REFERENCE]}
     feeders: dict[str, Any] = {}

@@ -1,11 +1,11 @@
-"""What a config may say: the schema of a run, its defaults, and what must fit together.
+"""The schema of the config of a run, its defaults, and consistency checks.
 
-| room | what it holds |
+| module | contents |
 |---|---|
 | `run` | the sections of a run as typed records |
-| `defaults` | values that nobody has given |
+| `defaults` | defaults of omitted values |
 | `attributes` | annotated attributes of components as their parameters |
 | `consistency` | values that contradict each other |
 | `json_types` | annotations as JSON Schema |
-| `credentials` | secrets, which never reach a file |
+| `credentials` | secrets, which are never written to a file |
 """

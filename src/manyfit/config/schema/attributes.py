@@ -18,12 +18,12 @@ from manyfit.config.typed.signatures import REQUIRED, Parameter, Signature
 from manyfit.core.errors import ConfigError
 
 READER: Final = "_load_params"
-"""The method of a class that reads its parameters itself; then its annotations are only annotations."""
+"""A class that defines this method reads its parameters itself; its annotations are not parameters."""
 
 
 @functools.lru_cache(maxsize=256)
 def attributes_of(cls: type) -> Mapping[str, Parameter]:
-    """The public annotated attributes of a class and its bases; empty if it reads the config itself."""
+    """Return the public annotated attributes of a class; empty if it reads the config itself."""
     base = next((b for b in cls.__mro__ if READER in vars(b)), None)
     if base is None or base.__module__ != "manyfit.pipeline.components":
         return {}
@@ -35,16 +35,16 @@ def attributes_of(cls: type) -> Mapping[str, Parameter]:
         for name, hint in hints.items()
         if name in names
         and not name.startswith("_")
-        and name not in ("config", "data_dir", "section")  # which the bases set
+        and name not in ("config", "data_dir", "section")  # set by the base classes
         and typing.get_origin(hint) is not ClassVar
     }
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """The annotations of a class; one that cannot be resolved takes any value."""
+    """Return the annotations of a class; one that cannot be evaluated accepts any value."""
     try:
         return typing.get_type_hints(cls, include_extras=True)
-    except Exception:  # a name that is only imported for type checkers, for one
+    except Exception:  # such as a name that is imported only for type checkers
         found: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             space = vars(sys.modules.get(base.__module__)) if base.__module__ in sys.modules else {}
@@ -57,7 +57,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def component_classes(run: Run) -> list[Any]:
-    """The classes of a run's components that declare their parameters as attributes."""
+    """Return the component classes of a run that declare their parameters as attributes."""
     made = [run.data, run.model, *([run.evaluate.evaluator] if run.evaluate.evaluator is not None else [])]
     found: list[Any] = [v for component in made for v in component.params.values() if inspect.isclass(v)]
     return [cls for cls in found if attributes_of(cls)]
@@ -66,7 +66,7 @@ def component_classes(run: Run) -> list[Any]:
 def check_attributes(checker: Checker, cls: type, tree: Map, section: str) -> Any:
     """Check a section against the attributes of a class: types, missing and unknown keys.
 
-    What is not in the section may stand at the top, where components share it.
+    A key missing in the section may be at the top level, where components share it.
     """
     known = attributes_of(cls)
     node = tree.items.get(section, Map({}, tree.origin))
@@ -82,7 +82,7 @@ def check_attributes(checker: Checker, cls: type, tree: Map, section: str) -> An
 
 
 def read_attributes(cls: type, section: str, config: Mapping[str, Any], project: FilePath) -> dict[str, Any]:
-    """The values of a class's attributes in a config. Raises `ConfigError` with every problem."""
+    """Return the values of a class's attributes in a config. Raises `ConfigError` with every problem."""
     tree = from_plain(config)
     assert isinstance(tree, Map)
     checker = Checker(tree, project, None, {})

@@ -1,4 +1,4 @@
-"""What the fields of a config say about each other."""
+"""Consistency checks between the fields of a config."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RESERVED: Final = (
     "epoch",
     "time",
 )
-"""Columns of a report and keys of the log, which no metric can be called."""
+"""Columns of a report and keys of the log: reserved names that no metric can have."""
 
 
 class Contradiction(NamedTuple):
-    """A field that does not fit the others."""
+    """A field that contradicts others."""
 
     path: tuple[str, ...]
     message: str
@@ -41,7 +41,7 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(run: Run) -> Iterator[Contradiction]:
-    """Find everything in a config that is well typed and still cannot be meant."""
+    """Yield everything in a config that has valid types but cannot be intended."""
     yield from _names(run)
     yield from _times(run)
     yield from _metrics(run)
@@ -52,12 +52,12 @@ def contradictions(run: Run) -> Iterator[Contradiction]:
 
 
 def _formats(run: Run) -> Iterator[Contradiction]:
-    """A format must be one that some kind of model has; a kind of the user's own is registered by now."""
+    """Yield unknown export formats; custom kinds of learners are already registered at this point."""
     known = [*FORMATS, *(name for names in extensions.FORMATS.values() for name in names)]
     for i, name in enumerate(run.export.formats if run.export.formats != "auto" else ()):
         if name not in known:
             path, expected = ("export", "formats", str(i)), f"auto, or some of {', '.join(known)}"
-            yield Contradiction(path, "there is no such format", expected, repr(name), nearest(name, known))
+            yield Contradiction(path, "no such export format", expected, repr(name), nearest(name, known))
 
 
 def _names(run: Run) -> Iterator[Contradiction]:
@@ -68,7 +68,7 @@ def _names(run: Run) -> Iterator[Contradiction]:
         if name in RESERVED or not name:
             yield Contradiction(where, "a metric cannot have this name", "another name", repr(name))
         elif name in seen:
-            own = f"names of your own: metrics: {{{name}_1: ..., {name}_2: ...}}"
+            own = f"distinct names: metrics: {{{name}_1: ..., {name}_2: ...}}"
             yield Contradiction(where, "two metrics have the same name", own, name)
         seen.add(name)
 
@@ -79,28 +79,35 @@ def _metrics(run: Run) -> Iterator[Contradiction]:
         if known is not None and metric not in known:
             yield Contradiction(
                 path,
-                "nothing of this name is measured",
+                "no metric of this name is logged",
                 f"one of {listing(known)}",
                 repr(metric),
                 nearest(metric, known),
             )
     stop = run.train.stop
     if stop is not None and stop.patience is None and stop.reach is None:
-        yield Contradiction(("train", "stop"), "this never stops", "patience: 5ep, or reach: VALUE, or both")
+        yield Contradiction(
+            ("train", "stop"), "this never stops a run", "patience: 5ep, or reach: VALUE, or both"
+        )
     if stop is not None and stop.patience is not None and Cadence.parse(stop.patience).by_time:
         yield Contradiction(
-            ("train", "stop", "patience"), "patience cannot be a time", "such as 5ep or 500ba", stop.patience
+            ("train", "stop", "patience"),
+            "patience cannot be in seconds",
+            "epochs or batches, such as 5ep or 500ba",
+            stop.patience,
         )
     if stop is not None and stop.patience is not None and not Cadence.parse(stop.patience).amount:
-        yield Contradiction(("train", "stop", "patience"), "no patience at all", "more than 0", stop.patience)
+        yield Contradiction(
+            ("train", "stop", "patience"), "patience must not be zero", "more than 0", stop.patience
+        )
 
 
 HIGHER: Final = ("accuracy", "top_k_accuracy", "binary_accuracy")
-"""Metrics of manyfit of which more is better."""
+"""Built-in metrics for which higher is better."""
 
 
 def _directions(run: Run) -> Iterator[Contradiction]:
-    """The highest accuracy is the best one; to take the lowest is a slip."""
+    """Yield directions that would minimize an accuracy."""
     owner = "manyfit.metrics."
     better = {f"val_{n}" for n, _, c in run.train.list_metrics() if c.path in {owner + m for m in HIGHER}}
     aims: list[tuple[tuple[str, ...], str, str]] = [(("export", "mode"), run.export.metric, run.export.mode)]
@@ -108,17 +115,17 @@ def _directions(run: Run) -> Iterator[Contradiction]:
         aims.append((("train", "stop", "mode"), run.train.stop.metric, run.train.stop.mode))
     for path, metric, mode in aims:
         if metric in better and mode == "min":
-            yield Contradiction(path, f"more of {metric!r} is better", "max", "min")
+            yield Contradiction(path, f"higher values of {metric!r} are better", "max", "min")
 
 
 def find_deciding_metrics(run: Run) -> list[tuple[tuple[str, ...], str]]:
-    """The metrics that decide something, and where they are named."""
+    """Return the metrics that decide which checkpoint is best and when to stop, with their keys."""
     stop = [(("train", "stop", "metric"), run.train.stop.metric)] if run.train.stop is not None else []
     return [(("export", "metric"), run.export.metric), *stop]
 
 
 def _times(run: Run) -> Iterator[Contradiction]:
-    """A measurement that is due by the clock falls on another step each time: it may not decide anything."""
+    """Yield intervals of zero, and decisions by metrics that are measured at different steps in each run."""
     every = run.train.every
     zero = [
         (("train", "every", key), text)
@@ -126,7 +133,7 @@ def _times(run: Run) -> Iterator[Contradiction]:
         if not all(cadence.amount for cadence in parse_cadences(text)[0])
     ]
     for where, text in zero:
-        yield Contradiction(where, "nothing can be due without end", "more than 0", text)
+        yield Contradiction(where, "an interval cannot be zero", "more than 0", text)
     if zero:
         return
     for path, metric in find_deciding_metrics(run):
@@ -134,8 +141,8 @@ def _times(run: Run) -> Iterator[Contradiction]:
         if Cadence.parse(getattr(every, key)).by_time and not run.train.time_dependent:
             yield Contradiction(
                 path,
-                f"{metric!r} is measured by the clock (train.every.{key}: {getattr(every, key)}), so what it "
-                "decides would change from run to run",
+                f"{metric!r} is measured at time intervals (train.every.{key}: {getattr(every, key)}), so "
+                "decisions based on it would differ between runs",
                 f"train.every.{key} in epochs or batches, or train.time_dependent: true",
                 repr(metric),
             )
@@ -150,7 +157,7 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
             expected = f"one of {listing(names)}" if any(names) else "nothing: there is only one optimizer"
             yield Contradiction(
                 where,
-                "there is no such optimizer",
+                "no such optimizer",
                 expected,
                 repr(group.optimizer),
                 nearest(group.optimizer, names),
@@ -170,10 +177,10 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
                     nearest(option, known),
                 )
     for name in train.schedulers():
-        if name not in (names or [""]):  # without one in the config, the model brings its own
+        if name not in (names or [""]):  # without an optimizer in the config, the model defines its own
             yield Contradiction(
                 ("train", "scheduler", *([name] if name else [])),
-                "there is no optimizer of this name" if name else "there are several optimizers",
+                "no optimizer of this name" if name else "there are several optimizers",
                 f"a mapping with the names {listing(names)}" if any(names) else "a single schedule",
                 repr(name) if name else "one schedule",
             )
@@ -185,11 +192,13 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
             "optimizer": len(names) > 1,
         }
         for key in (key for key, is_asked in asked.items() if is_asked):
-            yield Contradiction(("train", key), "this cannot be used with LBFGS, which takes its own steps")
+            yield Contradiction(
+                ("train", key), "not supported with LBFGS, which evaluates the loss several times per step"
+            )
 
 
 def find_overridden_rates(train: Train, searched: Iterable[str] | None = None) -> Iterator[str]:
-    """Rates of optimisers that have no effect, given or searched, because a schedule has one of its own."""
+    """Yield a warning for learning rates, given or searched, that a schedule overrides."""
     owners = train.optimizers()
     places = {name: f"train.optimizer.{name}.lr" if name else "train.optimizer.lr" for name in owners}
     if searched is None:
@@ -199,7 +208,7 @@ def find_overridden_rates(train: Train, searched: Iterable[str] | None = None) -
     for each in every_scheduler(train.scheduler) if keys else ():
         name = RATES.get(each.path, "")
         if name in each.params:
-            hint = "leave one of them out" if searched is None else "search that instead"
+            hint = "remove one of them" if searched is None else f"search {name} instead"
             schedule = each.path.rpartition(".")[2]
             yield f"{listing(keys)} has no effect: {schedule} sets the rate by its own {name}; {hint}"
 
@@ -213,7 +222,7 @@ def _patterns(run: Run) -> Iterator[Contradiction]:
         where = ("train", "freeze", str(i))
         if isinstance(entry, Freeze):
             if (entry.match is None) == (entry.up_to is None):
-                yield Contradiction(where, "say what is frozen", "either match or up_to")
+                yield Contradiction(where, "specify what to freeze", "either match or up_to")
             patterns += [((*where, "match"), entry.match)] if entry.match is not None else []
         else:
             patterns.append((where, entry))
@@ -224,5 +233,5 @@ def _patterns(run: Run) -> Iterator[Contradiction]:
             re.compile(pattern)
         except re.error as error:
             yield Contradiction(
-                place, f"this is not a regular expression: {error}", "a pattern of names", repr(pattern)
+                place, f"invalid regular expression: {error}", "a pattern for parameter names", repr(pattern)
             )

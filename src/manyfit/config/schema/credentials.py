@@ -1,4 +1,4 @@
-"""Secrets in a config: known as soon as it names them, and never kept in plain, whatever way they came."""
+"""Secrets in a config: registered when the config names them, and never stored in plain text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyfit.core.redaction import PATTERN, has_secrets, insert_templates, read_
 
 
 def know_secrets(tree: Map) -> None:
-    """Read every secret that a tree names, before an override takes the place of its name."""
+    """Read every secret that a tree names, before an override can replace the reference."""
     for _, leaf in leaves(tree):
         if isinstance(leaf, Leaf) and isinstance(leaf.value, str) and "${" in leaf.value:
             for name in PATTERN.findall(leaf.value):
@@ -23,9 +23,9 @@ def know_secrets(tree: Map) -> None:
 
 
 def hide_secrets(tree: Map) -> Map:
-    """A tree in which the value of a known secret is written as its name.
+    """Return the tree with the values of known secrets replaced by their references.
 
-    Where no secret may stand, that is then said like any other mistake.
+    A secret where none is allowed is then reported like any other problem.
     """
     check_address(tree)
     if not has_secrets():
@@ -36,7 +36,7 @@ def hide_secrets(tree: Map) -> Map:
 
 
 def check_address(tree: Map) -> None:
-    """Refuse a password that stands in the address of MLflow: it would be kept with the config."""
+    """Raise `ConfigError` for a plain password in the MLflow URI: it would be stored with the config."""
     track = tree.items.get("track")
     given = track.items.get("mlflow") if isinstance(track, Map) else None
     if (
@@ -44,11 +44,11 @@ def check_address(tree: Map) -> None:
         or not isinstance(given.value, str)
         or given.origin.file.endswith(RESOLVED)
     ):
-        return  # a run of an earlier version may have kept one
-    with contextlib.suppress(ValueError):  # not an address
+        return  # an earlier version may have stored one
+    with contextlib.suppress(ValueError):  # not a URI
         password = urlsplit(given.value).password
         if password and "${" not in password:
-            message = "the password stands in plain, and would be kept with the config"
+            message = "the password is in plain text and would be stored with the config"
             hint = "http://name:${secret:NAME}@host, with the password in the environment variable NAME"
             raise ConfigError([Problem("track.mlflow", given.origin, message, hint)])
 
@@ -56,7 +56,7 @@ def check_address(tree: Map) -> None:
 def _hide(node: Node) -> Node:
     if isinstance(node, Map):
         for key in (key for key in node.items if insert_templates(key) != key):
-            message = f"a key has the value of a secret in its name: {insert_templates(key)}"
+            message = f"a key contains the value of a secret: {insert_templates(key)}"
             raise ConfigError([Problem("", node.items[key].origin, message)])
         items = {key: _hide(item) for key, item in node.items.items()}
         same = all(items[key] is item for key, item in node.items.items())

@@ -1,4 +1,4 @@
-"""The weakest layer: what a value is when nobody gave it, so that references can reach it."""
+"""Defaults of omitted values, so that references can refer to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from manyfit.core.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-    """Looks up defaults in signatures. `resolved` gives the node at a path, without references."""
+    """Defaults from signatures. `resolved` returns the node at a path, with references resolved."""
 
     root: Map
     project: FilePath
@@ -31,7 +31,7 @@ class Defaults:
     resolved: Callable[[Path], Node | None]
 
     def at(self, path: Path) -> Node | None:
-        """The default of the field or parameter at `path`, or its derived value; None where there is none."""
+        """Return the default of the field or parameter at `path`, or its derived value; None without one."""
         owner, role = self.owner(path[:-1])
         parameter = signature_of(owner).parameters.get(str(path[-1])) if callable(owner) and path else None
         if parameter is None:
@@ -47,7 +47,7 @@ class Defaults:
             return None
 
     def owner(self, path: Path) -> tuple[Any, Role]:
-        """The class whose parameters stand at `path`, and its role."""
+        """Return the class whose parameters are at `path`, and its role."""
         record = record_at(path)
         if record is not None:
             return record, Role("section of a run")
@@ -70,7 +70,7 @@ class Defaults:
             return None, ANY
 
     def derive(self, path: Path) -> Any:
-        """A derived field of a section: make the section, and look."""
+        """Return a derived field of a section, by building the section."""
         section = self.resolved(path[:-1])
         if not isinstance(section, Map):
             return REQUIRED
@@ -81,14 +81,14 @@ class Defaults:
 
 
 def source_folder(root: Map, project: FilePath) -> FilePath | None:
-    """The folder of the user's code: as said, else `src`; None if there is no such folder."""
+    """Return the folder of the user's code: `src_code_path`, else `src`; None if it does not exist."""
     node = root.items.get("src_code_path")
     text = node.value if isinstance(node, Leaf) and isinstance(node.value, str) else "src"
     return project / text if is_folder(project / text) else None
 
 
 def record_at(path: Path) -> Any:
-    """The section of a run that stands at `path`, as a class; None for what is not one."""
+    """Return the class of the section at `path`; None if it is not a section of a run."""
     record: Any = Run
     for key in path:
         record = typing.get_type_hints(record).get(str(key))
@@ -98,7 +98,7 @@ def record_at(path: Path) -> Any:
 
 
 def role_at(path: Path) -> Role:
-    """The role of the component at `path`."""
+    """Return the role of the component at `path`."""
     record = record_at(path[:-1])
     hint = typing.get_type_hints(record, include_extras=True).get(str(path[-1])) if record and path else None
     return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Role)), ANY)

@@ -31,7 +31,7 @@ _LISTS = (
 
 
 def describe_record(target: Any, named: dict[str, list[str]], at: str = "") -> dict[str, Any]:
-    """A dataclass or pydantic model as an object with known keys."""
+    """Return the schema of a dataclass or pydantic model: an object with known keys."""
     parameters = {
         name: p for name, p in signature_of(target).parameters.items() if not _marks(p.annotation, Derived)
     }
@@ -47,7 +47,7 @@ def describe_record(target: Any, named: dict[str, list[str]], at: str = "") -> d
 
 
 def parameter(found: Parameter, named: dict[str, list[str]], at: str) -> dict[str, Any]:
-    """One key: its type, default and kind."""
+    """Return the schema of one key: its type, default and kind."""
     schema = dict(value(found.annotation, named, at))
     if isinstance(found.default, bool | int | float | str) and not isinstance(found.default, Enum):
         schema["default"] = found.default
@@ -57,7 +57,7 @@ def parameter(found: Parameter, named: dict[str, list[str]], at: str) -> dict[st
 
 
 def value(annotation: Any, named: dict[str, list[str]], at: str) -> dict[str, Any]:
-    """An annotation as a schema; what has no counterpart accepts everything."""
+    """Return the schema of an annotation; one without a counterpart accepts everything."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         roles = _marks(annotation, Role)
@@ -86,7 +86,7 @@ def value(annotation: Any, named: dict[str, list[str]], at: str) -> dict[str, An
 
 
 def component(role: Role, named: Iterable[str]) -> dict[str, Any]:
-    """A component: a known class with its parameters, or any other class path."""
+    """Return the schema of a component: a known class with its parameters, or any other class path."""
     known = [*role.short, *(path for path in named if path not in role.short)]
     variants = [variant for path in known if (variant := describe_class(path, role)) is not None]
     other = {
@@ -94,7 +94,7 @@ def component(role: Role, named: Iterable[str]) -> dict[str, Any]:
         "properties": {"class": {"type": "string", "not": {"enum": known}}},
         "required": ["class"],
     }
-    # Other spellings of `class`, and a mapping without any: it is laid over one that an extended file holds.
+    # Other spellings of `class`, and a mapping without one: it is merged into that of an extended file.
     other_spellings = {"type": "object", "not": {"required": ["class"]}}
     text = (
         {"anyOf": [{"enum": known}, {"type": "string", "pattern": r"[.:]"}]} if known else {"type": "string"}
@@ -103,7 +103,7 @@ def component(role: Role, named: Iterable[str]) -> dict[str, Any]:
 
 
 def describe_class(path: str, role: Role) -> dict[str, Any] | None:
-    """A class that can be imported, with its parameters."""
+    """Return the schema of a class with its parameters; None if it cannot be imported."""
     try:
         target = resolve(path, role, None)
     except ResolveError:

@@ -1,4 +1,4 @@
-"""The sections of a run's config. Every field says what it is to the run: identity, budget or neither."""
+"""The sections of the config of a run. Every field has a kind: identity, budget or neither."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from manyfit.config.typed.torch_facts import missing_horizon
 
 
 def needs_horizon(scheduler: Component | Mapping[str, Component] | None) -> bool:
-    """Whether a schedule's length was left to follow from the number of epochs."""
+    """Return whether the length of a schedule follows from the number of epochs."""
     for each in by_name(scheduler).values():
         parts = [part for part in each.params.get("schedulers") or () if isinstance(part, Component)]
-        ending = parts[-1:] if each.params.get("milestones") else parts  # others end at milestones
+        ending = parts[-1:] if each.params.get("milestones") else parts  # the others end at milestones
         if missing_horizon(each.path, each.params) or any(map(needs_horizon, ending)):
             return True
     return False
 
 
 def every_scheduler(scheduler: Component | Mapping[str, Component] | None) -> Iterator[Component]:
-    """Schedules, and those that they are made of."""
+    """Yield all schedulers, including nested ones."""
     for each in by_name(scheduler).values():
         yield each
         inner = each.params.get("schedulers")
@@ -51,7 +51,7 @@ def every_scheduler(scheduler: Component | Mapping[str, Component] | None) -> It
 
 
 def by_name(given: Component | Mapping[str, Component] | None) -> dict[str, Component]:
-    """One component, several by name, or none, in one form."""
+    """Return one component, several by name, or none as a dict by name; a single one is named ''."""
     if given is None:
         return {}
     return {"": given} if isinstance(given, Component) else dict(given)
@@ -60,25 +60,25 @@ def by_name(given: Component | Mapping[str, Component] | None) -> dict[str, Comp
 DEVICES: Final = r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$"
 Metric: TypeAlias = Annotated[Component, METRIC]
 FORMATS: Final = ("torch", "onnx", "keras", "saved_model", "skops")
-"""Forms in which models that every config knows can be exported."""
+"""Export formats of the built-in kinds of models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """How often rows are logged, the model is validated, and checkpoints are written."""
+    """The cadences of logging, validation and checkpoints."""
 
     holds_secrets: ClassVar[bool] = False
 
     log: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=PATTERN)] = "1ep"
     validate: Annotated[str, StringConstraints(pattern=PATTERN)] = "1ep"
     checkpoint: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=SEVERAL)] = "auto"
-    """`auto` is once an epoch, at most every 30 seconds, and at the end; `validation` is whenever the model
-    is validated. Several, such as `100ba, 600s`: whichever is due first."""
+    """`auto`: once per epoch, at most every 30 seconds, and at the end; `validation`: at each validation.
+    Several, such as `100ba, 600s`: whichever is due first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """When to stop before the last epoch: no better for a while, or good enough."""
+    """Early stopping: no improvement for some time, or a target value reached."""
 
     holds_secrets: ClassVar[bool] = False
 
@@ -91,18 +91,18 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """When a run has failed, although nothing raised: a loss that is not a number, or that explodes."""
+    """Conditions under which a run fails without an exception: a loss that is NaN, or that diverges."""
 
     holds_secrets: ClassVar[bool] = False
 
     nan: bool = True
     divergence: Annotated[float | None, Gt(1)] = None
-    """The run fails when a loss is more than this many times the lowest one so far."""
+    """The run fails if a loss exceeds the lowest one so far by this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Use only the first batches of a split, to try something out."""
+    """Limits to the first batches of each split, for quick tests."""
 
     holds_secrets: ClassVar[bool] = False
 
@@ -110,38 +110,38 @@ class Limit:
     validation: Annotated[int | None, Gt(0)] = None
     test: Annotated[int | None, Gt(0)] = None
     overfit: Annotated[int | None, Gt(0)] = None
-    """Train on so many batches, and validate on them, too."""
+    """Train and validate on this many batches of the training split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Parameters that are trained in their own way: by a pattern that is searched for in their names."""
+    """A parameter group: parameters whose names match a regular expression, with their own options."""
 
     holds_secrets: ClassVar[bool] = False
 
     match: str
     optimizer: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What of the optimiser is different for these parameters, such as lr or weight_decay."""
+    """Options of the optimizer for these parameters, such as lr or weight_decay."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Freeze:
-    """Parameters that are not trained, at all or for the first epochs."""
+    """Parameters that are frozen, always or for the first epochs."""
 
     holds_secrets: ClassVar[bool] = False
 
     match: str | None = None
     up_to: str | None = None
-    """A module: all parameters that are defined before it ends are frozen."""
+    """The name of a module: all parameters up to and including it are frozen."""
     epochs: Annotated[int | None, Gt(0)] = None
     statistics: bool = False
-    """Whether the running statistics of frozen normalisation layers go on changing."""
+    """Whether the running statistics of frozen normalization layers continue to be updated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Weights to begin with, from a run, a checkpoint or an export."""
+    """Initial weights from a run, a checkpoint or an export."""
 
     holds_secrets: ClassVar[bool] = False
 
@@ -151,13 +151,13 @@ class WarmStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How the model is trained."""
+    """The training of the model."""
 
     holds_secrets: ClassVar[bool] = False
 
     epochs: Annotated[int, Kind.BUDGET, Gt(0)]
     steps: Annotated[int | None, Gt(0)] = None
-    """Steps in an epoch, where the data is a stream without a length."""
+    """Steps per epoch, for a data stream without a length."""
     loss: Annotated[Component | None, LOSS]
     """null for a model that returns its own loss."""
     optimizer: Annotated[Component | Mapping[str, Component] | None, OPTIMIZER]
@@ -165,7 +165,7 @@ class Train:
     groups: Sequence[Group] = ()
     freeze: Sequence[str | Freeze] = ()
     fine_tune: Sequence[str] = ()
-    """Scopes, such as `head` or `encoder.layer4`: if there are any, only what lies in them is trained."""
+    """Scopes, such as `head` or `encoder.layer4`: if given, only the parameters in them are trained."""
     scheduler: Annotated[Component | Mapping[str, Component] | None, SCHEDULER] = None
     scheduler_every: Literal["step", "epoch"] = "step"
     horizon: Annotated[
@@ -188,42 +188,42 @@ class Train:
     threads: Annotated[int | None, Kind.NEUTRAL, Gt(0), Le(4096)] = None
 
     def list_metrics(self) -> list[tuple[str, str, Component]]:
-        """Each metric with its name and its key in the config; a list names them as they are written."""
+        """Return each metric with its name and its config key; in a list, names come from the class paths."""
         if isinstance(self.metrics, Mapping):
             return [(name, name, component) for name, component in self.metrics.items()]
         return [(re.split("[.:]", c.written)[-1], str(i), c) for i, c in enumerate(self.metrics)]
 
     def optimizers(self) -> dict[str, Component]:
-        """Every optimiser by its name; a single one has none."""
+        """Return all optimizers by name; the name of a single one is empty."""
         return by_name(self.optimizer)
 
     def schedulers(self) -> dict[str, Component]:
-        """Every schedule by the name of its optimiser."""
+        """Return all schedulers by the name of their optimizer."""
         return by_name(self.scheduler)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """What is measured of every row, and how it is written down."""
+    """The metrics of each row, and how the row report is written."""
 
     holds_secrets: ClassVar[bool] = False
 
     functions: Annotated[Mapping[str, Metric], Kind.NEUTRAL] = field(default_factory=dict)
     """Functions of (output, target) of one row, by name."""
     evaluator: Annotated[Component | None, Kind.NEUTRAL, EVALUATOR] = None
-    """A class whose `get_eval_funcs()` gives functions of (y_true, y_pred) of one row, by name."""
+    """A class whose `get_eval_funcs()` returns functions of (y_true, y_pred) of one row, by name."""
     batch_size: Annotated[int | None, Kind.IDENTITY, Ge(1)] = None
     """Rows of a batch of validation, evaluation and reports; by default, that of training."""
     worst: Annotated[int, Kind.NEUTRAL, Ge(0)] = 10
     parquet: Annotated[bool, Kind.NEUTRAL] = False
     outputs: Annotated[Literal["full", "summary", "none"], Kind.NEUTRAL] = "summary"
-    """Of targets and predictions that are large arrays: keep them beside the report, say what they are like,
-    or leave them out."""
+    """Targets and predictions that are large arrays: store them beside the report, summarize them, or omit
+    them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Which checkpoint counts as the best one, how many are kept, and what is exported at the end."""
+    """Which checkpoint is the best, how many are kept, and what is exported at the end."""
 
     holds_secrets: ClassVar[bool] = False
 
@@ -232,29 +232,29 @@ class Export:
     keep: Annotated[int, Kind.NEUTRAL, Ge(1)] = 2
     top: Annotated[int, Kind.NEUTRAL, Ge(1)] = 1
     exporters: Annotated[Sequence[Literal["best", "final", "top"]], Kind.NEUTRAL] = ("best",)
-    """Which models are written: the best one into `exported/`, always; the last one, and the `top` best ones,
-    into folders beside it."""
+    """Which models are exported: the best one to `exported/`, always; the final one and the `top` best ones
+    to folders beside it."""
     formats: Annotated[Literal["auto"] | Sequence[str], Kind.NEUTRAL] = ()
-    """Further forms of the best model that are written at the end, for those who serve it; `auto` is what its
-    own framework serves: `torch` for a module."""
+    """Further export formats of the best model, for serving; `auto` is the serving format of its framework:
+    `torch` for a module."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track:
-    """Where the log is mirrored to."""
+    """Mirrors of the metrics."""
 
     holds_secrets: ClassVar[bool] = True
 
     tensorboard: Annotated[bool, Kind.NEUTRAL] = True
     mlflow: Annotated[str | None, Kind.NEUTRAL] = None
-    """The address of an MLflow server, or of its store: http://…, sqlite:///mlflow.db.
+    """The tracking URI of MLflow, a server or a store: http://…, sqlite:///mlflow.db.
 
-    `auto` is the address in MLFLOW_TRACKING_URI, else a file in the project; nothing without the extra."""
+    `auto`: MLFLOW_TRACKING_URI, else a file in the project; disabled if the extra is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submit:
-    """What a job on a Slurm cluster asks for."""
+    """The resources that a Slurm job requests."""
 
     holds_secrets: ClassVar[bool] = False
 
@@ -265,28 +265,28 @@ class Submit:
     partition: Annotated[str | None, Kind.NEUTRAL] = None
     account: Annotated[str | None, Kind.NEUTRAL] = None
     tasks: Annotated[int | None, Kind.NEUTRAL, Ge(1)] = None
-    """How many jobs a study is cut into; one for each trial, if nobody says."""
+    """Number of jobs into which a study is divided; by default, one per trial."""
     at_once: Annotated[int | None, Kind.NEUTRAL, Ge(1)] = None
     max_queued: Annotated[int | None, Kind.NEUTRAL, Ge(1)] = None
-    """Nothing is sent when there would be more jobs than this."""
+    """Nothing is submitted if there would be more queued jobs than this."""
     warning: Annotated[int, Kind.NEUTRAL, Ge(1)] = 120
     """Seconds before the time limit at which a checkpoint is written."""
     setup: Annotated[Sequence[str], Kind.NEUTRAL] = ()
-    """Lines of the script before the command: modules to load, an environment to enter."""
+    """Lines of the job script before the command: modules to load, an environment to activate."""
     options: Annotated[Sequence[str], Kind.NEUTRAL] = ()
     """Further options of sbatch, such as `--constraint=a100`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The whole config of a run. Further sections are the user's own."""
+    """The complete config of a run. Further sections are custom ones."""
 
     holds_secrets: ClassVar[bool] = True
-    """Its text may be a `Secret`, which whoever uses it has to reveal."""
+    """Text fields may hold a `Secret`, which the caller must reveal."""
 
     project_name: Annotated[str, Kind.NEUTRAL] = "manyfit"
     project_path: Annotated[Path | None, Kind.NEUTRAL] = None
-    """The project's root, for a run that does not lie in it."""
+    """The project root, for a run folder outside the project."""
     src_code_path: Annotated[Path, Kind.NEUTRAL] = Path("src")
     seed: Annotated[int, Kind.IDENTITY, Ge(0)] = 0
     data: Annotated[Component, DATA]
@@ -298,7 +298,7 @@ class Run:
     submit: Submit = field(default_factory=Submit)
 
     def list_logged(self) -> list[str] | None:
-        """The names under which values are logged; None if only the model itself will say."""
+        """Return the names of logged values; None if only the built model determines them."""
         product = product_of(self.model.target)
         if not has_base(product, (MODULE,)) or has_base(product, (KERAS,)):
             return None

@@ -1,8 +1,8 @@
-"""The config of a study: its base, its space, how it searches and where it is executed.
+"""The config of a study: base config, search space, search and execution.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `study` | the study file: loading and checking |
-| `sections`, `quantities` | its sections as typed records; durations and sizes |
-| `space`, `space_reader` | the space of points, and how it is written |
+| `study` | loading and checking a study file |
+| `sections`, `quantities` | the sections as typed records; durations and sizes |
+| `space`, `space_reader` | the search space, and reading it from the file |
 """

@@ -1,4 +1,4 @@
-"""Durations and sizes as a study file has them, such as 30m and 4GiB."""
+"""Durations and sizes in a study file, such as 30m and 4GiB."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ SIZE: Final = r"^\d{1,9}(\.\d{1,6})?(MB|GB|TB|MiB|GiB|TiB)$"
 
 
 def seconds(duration: str | None) -> float | None:
-    """A duration such as 90s, 10m, 2h or 1d in seconds."""
+    """Return a duration such as 90s, 10m, 2h or 1d in seconds."""
     if duration is None:
         return None
     return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
 
 
 def count_bytes(text: str | None) -> int | None:
-    """A size such as 4GiB in bytes."""
+    """Return a size such as 4GiB in bytes."""
     found = re.match(SIZE, text) if text is not None else None
     if found is None or text is None:
         return None

@@ -20,22 +20,22 @@ LATER: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
     "on": (lambda value: value == "ray", "this version has no executor for Ray yet", "inline or processes"),
     "fuse": (
         lambda value: value not in ("off", False),
-        "this version trains every trial by itself and cannot fuse several into one step yet",
-        "off, or leave the key out",
+        "this version trains each trial separately and cannot fuse several into one step yet",
+        "off, or omit the key",
     ),
     "hop": (
         lambda value: value is not False,
-        "this version trains every trial on all data and cannot let it hop between shards yet",
-        "false, or leave the key out",
+        "this version trains every trial on all data and cannot move it between shards yet",
+        "false, or omit the key",
     ),
 }
-"""Keys of `execute` that will mean something in a later version, and which values are refused until then."""
+"""Keys of `execute` that are reserved for later versions: refused values, message and expected values."""
 KEYS: Final = ("base", "set", "objective", "search", "space", "execute", "track")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What is better: a metric of the log, and its direction. A trial's value is its best one."""
+    """The logged metric to optimize, and its direction. The value of a trial is its best one."""
 
     holds_secrets: ClassVar[bool] = False
 
@@ -44,65 +44,65 @@ class Objective:
 
     @property
     def sign(self) -> int:
-        """Multiplied by this, less is better."""
+        """The factor that makes lower values better."""
         return 1 if self.mode == "min" else -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Which points are tried, how often, and when one is given up."""
+    """Which points are tried, with how many replicates, and when a point stops early."""
 
     holds_secrets: ClassVar[bool] = False
 
     method: Annotated[Component, SAMPLER]
     trials: Annotated[int | None, Gt(0)] = None
-    """How many points; a grid takes all."""
+    """Number of points; a grid tries all."""
     seeds: Annotated[int, Gt(0), Le(10_000)] | Sequence[int] = 1
-    """Replicates of every point: how many, counted up from the seed of the base, or which."""
+    """Replicates of every point: a number, with seeds counting up from that of the base, or the seeds."""
     seed: Annotated[int, Ge(0)] = 0
     """The seed of the search itself."""
     stop: Annotated[Component | None, STOPPER] = None
     steps: Annotated[int | None, Gt(0)] = None
-    """A budget: no unit is started once the study has trained this many steps."""
+    """A budget: no unit starts after the study has trained this many steps."""
     time: Annotated[str | None, StringConstraints(pattern=DURATION)] = None
-    """A budget: no unit is started once the study has run this long."""
+    """A budget: no unit starts after the study has run for this long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execute:
-    """Where trials are trained, and what happens to those that go wrong."""
+    """Where trials are trained, and how failures are handled."""
 
     holds_secrets: ClassVar[bool] = False
 
     on: Annotated[Component | None, EXECUTOR] = None
     """The executor: `auto`, `inline`, `processes`, or the class path of your own."""
     workers: Annotated[int | None, Gt(0), Le(4096)] = None
-    """How many trials are trained at once; one for each core or GPU, if not said."""
+    """Number of trials trained in parallel; by default, one per core or GPU."""
     threads: Annotated[int | None, Gt(0), Le(4096)] = None
-    """Threads of each trial; one, unless the base says otherwise."""
+    """Threads per trial; by default those of the base, else one."""
     gpus: Literal["auto", "idle", "none"] | Sequence[int] = "auto"
     fuse: Literal["off"] = "off"
     hop: Literal[False] = False
     timeout: Annotated[str | None, StringConstraints(pattern=DURATION)] = "30m"
     """How long a trial may show no sign of life."""
     memory: Annotated[str | None, StringConstraints(pattern=SIZE)] = None
-    """How much memory a worker may allocate; a trial that needs more fails as out of memory."""
+    """Memory limit of a worker; a trial that needs more fails as out of memory."""
     retries: Annotated[int, Ge(0)] = 2
-    """How often a trial is tried again after its worker died without a step being committed in between."""
+    """Number of retries after the worker of a trial died without committing a step in between."""
     keep: Annotated[int | None, Gt(0)] = None
-    """Keep the checkpoints of this many best points; all, if not said."""
+    """Number of best points whose checkpoints are kept; by default, all."""
     evaluate: Literal["best", "all"] = "best"
-    """Which trials are exported and evaluated row by row at the end."""
+    """Which trials are exported and get a row report at the end."""
 
     @property
     def is_inline(self) -> bool:
-        """Whether everything happens in the driver's process."""
+        """Whether trials are trained in the driver's process."""
         return self.on is not None and self.on.path == INLINE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mirrors:
-    """Where the study is mirrored to."""
+    """Mirrors of the study."""
 
     holds_secrets: ClassVar[bool] = True
 
@@ -113,7 +113,7 @@ class Mirrors:
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What stands in a study file beside its base and its space."""
+    """The sections of a study file other than base and space."""
 
     objective: Objective
     search: Search

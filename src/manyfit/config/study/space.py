@@ -1,12 +1,12 @@
-"""The space of a study: what varies, and how. Everything is an axis; an axis offers patches of the base.
+"""The search space of a study. It consists of axes; each option of an axis is a patch of the base config.
 
 ::
 
     space:
       train.optimizer.lr: {log: [1e-4, 1e-1]}          # also linear, int; step, points (of a grid), when
-      model.hidden: [64, 128, 256]                     # categories: values, or whole sub-configurations
+      model.hidden: [64, 128, 256]                     # categories: values, or whole sub-configs
       model.heads: {values: [2, 4], when: {model.class: models.Attention}}
-      zip: {data.batch_size: [32, 64], train.accumulate: [2, 1]}    # side by side, not crossed
+      zip: {data.batch_size: [32, 64], train.accumulate: [2, 1]}    # in parallel, not crossed
       list: [{model.hidden: 64}, {model.hidden: 128, model.dropout: 0.2}]
       ablate: {model.dropout: 0.0, train.optimizer.weight_decay: 0.0}  # the base, then one change at a time
       constraints: ["model.hidden * data.batch_size <= 8192"]
@@ -30,16 +30,16 @@ WORDS: Final = (*RANGES, "values", "step", "points", "when")
 SPECIAL: Final = ("zip", "list", "ablate", "constraints")
 MOST_POINTS: Final = 1_000_000
 MOST_TURNS: Final = 16
-"""How many combinations are tried to find one that constraints allow."""
+"""Number of combinations tried to find one that satisfies the constraints."""
 
 Patch: TypeAlias = Mapping[str, Node]
 Choice: TypeAlias = int | float
-"""The place of an option on its axis, or a number of a range."""
+"""The index of an option on its axis, or a number of a range."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high, both included."""
+    """The numbers from low to high, inclusive."""
 
     low: float
     high: float
@@ -49,7 +49,7 @@ class Range:
     log: bool = False
 
     def grid(self) -> list[float]:
-        """The values of a grid over it; empty if nobody said how many."""
+        """Return the grid values; empty if their number is not defined."""
         if self.points is not None and not self.step:
             count, low, high = self.points, self.low, self.high
             if count == 1:
@@ -68,7 +68,7 @@ class Range:
         return list(dict.fromkeys(map(self.tidy, values)))
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is one of its numbers."""
+        """Return whether a value is in the range."""
         if isinstance(value, bool) or not isinstance(value, int if self.kind == "int" else int | float):
             return False
         step = self.step or (1 if self.kind == "int" else None)
@@ -76,7 +76,7 @@ class Range:
         return bool(self.low <= value <= self.high and abs(places - round(places)) < 1e-6)
 
     def count(self) -> int:
-        """How many values a grid over it has; 0 if nobody said so."""
+        """Return the number of grid values; 0 if it is not defined."""
         if self.points is not None and not self.step:
             return self.points
         if self.step or (self.kind == "int" and not self.log):
@@ -84,13 +84,13 @@ class Range:
         return 0
 
     def tidy(self, value: float) -> float:
-        """A number as a person would write it."""
+        """Round a number: to an integer for `int`, else to 12 significant digits."""
         return round(value) if self.kind == "int" else float(f"{value:.12g}")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that varies: options, each a patch of the base, or the numbers of a range for one key."""
+    """One dimension of the search space: options, each a patch of the base, or a range for one key."""
 
     name: str
     origin: Origin
@@ -100,23 +100,23 @@ class Axis:
 
     @property
     def keys(self) -> list[str]:
-        """Every key that it sets."""
+        """All keys that it sets."""
         if self.range is not None:
             return [self.name]
         return list(dict.fromkeys(key for option in self.options for key in option))
 
     def choices(self) -> list[Choice]:
-        """What a grid tries."""
+        """Return the choices of a grid."""
         return list(self.range.grid()) if self.range is not None else list(range(len(self.options)))
 
     def ends(self) -> list[Choice]:
-        """What has to be checked before anything is sampled: every option, both ends of a range."""
+        """Return the choices to check before sampling: every option, both ends of a range."""
         if self.range is not None:
             return [self.range.tidy(self.range.low), self.range.tidy(self.range.high)]
         return list(range(len(self.options)))
 
     def patch(self, choice: Choice) -> Patch:
-        """What a choice changes."""
+        """Return the patch of a choice."""
         if self.range is not None:
             return {self.name: Leaf(choice, self.origin)}
         return self.options[int(choice)]
@@ -124,7 +124,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Space:
-    """All axes, those that depend on others after them, and what excludes points."""
+    """All axes, ordered so that a condition follows the axes it depends on, and the constraints."""
 
     axes: tuple[Axis, ...]
     constraints: tuple[tuple[Expression, Origin], ...] = ()
@@ -132,16 +132,16 @@ class Space:
 
     @property
     def keys(self) -> list[str]:
-        """Every key that is named in the space."""
+        """All keys that the axes set."""
         return list(dict.fromkeys(key for axis in self.axes for key in axis.keys))
 
     @property
     def has_conditions(self) -> bool:
-        """Whether not every combination is a point."""
+        """Whether some combinations are not points."""
         return bool(self.constraints) or any(axis.when for axis in self.axes)
 
     def grid(self, base: Callable[[str], Any]) -> Iterator[Patch]:
-        """Every point, the first axis moving slowest; `base` finds values that the space leaves alone."""
+        """Yield every point, the first axis varying slowest; `base` returns values not set by the space."""
         for patch in self._grid(0, {}, base):
             if self.allows(patch, base):
                 yield patch
@@ -158,11 +158,11 @@ class Space:
             yield from self._grid(depth + 1, {**so_far, **axis.patch(choice)}, base)
 
     def is_active(self, axis: Axis, patch: Patch, base: Callable[[str], Any]) -> bool:
-        """Whether the condition of an axis holds."""
+        """Return whether the condition of an axis holds."""
         return all(lookup(patch, key, base) in wanted for key, wanted in axis.when.items())
 
     def allows(self, patch: Patch, base: Callable[[str], Any]) -> bool:
-        """Whether no constraint excludes a point. One about a key that is not there holds."""
+        """Return whether a point satisfies all constraints; those on keys of inactive axes are skipped."""
         conditional = {key for axis in self.axes if axis.when for key in axis.keys}
         for expression, origin in self.constraints:
             try:
@@ -183,14 +183,14 @@ class Space:
         return True
 
     def probes(self, base: Callable[[str], Any]) -> Iterator[Patch]:
-        """Points that together hold every option and both ends of every range, as far as that is allowed."""
+        """Yield points that together cover every option and both ends of each range, if constraints allow."""
         for axis in self.axes:
             for choice in axis.ends():
                 tries = (self._probe(axis, choice, turn, base) for turn in range(MOST_TURNS))
                 yield from itertools.islice((patch for patch in tries if self.allows(patch, base)), 1)
 
     def _probe(self, axis: Axis, choice: Choice, turn: int, base: Callable[[str], Any]) -> Patch:
-        """A point with one choice, and others that make it possible; `turn` varies those that are free."""
+        """Return a point with one choice and others that its condition requires; `turn` varies the rest."""
         needed = dict(axis.when)
         for other in reversed(self.axes):
             if any(_is_about(key, other) for key in needed):
@@ -208,12 +208,12 @@ class Space:
 
 
 def _is_about(key: str, axis: Axis) -> bool:
-    """Whether a condition asks about what an axis sets."""
+    """Return whether a key of a condition is set by an axis."""
     return any(key == other or key.startswith(f"{other}.") for other in axis.keys)
 
 
 def lookup(patch: Patch, key: str, base: Callable[[str], Any]) -> Any:
-    """A value of a point: as the point sets it, also inside a sub-configuration, else as the base has it."""
+    """Return a value of a point: as the point sets it, also inside a sub-config, else that of the base."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         node: Node | None = patch.get(".".join(parts[:length]))
@@ -228,7 +228,7 @@ def lookup(patch: Patch, key: str, base: Callable[[str], Any]) -> Any:
 
 
 def to_overrides(patch: Patch) -> list[Override]:
-    """A point as overrides of the base. A mapping that names a class replaces what was there."""
+    """Return a point as overrides of the base. A mapping with a class replaces the previous value."""
     found = []
     for key in sorted(patch, key=lambda key: key.count(".")):
         node = patch[key]
@@ -238,5 +238,5 @@ def to_overrides(patch: Patch) -> list[Override]:
 
 
 def to_patch(values: Mapping[str, Any], origin: Origin) -> dict[str, Node]:
-    """Plain values as a patch."""
+    """Return plain values as a patch."""
     return {key: from_plain(value, origin) for key, value in values.items()}

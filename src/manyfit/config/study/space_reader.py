@@ -1,4 +1,4 @@
-"""Reading a space from the study file, with every mistake at its line."""
+"""Reading a search space from the study file, with the line of every problem."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ LARGEST: Final = 1e18
 
 
 class SpaceReader:
-    """Reads the section `space` of a study; problems are collected."""
+    """Reader of the section `space` of a study; problems are collected."""
 
     def __init__(self, known: Collection[str], problems: list[Problem]) -> None:
-        """`known` are the keys of the base, which conditions may ask about."""
+        """`known` holds the keys of the base, which conditions may use."""
         self._known = known
         self._problems = problems
 
     def read(self, node: Node) -> Space:
         """Read all axes."""
         if not isinstance(node, Map):
-            self._fail("space", node.origin, "this is not a space", "a mapping from keys to values")
+            self._fail("space", node.origin, "not a search space", "a mapping from keys to values")
             return Space(())
         axes: list[Axis] = []
         for key, value in node.items.items():
@@ -49,7 +49,7 @@ class SpaceReader:
         asked += [(key, where, "space.constraints") for found, where in constraints for key in found.keys]
         self._check_asked(asked, axes)
         if not axes and not self._problems:
-            self._fail("space", node.origin, "the space is empty", "at least one key with its values")
+            self._fail("space", node.origin, "the search space is empty", "at least one key with its values")
         return Space(self._order(axes), tuple(constraints), node.origin)
 
     def _axis(self, key: str, node: Node, origin: Origin) -> list[Axis]:
@@ -59,15 +59,15 @@ class SpaceReader:
             return [Axis(key, node.origin, self._options(key, node))]
         if not isinstance(node, Map):
             self._fail(
-                f"space.{key}", node.origin, "one value is not a choice",
-                "a list of values, or a range such as {log: [1e-4, 1e-1]}; a value for all trials belongs "
-                "into `set`",
+                f"space.{key}", node.origin, "a single value cannot vary",
+                "a list of values, or a range such as {log: [1e-4, 1e-1]}; a value for all trials "
+                "belongs in `set`",
             )  # fmt: skip
             return []
         for word in node.items:
             if word not in WORDS:
                 self._fail(
-                    f"space.{key}.{word}", node.key_origin(word), "a range has no such word",
+                    f"space.{key}.{word}", node.key_origin(word), "unknown key for a range",
                     f"one of {', '.join(WORDS)}", word, nearest(word, WORDS),
                 )  # fmt: skip
                 return []
@@ -75,7 +75,7 @@ class SpaceReader:
         if "values" in node.items:
             values = node.items["values"]
             if not isinstance(values, Seq):
-                self._fail(f"space.{key}.values", values.origin, "this is not a list", "a list of values")
+                self._fail(f"space.{key}.values", values.origin, "not a list", "a list of values")
                 return []
             return [Axis(key, values.origin, self._options(key, values), when=when)]
         found = self._range(key, node)
@@ -83,7 +83,7 @@ class SpaceReader:
 
     def _options(self, key: str, node: Seq) -> tuple[Patch, ...]:
         if not node.items:
-            self._fail(f"space.{key}", node.origin, "there is nothing to choose from", "at least one value")
+            self._fail(f"space.{key}", node.origin, "the list is empty", "at least one value")
         return tuple({key: item} for item in node.items)
 
     def _range(self, key: str, node: Map) -> Range | None:
@@ -91,7 +91,7 @@ class SpaceReader:
         given = [word for word in RANGES if word in node.items and isinstance(node.items[word], Seq)]
         if len(given) != 1:
             self._fail(
-                path, node.origin, "this is not a range",
+                path, node.origin, "not a range",
                 "one of linear, log and int with [low, high], or values with a list",
             )  # fmt: skip
             return None
@@ -102,7 +102,7 @@ class SpaceReader:
         numbers = [e for e in ends if type(e) is int or (type(e) is float and math.isfinite(e))]
         where = node.items[kind].origin
         if len(ends) != 2 or len(numbers) != 2:
-            self._fail(f"{path}.{kind}", where, "a range has two ends", "[low, high]", repr(ends))
+            self._fail(f"{path}.{kind}", where, "a range has two bounds", "[low, high]", repr(ends))
             return None
         low, high = ends
         if max(abs(low), abs(high)) > LARGEST:
@@ -110,11 +110,11 @@ class SpaceReader:
             return None
         log = kind == "log" or self._flag(node, "log", path)
         if low >= high:
-            self._fail(f"{path}.{kind}", where, "the low end comes first", "[low, high]", repr(ends))
+            self._fail(f"{path}.{kind}", where, "the lower bound must come first", "[low, high]", repr(ends))
         elif kind == "int" and not all(isinstance(e, int) for e in ends):
-            self._fail(f"{path}.{kind}", where, "the ends must be whole numbers", received=repr(ends))
+            self._fail(f"{path}.{kind}", where, "the bounds must be whole numbers", received=repr(ends))
         elif log and low <= 0:
-            self._fail(f"{path}.{kind}", where, "a logarithmic range lies above 0", received=repr(ends))
+            self._fail(f"{path}.{kind}", where, "a logarithmic range must be above 0", received=repr(ends))
         else:
             step = self._number(node, "step", path, whole=kind == "int")
             points = self._number(node, "points", path, whole=True)
@@ -131,7 +131,7 @@ class SpaceReader:
             return False
         if not (isinstance(found, Leaf) and isinstance(found.value, bool)):
             self._fail(
-                f"{path}.{word}", found.origin, "this is true or false here", received=repr(plain(found))
+                f"{path}.{word}", found.origin, "this must be true or false here", received=repr(plain(found))
             )
             return False
         return found.value
@@ -144,13 +144,13 @@ class SpaceReader:
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         if not fits or not 0 < value < MOST_POINTS:
             expected = "a whole number above 0" if whole else "a number above 0"
-            self._fail(f"{path}.{word}", found.origin, f"this is not {expected}", received=repr(value))
+            self._fail(f"{path}.{word}", found.origin, f"not {expected}", received=repr(value))
             return None
         return float(value) if not whole else int(value)
 
     def _read_when(self, key: str, node: Node) -> dict[str, tuple[Any, ...]]:
         if not isinstance(node, Map):
-            self._fail(f"space.{key}.when", node.origin, "this is not a condition", "{key: value}")
+            self._fail(f"space.{key}.when", node.origin, "not a condition", "{key: value}")
             return {}
         found = {}
         for other, value in node.items.items():
@@ -178,7 +178,7 @@ class SpaceReader:
 
     def _list(self, node: Node) -> list[Axis]:
         if not (isinstance(node, Seq) and node.items and all(isinstance(item, Map) for item in node.items)):
-            self._fail("space.list", node.origin, "this is not a list of points", "[{key: value, ...}, ...]")
+            self._fail("space.list", node.origin, "not a list of points", "[{key: value, ...}, ...]")
             return []
         points = [item for item in node.items if isinstance(item, Map)]
         good = [self._is_key(key, point.key_origin(key)) for point in points for key in point.items]
@@ -186,7 +186,7 @@ class SpaceReader:
 
     def _ablate(self, node: Node) -> list[Axis]:
         if not (isinstance(node, Map) and node.items):
-            self._fail("space.ablate", node.origin, "this is not an ablation", "{key: value, ...}")
+            self._fail("space.ablate", node.origin, "not an ablation", "{key: value, ...}")
             return []
         options: list[Patch] = [{}]
         good = [self._is_key(key, node.key_origin(key)) for key in node.items]
@@ -197,7 +197,7 @@ class SpaceReader:
     def _constraints(self, node: Node) -> Iterator[tuple[Expression, Origin]]:
         for item in node.items if isinstance(node, Seq) else (node,):
             if not (isinstance(item, Leaf) and isinstance(item.value, str)):
-                self._fail("space.constraints", item.origin, "this is not a condition", "text, in quotes")
+                self._fail("space.constraints", item.origin, "not a condition", "text, in quotes")
                 continue
             try:
                 yield Expression(item.value), item.origin
@@ -205,41 +205,43 @@ class SpaceReader:
                 self._fail("space.constraints", item.origin, str(error), received=repr(item.value))
 
     def _is_key(self, key: str, origin: Origin) -> bool:
-        """Whether a key may vary. Whether a config has it is seen when the points are checked."""
+        """Check that a key may vary. Whether the config has it is checked with the points."""
         try:
             split(key, origin)
         except ConfigError as error:
             self._problems += error.problems
             return False
         if key == "seed":
-            self._fail("space.seed", origin, "seeds are replicates, and not searched", "search.seeds")
+            self._fail(
+                "space.seed", origin, "seeds are replicates, not an axis of the search", "search.seeds"
+            )
         return key != "seed"
 
     def _check_asked(self, asked: list[tuple[str, Origin, str]], axes: list[Axis]) -> None:
-        """A condition asks about a key of the base or of the space."""
+        """Check that conditions use keys of the base or of the space."""
         known = dict.fromkeys([*self._known, *(key for axis in axes for key in _settable(axis))])
         for key, origin, path in asked:
             if key not in known:
                 self._fail(
                     path,
                     origin,
-                    "there is no such key",
+                    "no such key",
                     "a key of the base or of the space",
                     key,
                     nearest(key, known),
                 )
 
     def _check_twice(self, axes: list[Axis]) -> None:
-        """One key cannot be set by two axes; a key and a part of it can, and the part wins."""
+        """Check that no key is set by two axes; a key and a part of it may be, and the part wins."""
         seen: dict[str, Axis] = {}
         for axis in axes:
             for key in axis.keys:
                 if key in seen and axis.name != "ablate":
-                    self._fail(f"space.{key}", axis.origin, f"this key varies already, at {seen[key].origin}")
+                    self._fail(f"space.{key}", axis.origin, f"this key already varies, at {seen[key].origin}")
                 seen.setdefault(key, axis)
 
     def _order(self, axes: list[Axis]) -> tuple[Axis, ...]:
-        """Axes in the order of the file, except that a condition comes after what it asks about."""
+        """Return the axes in the order of the file, except that a condition follows the axes it uses."""
         done: list[Axis] = []
         rest = list(axes)
         while rest:
@@ -249,7 +251,7 @@ class SpaceReader:
             )
             if free is None:
                 names = ", ".join(axis.name for axis in rest)
-                self._fail("space", rest[0].origin, f"these conditions wait for each other: {names}")
+                self._fail("space", rest[0].origin, f"circular conditions: {names}")
                 return tuple(axes)
             rest.remove(free)
             done.append(free)
@@ -262,7 +264,7 @@ class SpaceReader:
 
 
 def _settable(axis: Axis) -> Iterator[str]:
-    """Every key that an axis may set, also inside of sub-configurations."""
+    """Yield every key that an axis may set, also inside sub-configs."""
     yield from axis.keys
     for option in axis.options:
         for key, node in option.items():

@@ -1,4 +1,4 @@
-"""`study.yaml`: a base config, an objective, a search and a space."""
+"""Loading and checking of `study.yaml`: a base config, an objective, a search and a search space."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from manyfit.core.names import nearest
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """A checked study file: its base config, what varies, and how it is searched."""
+    """A checked study file: base config, search space and search."""
 
     folder: Path
     base: Config
@@ -55,22 +55,22 @@ class StudyConfig:
     execute: Execute
     track: Mirrors
     text: Map = field(repr=False)
-    """The file, as it was laid."""
+    """The file with its overrides, as a tree."""
 
     @property
     def seeds(self) -> list[int]:
-        """The seed of every replicate."""
+        """The seeds of the replicates."""
         given = self.search.seeds
         first = self.base.run.seed
         return [first + i for i in range(given)] if isinstance(given, int) else list(given)
 
     @property
     def is_grid(self) -> bool:
-        """Whether all points are known before the first one is trained, whatever they give."""
+        """Whether all points are known before the first one is trained, independent of results."""
         return self.search.method.path == GRID
 
     def value(self, key: str) -> Any:
-        """A value of the base: as written, else its default."""
+        """Return a value of the base config: as written, else its default."""
         path = tuple(key.split("."))
         node = find(self.base.tree, path)
         if node is not None:
@@ -83,7 +83,7 @@ class StudyConfig:
 def load_study(
     source: str | Path | Mapping[str, Any], overrides: Overrides = (), *, folder: Path | None = None
 ) -> StudyConfig:
-    """Load a study: a folder with a `study.yaml`, such a file, or the same as a dict with a `folder`.
+    """Load a study: a folder with a `study.yaml`, such a file, or a dict together with `folder`.
 
     Raises `ConfigError` with every problem of the file at once.
     """
@@ -91,7 +91,7 @@ def load_study(
     reader = Reader(problems)
     if isinstance(source, Mapping):
         if folder is None:
-            raise UsageError("say where the study shall lie: sweep(study, folder='studies/<name>')")
+            raise UsageError("a study given as a dict needs a folder: sweep(study, folder='studies/<name>')")
         laid = reader.extend(from_plain(source), project_root(folder))
         place = project_root(folder)
     else:
@@ -109,7 +109,7 @@ def load_study(
     laid = hide_secrets(laid)
     laid = _refuse_unknown(laid, problems)
     base = _base(laid, place, folder, problems)
-    laid = hide_secrets(laid)  # the base may have named a secret
+    laid = hide_secrets(laid)  # loading the base may have registered a secret
     described = _check_sections(laid, folder, problems)
     known = [join_path(path) for path, _ in leaves(base.tree)] if base is not None else []
     known += [join_path(path) for path in base.defaults] if base is not None else []
@@ -122,7 +122,7 @@ def load_study(
 
 
 def load_mirrors(place: Path) -> Mirrors:
-    """Where a study is mirrored to: its `track` section alone. Nothing that the study names is imported."""
+    """Load only the `track` section of a study. No class that the study names is imported."""
     problems: list[Problem] = []
     laid = Reader(problems).read(place / "study.yaml")
     if laid is None or problems:
@@ -140,9 +140,9 @@ def load_mirrors(place: Path) -> Mirrors:
 
 
 def _merge_dotted(laid: Map, override: Override) -> Override:
-    """`space.model.hidden=[64]` means the key `model.hidden` of the space; the same for `set`."""
+    """Return an override of `space.model.hidden` as one of `model.hidden` in `space`; the same for `set`."""
     section, *rest = map(str, override.path)
-    if override.path == ("data_dir",):  # of five components, for all trials
+    if override.path == ("data_dir",):  # key of five components, set for all trials
         return replace(override, path=("set", "data_dir"))
     if section not in ("space", "set") or len(rest) < 2 or rest[0] in SPECIAL:
         return override
@@ -155,11 +155,11 @@ def _merge_dotted(laid: Map, override: Override) -> Override:
 
 
 def _refuse_unknown(laid: Map, problems: list[Problem]) -> Map:
-    """Refuse keys that no study has."""
+    """Record and remove unknown keys."""
     for key in laid.items:
         if key not in KEYS:
             problems.append(
-                Problem(key, laid.key_origin(key), "a study has no such key", f"one of {', '.join(KEYS)}",
+                Problem(key, laid.key_origin(key), "unknown key for a study", f"one of {', '.join(KEYS)}",
                         key, f"set.{key}" if key in signature_of(Run).parameters else nearest(key, KEYS))
             )  # fmt: skip
             laid = laid.without(key)
@@ -178,11 +178,11 @@ def _no_file(file: Path) -> Problem:
     best = nearest(wanted.name, there)
     expected = "a folder with a study.yaml, or a YAML file"
     near = str(there[best]) if best else ""
-    return Problem("", Origin(str(file)), "there is no such study", expected, suggestion=near)
+    return Problem("", Origin(str(file)), "no such study", expected, suggestion=near)
 
 
 def _check_sections(laid: Map, folder: Path, problems: list[Problem]) -> Described | None:
-    """Check everything but base and space."""
+    """Check all sections except base and space."""
     rest = laid
     for name in ("base", "set", "space"):
         rest = rest.without(name)
@@ -207,13 +207,22 @@ def _check_sections(laid: Map, folder: Path, problems: list[Problem]) -> Describ
     assert where is not None
     if search.method.path != GRID and search.trials is None:
         problems.append(
-            Problem("search.trials", where.origin, "how many points shall be tried?", "a number", "nothing")
+            Problem(
+                "search.trials",
+                where.origin,
+                "this search method requires the number of points",
+                "a number",
+                "nothing",
+            )
         )
     if seconds(found.execute.timeout) == 0:
         where_ = find(tree, ("execute", "timeout"))
         problems.append(
             Problem(
-                "execute.timeout", where_.origin if where_ else where.origin, "no trial is that fast", "30m"
+                "execute.timeout",
+                where_.origin if where_ else where.origin,
+                "the timeout cannot be zero",
+                "a duration such as 30m",
             )
         )
     if not isinstance(search.seeds, int):
@@ -223,7 +232,7 @@ def _check_sections(laid: Map, folder: Path, problems: list[Problem]) -> Describ
                 Problem(
                     "search.seeds",
                     where.origin,
-                    "seeds are different numbers from 0 up",
+                    "seeds must be distinct numbers, 0 or greater",
                     received=repr(given),
                 )
             )
@@ -231,7 +240,7 @@ def _check_sections(laid: Map, folder: Path, problems: list[Problem]) -> Describ
 
 
 def _method(tree: Map) -> str:
-    """The class path of the search method."""
+    """Return the class path of the search method."""
     node = find(tree, ("search", "method"))
     if isinstance(node, Map) and class_word(node):
         node = node.items[class_word(node)]
@@ -240,7 +249,7 @@ def _method(tree: Map) -> str:
 
 
 def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Config | None:
-    """The base config, with what the study sets for all trials."""
+    """Load the base config, with the values that the study sets for all trials."""
     node = laid.items.get("base")
     if node is None or not (
         isinstance(node, Map) or (isinstance(node, Leaf) and isinstance(node.value, str))
@@ -271,18 +280,18 @@ def _base(laid: Map, place: Path, folder: Path, problems: list[Problem]) -> Conf
 
 
 def _as_written(problem: Problem) -> Problem:
-    """What a study calls its objective is `export` in the config of a run."""
+    """Return a problem with the keys of the study: its objective sets `export` in the config of a run."""
     named = {"export.metric": "objective.metric", "export.mode": "objective.mode"}
     return replace(problem, path=named.get(problem.path, problem.path))
 
 
 def _one_thread(base: Config) -> Config:
-    """Two threads give other bits than one, so a study says how many; one, if nobody did."""
+    """Set the number of threads to one if it is not set: results depend on it bit by bit."""
     return base if base.run.train.threads is not None else patch(base, {"train.threads": 1})
 
 
 def _changes(laid: Map, problems: list[Problem]) -> list[Override]:
-    """`set`: values for all trials, by dotted keys or nested."""
+    """Return the overrides in `set`: values for all trials, with dotted or nested keys."""
     node = laid.items.get("set")
     if node is None:
         return []
@@ -296,7 +305,7 @@ def _changes(laid: Map, problems: list[Problem]) -> list[Override]:
 
 
 def _list_forced(laid: Map) -> list[Override]:
-    """What is said once for the whole study: the objective, the threads, and who mirrors what."""
+    """Return the overrides that the study forces on all trials: objective, threads and mirrors."""
     found: list[Override] = []
 
     def put(key: str, node: Node) -> None:

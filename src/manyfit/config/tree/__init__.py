@@ -1,11 +1,11 @@
-"""YAML as a tree of located values: reading, extending, references, overrides.
+"""YAML as a tree of values with file and line: reading, extending, references, overrides.
 
-| room | what it holds |
+| module | contents |
 |---|---|
 | `nodes` | the tree: mappings, sequences and leaves, each with file and line |
-| `reader` | YAML text → tree, and back |
+| `reader` | parsing YAML text into a tree, and writing it |
 | `layers` | files that extend other files |
 | `overrides` | `key=value` from the command line |
-| `references`, `expressions` | `${a.b}`, and the small language inside |
-| `project` | where the project of a file begins |
+| `references`, `expressions` | `${a.b}`; the constraints of a search space |
+| `project` | finding the project root of a file |
 """

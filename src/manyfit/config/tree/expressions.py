@@ -1,4 +1,4 @@
-"""Constraints of a space: comparisons and arithmetic over the values of a point, and nothing else."""
+"""Constraints of a search space: comparisons and arithmetic over the values of a point, and nothing else."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class Expression:
     """
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError for what is not such a condition."""
+        """Parse the condition. Raises ValueError if it is invalid."""
         self.text = text
         if len(text) > MAX_LENGTH:
             raise ValueError(f"longer than {MAX_LENGTH} characters")
         try:
             self._tree = ast.parse(text, mode="eval").body
         except (SyntaxError, RecursionError, MemoryError) as error:
-            raise ValueError(f"this cannot be read: {getattr(error, 'msg', error)}") from None
+            raise ValueError(f"cannot be parsed: {getattr(error, 'msg', error)}") from None
         for node in ast.walk(self._tree):
             _check(node)
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the config that it speaks of."""
+        """The config keys that it uses."""
         return list(dict.fromkeys(_keys(self._tree)))
 
     def __call__(self, lookup: Callable[[str], Any]) -> bool:
-        """Whether it holds, for the values that `lookup` finds."""
+        """Return whether the condition holds for the values that `lookup` returns."""
         return bool(_value(self._tree, lookup))
 
 
@@ -79,8 +79,8 @@ def _check(node: ast.AST) -> None:
         known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
     if not known:
         raise ValueError(
-            f"{ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__} cannot stand here; "
-            f"there are comparisons, arithmetic, and, or, not, in, {', '.join(_FUNCTIONS)}"
+            f"{ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__} is not allowed; "
+            f"allowed are comparisons, arithmetic, and, or, not, in, {', '.join(_FUNCTIONS)}"
         )
 
 

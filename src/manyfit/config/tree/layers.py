@@ -1,8 +1,8 @@
-"""Laying files over each other: `extend`, and the three words that change how a layer is laid.
+"""Merging files: `extend`, and the three keywords that change how a layer is merged.
 
 - ``key: ${__del__}`` removes an inherited key,
 - ``key: {${__extend__}: [...]}`` appends to an inherited list,
-- ``${__inherit__}: path.to.mapping`` inside a mapping starts from a copy of another one.
+- ``${__inherit__}: path.to.mapping`` inside a mapping starts from a copy of another mapping.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INHERIT: Final = "${__inherit__}"
 
 
 def lay(base: Node | None, over: Node, problems: list[Problem], path: Path = ()) -> Node | None:
-    """Lay `over` on `base`: mappings merge, lists and scalars replace. None means that the key is deleted."""
+    """Merge `over` into `base`: mappings merge, lists and scalars replace. None means: delete the key."""
     if isinstance(over, Leaf) and over.value == DELETE:
         return None
     if not isinstance(over, Map):
@@ -39,7 +39,7 @@ def lay(base: Node | None, over: Node, problems: list[Problem], path: Path = ())
                 Problem(
                     join_path((*path, key)),
                     over.key_origin(key),
-                    "there is nothing to delete",
+                    "nothing to delete",
                     suggestion=best,
                 )
             )
@@ -55,7 +55,11 @@ def _append(base: Node | None, over: Map, problems: list[Problem], path: Path) -
     inherited = base if base is not None else Seq((), over.origin)
     if len(over.items) > 1 or not isinstance(added, Seq):
         problems.append(
-            Problem(join_path(path), over.key_origin(EXTEND), f"{EXTEND} stands alone and holds a list")
+            Problem(
+                join_path(path),
+                over.key_origin(EXTEND),
+                f"{EXTEND} must be the only key of its mapping, with a list as its value",
+            )
         )
         return over
     if not isinstance(inherited, Seq):
@@ -63,9 +67,9 @@ def _append(base: Node | None, over: Map, problems: list[Problem], path: Path) -
             Problem(
                 join_path(path),
                 over.key_origin(EXTEND),
-                f"{EXTEND} appends to a list",
-                "a list below it",
-                f"something else at {inherited.origin}",
+                f"{EXTEND} can only append to a list",
+                "an inherited list",
+                f"another type at {inherited.origin}",
             )
         )
         return inherited
@@ -73,7 +77,7 @@ def _append(base: Node | None, over: Map, problems: list[Problem], path: Path) -
 
 
 class Reader:
-    """Reads a file and everything that it extends, each file once, and collects every problem on the way."""
+    """Reader of a file and all files that it extends, each once. Problems are collected, not raised."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -81,7 +85,7 @@ class Reader:
         self.files: list[FilePath] = []
 
     def read(self, file: FilePath) -> Map | None:
-        """Return the file laid over the files it extends, or None when it could not be read."""
+        """Return the file merged over the files it extends, or None if it cannot be read."""
         self.seen.add(file.resolve())
         try:
             node = read_file(file, self.display_file(file))
@@ -92,7 +96,7 @@ class Reader:
         return self.extend(node, file.parent)
 
     def extend(self, node: Node, folder: FilePath) -> Map | None:
-        """Lay a tree over the files that it extends, relative to `folder`."""
+        """Merge a tree over the files that it extends; their paths are relative to `folder`."""
         if not isinstance(node, Map):
             empty = isinstance(node, Leaf) and node.value is None
             self.problems.append(
@@ -114,7 +118,7 @@ class Reader:
         return Map(laid.items, node.origin, laid.keys)
 
     def parents(self, node: Map, folder: FilePath) -> list[FilePath]:
-        """The files that `extend` names, in order; a pattern stands for its matches in sorted order."""
+        """Return the files that `extend` names, in order; a pattern expands to its sorted matches."""
         extend = node.items.get("extend")
         if extend is None:
             return []
@@ -125,7 +129,7 @@ class Reader:
                     Problem(
                         "extend",
                         entry.origin,
-                        "this is not the name of a file",
+                        "not a file name",
                         "a path or pattern, relative to this file",
                     )
                 )
@@ -163,7 +167,7 @@ class Reader:
 
     @staticmethod
     def similar(folder: FilePath, text: str) -> str:
-        """The existing file that was probably meant."""
+        """Return the existing file with the most similar name, or an empty string."""
         try:
             beside = (folder / text).parent
             names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
@@ -173,12 +177,12 @@ class Reader:
         return str(FilePath(text).with_name(best)) if best else ""
 
     def display_file(self, file: FilePath) -> str:
-        """How messages name a file."""
+        """Return the name of a file in messages."""
         return display_path(file)
 
 
 def display_path(file: FilePath) -> str:
-    """Name a file from the working directory, if it is near, else in full."""
+    """Return a path relative to the working directory if the file is near it, else the absolute path."""
     full = file.resolve()
     near = os.path.relpath(full)
     return (
@@ -189,14 +193,14 @@ def display_path(file: FilePath) -> str:
 
 
 def inherit(root: Map, problems: list[Problem]) -> Map:
-    """Replace every `${__inherit__}` by the mapping that it names, once all layers are laid."""
+    """Replace every `${__inherit__}` by the mapping that it names, after all layers are merged."""
     result = _Heirs(root, problems).expand(root, ())
     assert isinstance(result, Map)
     return result
 
 
 class _Heirs:
-    """Expands mappings that inherit from others, each of them once."""
+    """Expansion of mappings that inherit from others, each once."""
 
     def __init__(self, root: Map, problems: list[Problem]) -> None:
         self.root = root
@@ -214,7 +218,7 @@ class _Heirs:
             return node
         items = {key: self.expand(value, (*path, key)) for key, value in node.items.items() if key != INHERIT}
         if len(items) == len(node.items) and all(items[key] is value for key, value in node.items.items()):
-            return node  # itself, not a copy: what was learned of it before still holds
+            return node  # not a copy: check results are cached by object identity
         own: Node = Map(items, node.origin, node.keys)
         if INHERIT in node.items:
             below = self.source(node.items[INHERIT], (*path, INHERIT))
@@ -222,20 +226,20 @@ class _Heirs:
         return own
 
     def source(self, word: Node, path: Path) -> Node | None:
-        """The mapping that one `${__inherit__}` names."""
+        """Return the mapping that one `${__inherit__}` names."""
         text = word.value if isinstance(word, Leaf) else None
         if not isinstance(text, str):
-            return self.fail(path, word, f"{INHERIT} names a mapping", "a path such as train.feeder")
+            return self.fail(path, word, f"{INHERIT} must name a mapping", "a path such as train.feeder")
         target: Path = tuple(text.split("."))
         found = find(self.root, target)
         if target in self.busy or len(self.busy) > MAX_DEPTH:
             chain = " → ".join(join_path(step) for step in (*self.busy[:8], target))
-            return self.fail(path, word, f"mappings inherit from each other in a circle: {chain}")
+            return self.fail(path, word, f"circular inheritance between mappings: {chain}")
         if not isinstance(found, Map):
             parent = find(self.root, target[:-1])
             best = nearest(str(target[-1]), parent.items if isinstance(parent, Map) else self.root.items)
             suggestion = join_path((*target[:-1], best)) if best else ""
-            return self.fail(path, word, "there is no such mapping to inherit from", "a mapping", suggestion)
+            return self.fail(path, word, "no such mapping to inherit from", "a mapping", suggestion)
         if target not in self.done:
             self.busy.append(target)
             self.done[target] = self.expand(found, target)
@@ -243,7 +247,7 @@ class _Heirs:
         self.count += size(self.done[target])
         if self.count > MAX_NODES:
             return self.fail(
-                path, word, f"this config has more than {MAX_NODES:,} values once all is inherited"
+                path, word, f"this config has more than {MAX_NODES:,} values after inheritance is expanded"
             )
         return self.done[target]
 

@@ -1,7 +1,7 @@
-"""The tree of located leaves that every other part of the configuration works on.
+"""The config tree: mappings, lists and scalars, each with the file and line it was written in.
 
-Nodes are immutable and shared: an override copies the path that it touches and nothing else, so a
-thousand trials of one base config cost a thousand short paths.
+Nodes are immutable and shared: an override copies only the path that it changes, so a thousand trials of
+one base config share almost all nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PYTHON = Origin("<python>")
 
 
 class Unresolved:
-    """Stands where a reference could not be resolved; the problem is already on the list."""
+    """A placeholder for a reference that could not be resolved; its problem is already recorded."""
 
     def __repr__(self) -> str:
         return "unresolved"
@@ -34,7 +34,7 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A scalar and where it was written."""
+    """A scalar and its origin."""
 
     value: Scalar | Unresolved
     origin: Origin = PYTHON
@@ -42,7 +42,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Seq:
-    """A list and where it was written."""
+    """A list and its origin."""
 
     items: tuple[Node, ...]
     origin: Origin = PYTHON
@@ -50,14 +50,14 @@ class Seq:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A mapping with text keys; `keys` has the origin of each key."""
+    """A mapping with string keys; `keys` holds the origin of each key."""
 
     items: Mapping[str, Node] = field(default_factory=dict)
     origin: Origin = PYTHON
     keys: Mapping[str, Origin] = field(default_factory=dict)
 
     def key_origin(self, key: str) -> Origin:
-        """Where `key` was written."""
+        """Return the origin of `key`."""
         return self.keys.get(key, self.origin)
 
     def with_item(self, key: str, value: Node, origin: Origin | None = None) -> Map:
@@ -66,7 +66,7 @@ class Map:
         return Map({**self.items, key: value}, self.origin, keys)
 
     def without(self, *keys: str) -> Map:
-        """Return a copy that lacks some keys."""
+        """Return a copy without some keys."""
         return Map({k: v for k, v in self.items.items() if k not in keys}, self.origin, self.keys)
 
 
@@ -74,9 +74,9 @@ Node: TypeAlias = Leaf | Seq | Map
 
 
 def class_word(node: Map, free: bool = False) -> str:
-    """The key by which a mapping names its class; empty if it names none.
+    """Return the key by which a mapping names its class; empty if it names none.
 
-    Where any data may stand (`free`), `type` is a key like any other: too many things have one.
+    Where arbitrary data is allowed (`free`), `type` is an ordinary key, because it is common in data.
     """
     words = ("class", "_target_") if free else ("class", "_target_", "type")
     return next((word for word in words if word in node.items), "")
@@ -84,12 +84,12 @@ def class_word(node: Map, free: bool = False) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def join_path(path: Path) -> str:
-    """Write a path as people do: `train.metrics.0`."""
+    """Return a path in dotted form: `train.metrics.0`."""
     return ".".join(str(part) for part in path)
 
 
 def child(node: Node, key: Key) -> Node | None:
-    """Look up one step, by key in a mapping or by index in a list."""
+    """Return one child, by key in a mapping or by index in a list."""
     if isinstance(node, Map):
         return node.items.get(str(key))
     text = str(key)
@@ -99,7 +99,7 @@ def child(node: Node, key: Key) -> Node | None:
 
 
 def find(node: Node, path: Path) -> Node | None:
-    """Look up a path; None where there is nothing."""
+    """Return the node at a path, or None."""
     found: Node | None = node
     for key in path:
         found = child(found, key) if found is not None else None
@@ -119,14 +119,14 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
 
 
 def size(node: Node) -> int:
-    """How many nodes a tree has; what stands in several places counts each time."""
+    """Return the number of nodes of a tree; shared nodes count once per use."""
     if isinstance(node, Map):
         return 1 + sum(size(value) for value in node.items.values())
     return 1 + sum(size(value) for value in node.items) if isinstance(node, Seq) else 1
 
 
 def merge(base: Node | None, over: Node) -> Node:
-    """Lay one layer over another: mappings merge, everything else is replaced."""
+    """Merge one layer over another: mappings merge, everything else is replaced."""
     if not (isinstance(base, Map) and isinstance(over, Map)):
         return over
     items, keys = dict(base.items), dict(base.keys)
@@ -137,7 +137,7 @@ def merge(base: Node | None, over: Node) -> Node:
 
 
 def plain(node: Node) -> Any:
-    """Drop the origins: dicts, lists and scalars (a secret stays its template)."""
+    """Return the tree as dicts, lists and scalars; a secret becomes its template."""
     if isinstance(node, Map):
         return {key: plain(value) for key, value in node.items.items()}
     if isinstance(node, Seq):
@@ -146,7 +146,7 @@ def plain(node: Node) -> Any:
 
 
 def from_plain(value: Any, origin: Origin = PYTHON, path: Path = ()) -> Node:
-    """Build a tree from Python data. Classes stand for their import path, enums for their names."""
+    """Build a tree from Python data. A class becomes its import path, an enum member its name."""
     if isinstance(value, Mapping):
         items = {
             _text_key(key, origin, path): from_plain(v, origin, (*path, str(key))) for key, v in value.items()
@@ -171,7 +171,7 @@ def from_plain(value: Any, origin: Origin = PYTHON, path: Path = ()) -> Node:
             Problem(
                 join_path(path),
                 origin,
-                "a value that a config cannot hold",
+                "a config cannot hold this value",
                 "text, a number, true, false, null, a list, a mapping, an enum, a path or a class",
                 show_value(value),
             )
@@ -185,7 +185,7 @@ def _text_key(key: object, origin: Origin, path: Path) -> str:
     if isinstance(key, int | float) and not isinstance(key, bool) and math.isfinite(key):
         return str(key)
     raise ConfigError(
-        [Problem(join_path(path), origin, "a key that a config cannot hold", "text", show_value(key))]
+        [Problem(join_path(path), origin, "a config cannot hold this key", "text", show_value(key))]
     )
 
 

@@ -20,18 +20,18 @@ Overrides: TypeAlias = "Iterable[str | Override] | Mapping[str, Any]"
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One change to make after all files have been laid."""
+    """One change, applied after all files are merged."""
 
     action: Literal["set", "add", "delete", "lay"]
-    """`set` puts a value in the place of what is there; `add` appends to a list or merges into a mapping;
-    `lay` does what a later file does."""
+    """`set` replaces a value; `add` appends to a list or merges into a mapping; `lay` merges like a file that
+    extends another."""
     path: Path
     value: Node
     origin: Origin
 
 
 def parse_override(text: str) -> Override:
-    """Read `key=value`, `+key=value` or `~key`. Values are YAML.
+    """Parse `key=value`, `+key=value` or `~key`. Values are YAML.
 
     >>> parse_override("train.epochs=3").path
     ('train', 'epochs')
@@ -40,32 +40,32 @@ def parse_override(text: str) -> Override:
     if text.startswith("~"):
         key, _, rest = text[1:].partition("=")
         if rest:
-            raise ConfigError([Problem(key, origin, "a deletion has no value", f"~{key}", text)])
+            raise ConfigError([Problem(key, origin, "a deletion takes no value", f"~{key}", text)])
         return Override("delete", split(key, origin), Leaf(None, origin), origin)
     action: Literal["set", "add"] = "add" if text.startswith("+") else "set"
     key, equals, value = text.removeprefix("+").partition("=")
     if not equals:
         raise ConfigError(
-            [Problem("", origin, "this is not an override", "key=value, +key=value or ~key", repr(text))]
+            [Problem("", origin, "not an override", "key=value, +key=value or ~key", repr(text))]
         )
     return Override(action, split(key, origin), parse_value(value, origin), origin)
 
 
 def pair(key: str, value: str) -> Override:
-    """Read the two words of `-p key value`; the key may carry `+`."""
+    """Parse the arguments of `-p key value`; the key may start with `+`."""
     origin = Origin(f"command line (-p {key} {value})")
     path = split(key.removeprefix("+"), origin)
     return Override("add" if key.startswith("+") else "set", path, parse_value(value, origin), origin)
 
 
 def parse_text_override(key: str, value: str) -> Override:
-    """Read the two words of `-P key value`: the value is text, whatever it looks like."""
+    """Parse the arguments of `-P key value`: the value is always text."""
     origin = Origin(f"command line (-P {key} {value})")
     return Override("set", split(key, origin), Leaf(value, origin), origin)
 
 
 def parse_value(text: str, origin: Origin) -> Node:
-    """Parse a value as YAML; what is not YAML is text."""
+    """Parse a value as YAML; invalid YAML is taken as text."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ConfigError(
             [Problem("", Origin("command line"), "text that is not UTF-8", received=ascii(text))]
@@ -91,21 +91,17 @@ def _relocate(node: Node, origin: Origin) -> Node:
 
 
 def split(key: str, origin: Origin) -> Path:
-    """Split `a.b[0].c` into its steps."""
+    """Split `a.b[0].c` into its keys and indexes."""
     parts = tuple(re.sub(r"\[(\d+)\]", r".\1", key).split("."))
     if not all(parts):
         raise ConfigError(
-            [
-                Problem(
-                    key, origin, "this is not a key", "names joined by dots, such as train.epochs", repr(key)
-                )
-            ]
+            [Problem(key, origin, "not a valid key", "names joined by dots, such as train.epochs", repr(key))]
         )
     return parts
 
 
 def collect(overrides: Overrides, problems: list[Problem]) -> list[Override]:
-    """Accept overrides in every form: texts, parsed ones, or a mapping from key to Python value."""
+    """Return overrides given in any form: strings, parsed ones, or a mapping from key to Python value."""
     found: list[Override] = []
     if isinstance(overrides, Mapping):
         origin = Origin("<python overrides>")
@@ -122,7 +118,7 @@ def collect(overrides: Overrides, problems: list[Problem]) -> list[Override]:
 
 
 def apply(root: Map, override: Override, problems: list[Problem]) -> Map:
-    """Return the tree with one override made in it."""
+    """Return the tree with one override applied."""
     try:
         changed = _change(root, override.path, override, ())
     except ConfigError as error:
@@ -177,7 +173,7 @@ def _last(node: Node, key: str, below: Node | None, override: Override, here: Pa
             _fail(
                 override,
                 here,
-                f"this key exists already (see {below.origin}); write it without `+` to change it",
+                f"this key already exists (see {below.origin}); omit the `+` to change it",
             )
     problems: list[Problem] = []
     laid = lay(below, override.value, problems, here)
@@ -187,7 +183,7 @@ def _last(node: Node, key: str, below: Node | None, override: Override, here: Pa
 
 
 def _replace(node: Node, key: str, changed: Node | None, override: Override, is_inside: bool) -> Node:
-    """The node with something else under a key; `is_inside` says that only something in that has changed."""
+    """Return the node with another value at a key; `is_inside`: only a part of that value has changed."""
     if isinstance(node, Seq):
         items = list(node.items)
         if changed is None:
@@ -208,7 +204,7 @@ def _missing(node: Node, key: str, override: Override, here: Path) -> Any:
     _fail(
         override,
         here,
-        f"there is nothing to delete (the mapping is at {node.origin})",
+        f"nothing to delete (the mapping is at {node.origin})",
         join_path((*here[:-1], best)) if best else "",
     )
 

@@ -1,4 +1,4 @@
-"""The project's root: the folder that holds `runs/`, `studies/` or `variants/`."""
+"""The project root: the folder that contains `runs/`, `studies/` or `variants/`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDERS: Final = ("runs", "studies", "variants")
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; a name that no file can have is no error."""
+    """Return whether a folder exists; an impossible name is not an error."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -20,7 +20,7 @@ def is_folder(path: Path) -> bool:
 
 
 def below(folder: Path, pattern: str) -> str:
-    """A pattern that counts from a folder, whose own name means nothing but itself.
+    """Return a glob pattern relative to a folder; special characters in the name of the folder are escaped.
 
     >>> below(Path("/a[1]"), "train-*")
     '/a[[]1]/train-*'
@@ -29,11 +29,11 @@ def below(folder: Path, pattern: str) -> str:
 
 
 def logical(place: Path) -> Path:
-    """An absolute path as a person has walked it: links are not followed."""
+    """Return an absolute path in which symbolic links are not resolved, as the shell shows it."""
     if place.is_absolute():
         return Path(os.path.normpath(place))
     here, walked = Path.cwd(), os.environ.get("PWD", "")
-    with contextlib.suppress(OSError):  # it is not there any more
+    with contextlib.suppress(OSError):  # it was deleted
         here = Path(walked) if walked and Path(walked).samefile(here) else here
     return Path(os.path.normpath(here / place))
 
@@ -41,8 +41,8 @@ def logical(place: Path) -> Path:
 def project_root(place: Path) -> Path:
     """Find the root of the project that a config file or run folder belongs to.
 
-    It is the parent of the nearest folder named `runs`, `studies` or `variants` that `place` lies in;
-    else the nearest folder around `place` that holds one of them; else the folder of `place` itself.
+    It is the parent of the nearest enclosing folder named `runs`, `studies` or `variants`; else the nearest
+    enclosing folder that contains one of these; else the folder of `place` itself.
     """
     for here in (logical(place), place.resolve()):  # a run folder may be a link to elsewhere
         for folder in here.parents:

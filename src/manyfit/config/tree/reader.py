@@ -1,7 +1,7 @@
-"""YAML text → tree, and back. YAML's structure with JSON's scalars: `1e-3` is a float, `on` is text.
+"""Reading and writing YAML: the structure of YAML with the scalars of JSON; `1e-3` is a float, `on` is text.
 
-The reader builds the tree from the parser's events, so that it can keep every line number, refuse
-duplicate keys and tags, and stop at a depth or size that no config has.
+The tree is built from parser events, so that the reader can record every line number, reject duplicate keys
+and tags, and stop at a depth or size that no real config reaches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 200_000
 MOST_TEXTS: Final = 256
-"""How many parts that were written are remembered."""
+"""Size of the cache of serialized top-level keys."""
 
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
@@ -37,7 +37,7 @@ _CORE_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "b
 
 
 def read_file(path: Path, name: str | None = None) -> Node:
-    """Read one YAML file. `name` is how messages call it."""
+    """Read one YAML file. `name` is its name in messages."""
     shown = name or str(path)
     try:
         size = path.stat().st_size
@@ -65,7 +65,7 @@ def read_file(path: Path, name: str | None = None) -> Node:
 
 
 def parse_yaml(text: str, name: str) -> Node:
-    """Read one YAML document. `name` is how messages call it."""
+    """Parse one YAML document. `name` is its name in messages."""
     builder = _Builder(name)
     try:
         return builder.document(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
@@ -84,7 +84,7 @@ def _explain(text: str, line: int, error: yaml.MarkedYAMLError) -> str:
     lines = text.splitlines()
     written = lines[line - 1] if line <= len(lines) else ""
     if "\t" in written[: len(written) - len(written.lstrip())]:
-        return f"{NOT_YAML}: a tab indents this line; YAML is indented with spaces"
+        return f"{NOT_YAML}: this line is indented with a tab; YAML requires spaces"
     if "${" in written and "{" in written.replace("${", ""):
         return NOT_YAML + ': inside { } or [ ], a reference needs quotes: {hidden: "${data.batch_size}"}'
     detail = "; ".join(part for part in (error.problem, error.context) if part)
@@ -92,7 +92,7 @@ def _explain(text: str, line: int, error: yaml.MarkedYAMLError) -> str:
 
 
 class _Builder:
-    """Turns parser events into nodes."""
+    """Builder of nodes from parser events."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -142,7 +142,7 @@ class _Builder:
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             where = self.origin(event)
             if not isinstance(event, yaml.ScalarEvent):
-                _fail(where, "a key that is not text", "a key such as `epochs:`")
+                _fail(where, "a key must be text", "a key such as `epochs:`")
             key = event.value
             value = self.node(next(events), events, depth + 1)
             if key == "<<" and event.implicit[0]:
@@ -154,7 +154,7 @@ class _Builder:
             if key in items:
                 _fail(
                     where,
-                    f"the key {key!r} stands twice in one mapping; the first is at line {keys[key].line}",
+                    f"duplicate key {key!r}; the first is at line {keys[key].line}",
                     path=key,
                 )
             items[key], keys[key] = value, where
@@ -177,7 +177,7 @@ class _Builder:
         if self.count > MAX_NODES:
             _fail(
                 origin,
-                "this config has too many values once its aliases are expanded",
+                "this config has too many values after its aliases are expanded",
                 f"at most {MAX_NODES:,}",
             )
 
@@ -206,7 +206,7 @@ class _Builder:
 
 
 def implicit(text: str, origin: Origin) -> bool | int | float | str | None:
-    """Say what an unquoted scalar means."""
+    """Return the value of an unquoted scalar."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
@@ -215,7 +215,7 @@ def implicit(text: str, origin: Origin) -> bool | int | float | str | None:
         try:
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text.replace("_", ""))
         except ValueError:
-            _fail(origin, "a number with too many digits")
+            _fail(origin, "this number has too many digits")
     if special := _SPECIAL.fullmatch(text):
         return (
             math.nan
@@ -231,7 +231,7 @@ def implicit(text: str, origin: Origin) -> bool | int | float | str | None:
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Quotes exactly what `implicit` would not read back as the same text."""
+    """A dumper that quotes exactly the text that `implicit` would not read back unchanged."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own name
 
@@ -239,7 +239,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        # Single quotes fold line breaks, and PyYAML counts more characters as breaks than it should.
+        # Single quotes fold line breaks, and PyYAML treats more characters as breaks than it should.
         style = None if text.isprintable() else '"'
         node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
         return node
@@ -258,12 +258,12 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def dump(value: Any) -> str:
-    """Write plain data as YAML that `parse_yaml` reads back to the same data."""
+    """Return plain data as YAML; `parse_yaml` restores the same data."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
 def dump_parts(value: Mapping[str, Any]) -> str:
-    """As `dump`, part by part: the trials of a study have most parts in common, and each is written once."""
+    """Like `dump`, with a cache per top-level key: the trials of a study share most of them."""
     return "".join(_part(key, item) for key, item in value.items()) or dump({})
 
 

@@ -1,7 +1,7 @@
 r"""References: `${a.b}`, `${.sibling}`, `${oc.env:NAME}`, `${secret:NAME}`, in OmegaConf's syntax.
 
-They are resolved after every file and override has been laid, so that a changed value reaches all who
-refer to it. `\${` is a literal `${`.
+They are resolved after all files and overrides are merged, so that every reference sees the final value.
+`\${` is a literal `${`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"\\+|[^\\$}]+|.", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What stands between `${` and `}`; parts may be references themselves."""
+    """The content between `${` and `}`; parts may be references themselves."""
 
     parts: tuple[str | Reference, ...]
 
@@ -38,12 +38,12 @@ Default: TypeAlias = Callable[[Path], "Node | None"]
 
 
 def escape(text: str) -> str:
-    """Write literal text so that it is not read as a reference."""
+    """Escape literal text so that it is not read as a reference."""
     return _MARK.sub(lambda found: f"{found[1] * 2}\\${{", text)
 
 
 def parse_references(text: str) -> Text:
-    """Split text into literal parts and references. Raises ValueError for an open `${`."""
+    """Split text into literal parts and references. Raises ValueError for an unclosed `${`."""
     parts, rest = _parse(text, 0, inside=False, depth=0)
     assert rest == len(text)
     return parts
@@ -72,12 +72,12 @@ def _parse(text: str, at: int, inside: bool, depth: int) -> tuple[Text, int]:
             literal += plain[0]
             at = plain.end()
     if inside:
-        raise ValueError("a reference that is not closed by `}`")
+        raise ValueError("unclosed reference: `}` is missing")
     return tuple([*parts, literal] if literal else parts), at
 
 
 class Resolver:
-    """Resolves one tree. Problems and the environment variables that were read are collected."""
+    """Resolver of one tree. It collects problems and the environment variables that were read."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Resolver:
         default: Default = lambda path: None,
         closed: str = "",
     ) -> None:
-        """`closed` says why this tree may not read the environment; empty if it may."""
+        """`closed` is the reason why this tree may not read the environment; empty if it may."""
         self.root = root
         self.environ = environ
         self.closed = closed
@@ -99,16 +99,16 @@ class Resolver:
         self.count = 0
 
     def resolve(self) -> Map:
-        """Return the tree without references; what cannot be resolved is `Unresolved`."""
+        """Return the tree with all references resolved; those that cannot be are `Unresolved`."""
         result = self.node(self.root, ())
         assert isinstance(result, Map)
         for name in self.secrets.keys() & self.environment.keys():
-            message = f"{name!r} is a secret here, but a plain ${{oc.env:{name}}} elsewhere"
+            message = f"{name!r} is a secret here, but read as plain text by ${{oc.env:{name}}} elsewhere"
             self.problems.append(Problem(join_path(self.secrets[name]), result.origin, message))
         return result
 
     def node(self, node: Node, path: Path) -> Node:
-        """Resolve the node that stands at `path`."""
+        """Resolve the node at `path`."""
         if path in self.done:
             return self.done[path]
         self.busy.append(path)
@@ -151,7 +151,7 @@ class Resolver:
             found = self.reference(part, path, origin)
             if not isinstance(found, Leaf):
                 self.fail(
-                    path, origin, "a mapping or list cannot stand inside text", "".join(map(str, parts))
+                    path, origin, "a mapping or list cannot be inserted into text", "".join(map(str, parts))
                 )
                 raise _Failed
             if isinstance(found.value, Unresolved):
@@ -160,12 +160,12 @@ class Resolver:
             joined += as_text(found.value)
         if len(joined) > MAX_BYTES:
             raise ValueError(
-                f"the text is longer than {MAX_BYTES:,} characters once its references are filled in"
+                f"the text is longer than {MAX_BYTES:,} characters after its references are resolved"
             )
         return Secret(joined) if secret else joined
 
     def reference(self, reference: Reference, path: Path, origin: Origin) -> Node:
-        """Find what one reference means."""
+        """Return the node that one reference refers to."""
         inner = self.text(reference.parts, path, origin)
         if isinstance(inner, Secret):
             raise ValueError("a secret cannot name a reference")
@@ -175,7 +175,7 @@ class Resolver:
         return self.lookup(inner.strip(), path, origin)
 
     def call(self, name: str, argument: str, path: Path, origin: Origin) -> Node:
-        """Answer `${resolver:argument}`."""
+        """Resolve `${resolver:argument}`."""
         key, comma, default = (part.strip() for part in argument.partition(","))
         fallback = Leaf(default.strip("'\""), origin) if comma else None
         if self.closed and name in ("oc.env", "secret"):
@@ -190,7 +190,7 @@ class Resolver:
         if name == "secret":
             if len(_unicode(key, self.environ.get(key, "x" * MIN_SECRET)).strip()) < MIN_SECRET:
                 raise ValueError(
-                    f"the secret {key!r} has fewer than {MIN_SECRET} characters, too few to be hidden"
+                    f"the secret {key!r} has fewer than {MIN_SECRET} characters, too few to be redacted"
                 )
             if key in self.environ:
                 read_secret(key)
@@ -209,7 +209,7 @@ class Resolver:
         return self.missing(path, origin, f"there is no resolver {name!r}", nearest(name, RESOLVERS))
 
     def lookup(self, key: str, path: Path, origin: Origin) -> Node:
-        """Answer `${a.b}`."""
+        """Resolve `${a.b}`."""
         target = self.absolute(key, path)
         found = self.find(target)
         if found is None:
@@ -223,25 +223,23 @@ class Resolver:
             self.count += size(found)
             if self.count > MAX_NODES:
                 raise ValueError(
-                    f"this config has more than {MAX_NODES:,} values once its references are filled in"
+                    f"this config has more than {MAX_NODES:,} values after its references are resolved"
                 )
         return found
 
     def absolute(self, key: str, path: Path) -> Path:
-        """Turn `a[0].b`, `.sibling` or `..uncle` into a path from the root."""
+        """Return `a[0].b`, `.sibling` or `..uncle` as a path from the root."""
         dots = len(key) - len(key.lstrip("."))
         names = tuple(part for part in re.sub(r"\[(\d+)\]", r".\1", key[dots:]).split(".") if part)
         return (*path[:-dots], *names) if dots else names
 
     def find(self, target: Path) -> Node | None:
-        """Walk to a path and resolve what is there; what is not written may have a default."""
+        """Resolve the node at a path; a missing one may have a default."""
         if target in self.busy:
             chain = [*self.busy[self.busy.index(target) :], target]
-            raise ValueError(
-                "references form a circle: " + " → ".join(join_path(step) or "." for step in chain)
-            )
+            raise ValueError("circular references: " + " → ".join(join_path(step) or "." for step in chain))
         if len(self.busy) > MAX_CHAIN:
-            raise ValueError(f"a reference leads through more than {MAX_CHAIN} others")
+            raise ValueError(f"a chain of more than {MAX_CHAIN} references")
         node: Node | None = self.root
         for length in range(1, len(target) + 1):
             here = target[:length]
@@ -255,7 +253,7 @@ class Resolver:
         return self.node(node, target)
 
     def nearby(self, target: Path) -> str:
-        """The existing key that was probably meant."""
+        """Return the most similar existing key, or an empty string."""
         node: Node = self.root
         for index, key in enumerate(target):
             below = child(node, key)
@@ -266,22 +264,22 @@ class Resolver:
         return ""
 
     def missing(self, path: Path, origin: Origin, message: str, suggestion: str = "") -> Node:
-        """Record a problem and go on, so that the others are found too."""
+        """Record a problem and skip this value, so that further problems are found."""
         self.problems.append(Problem(join_path(path), origin, message, suggestion=suggestion))
         raise _Failed
 
     def fail(self, path: Path, origin: Origin, message: str, received: str) -> Leaf:
-        """Record a problem with the text of a reference itself."""
+        """Record a problem with the syntax or the value of a reference."""
         self.problems.append(Problem(join_path(path), origin, message, received=received))
         return Leaf(Unresolved(), origin)
 
 
 class _Failed(Exception):
-    """The problem has been recorded; the value stays unresolved."""
+    """Raised after a problem was recorded: the value remains unresolved."""
 
 
 def _unicode(name: str, value: str) -> str:
-    """Refuse a value with bytes that are not UTF-8: no file could hold it."""
+    """Return the value; raise ValueError if it is not UTF-8, because it could not be written to a file."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -290,7 +288,7 @@ def _unicode(name: str, value: str) -> str:
 
 
 def as_text(value: Scalar | Unresolved) -> str:
-    """Write a scalar the way YAML does, for use inside text."""
+    """Return a scalar as YAML writes it, for insertion into text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -1,14 +1,14 @@
-"""Values against signatures: class paths, roles, types, and what may be built from data.
+"""Checks of values against signatures: class paths, roles, types, and what an artifact may build.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `checker` | a tree against the signature of whatever it configures |
-| `component`, `section` | `{class: path, **params}`, checked; and sections of the user's own |
-| `values`, `scalars`, `cadence`, `arguments` | values of one type |
-| `findings` | what a check collects: problems, and facts about values |
+| `checker` | checks of a tree against the signature of the component that it configures |
+| `component`, `section` | the checked form of `{class: path, **params}`; read-only mappings |
+| `values`, `scalars`, `cadence`, `arguments` | checks of values against types |
+| `findings` | the results that a check collects: problems, kinds, classes, defaults |
 | `signatures`, `torch_facts` | the parameters of a callable |
-| `class_paths`, `roles`, `extensions` | class path → object, and whether it can play its part |
+| `class_paths`, `roles`, `extensions` | importing class paths; which classes are allowed at which key |
 | `moved_classes` | class paths of earlier versions |
-| `artifacts`, `allowed_classes` | what may be built from files that were not made here |
-| `kinds`, `config_struct`, `wording` | kinds of values, configs as objects, words in messages |
+| `artifacts`, `allowed_classes` | what may be built from files that were written elsewhere |
+| `kinds`, `config_struct`, `wording` | kinds of values, configs as objects, types in messages |
 """

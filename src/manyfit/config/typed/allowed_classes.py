@@ -1,9 +1,9 @@
 """The classes and functions that may be built from an artifact, by module and name.
 
 A config is a program: it may name any component. An artifact (an export, a checkpoint, a run folder that was
-trained elsewhere) is data: what it names is built only if it stands here. Everything listed computes with
-its arguments and does nothing else when it is made or called: it opens no file for writing, starts no
-process, imports nothing by name and evaluates no text.
+trained elsewhere) is data: only the classes listed here are built from it. Everything listed only computes
+with its arguments when it is created or called: it opens no file for writing, starts no process, imports
+nothing by name and evaluates no text.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "manyfit.metrics": "absolute_error accuracy binary_accuracy squared_error top_k_accuracy",
     "manyfit.pipeline": "ComponentData evaluator model_builder",
 }
-# The same classes under the module that has all of a kind.
+# The same classes, as exported by the module of their domain.
 _CLASSIFICATION: Final = (
     "AUROC Accuracy AveragePrecision CohenKappa ConfusionMatrix F1Score FBetaScore Precision Recall"
 )
@@ -121,7 +121,7 @@ KERAS_CLASSES: Final = frozenset(
         "keras.src.models.functional.Functional",
     }
 )
-"""What a `.keras` file may be made of, besides the parts below."""
+"""Classes that a `.keras` file may contain, in addition to the modules below."""
 KERAS_PARTS: Final = (
     "keras.constraints",
     "keras.initializers",
@@ -134,20 +134,20 @@ KERAS_PARTS: Final = (
     "keras.src.ops.nn",
     "keras.src.ops.numpy",
 )
-"""Modules of which every class may stand in a `.keras` file, but no function."""
+"""Modules of which a `.keras` file may contain every class, but no function."""
 KERAS_DATA: Final = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__")
-"""Names in a `.keras` file that stand for values."""
+"""Names in a `.keras` file that denote values."""
 
 REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
     "manyfit.feeders.TFRecordExamplesFeeder": ("auto_generate_meta", "cache"),
 }
-"""Parameters of listed classes that would write a file."""
+"""Parameters of allowed classes that would write a file."""
 
 NO_MAPPINGS: Final = "keras."
-"""Whose classes take a mapping for a description of further objects, which they would import."""
+"""Package whose classes interpret mappings as descriptions of further objects, and import them."""
 
 LOCAL: Final = "manyfit.feeders."
-"""Whose classes read files, and would also read them from the address of a server."""
+"""Package whose classes read files, and would also read them from a URL."""
 
 BUILDING_BLOCKS: Final = frozenset(
     {
@@ -167,4 +167,4 @@ BUILDING_BLOCKS: Final = frozenset(
         "manyfit.feeders.registry.toy.DebugToyModel",
     }
 )
-"""Classes of manyfit that a config may nest where no annotation asks for them. Not the store: it writes."""
+"""Classes of manyfit that a config may nest without an annotation. None of the store: those write files."""

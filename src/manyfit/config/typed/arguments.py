@@ -1,4 +1,4 @@
-"""Arguments that come from Python, held to the annotations that a config is held to."""
+"""Checks of arguments from Python code against the same annotations as in a config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from manyfit.core.errors import UsageError
 
 
 def check_arguments(target: Any, given: Mapping[str, Any]) -> None:
-    """Raise unless each argument is what its annotation says, constraints such as `Gt(0)` included.
+    """Raise `UsageError` unless each argument fits its annotation, including constraints such as `Gt(0)`.
 
     >>> from annotated_types import Gt
     >>> def feed(batch_size: typing.Annotated[int, Gt(0)] | None = None) -> None: ...
@@ -31,14 +31,14 @@ def check_arguments(target: Any, given: Mapping[str, Any]) -> None:
         try:
             adapter.validate_python(_plain(value), strict=True)
         except ValidationError as error:
-            # Of the members of a union, None is never what was meant.
+            # In a union, None is never the intended member.
             wrong = [each for each in error.errors() if each["type"] != "none_required"] or error.errors()
             told = dict.fromkeys(each["msg"].replace("Input should be ", "") for each in wrong)
             raise UsageError(f"{name}: {parameter} must be {' or '.join(told)}, not {value!r:.80}") from None
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of NumPy as Python's own."""
+    """Return NumPy integers as Python integers."""
     if type(value) is not bool and isinstance(value, numbers.Integral):
         return int(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,8 +1,8 @@
 """Artifacts: configs and models that may come from elsewhere, and what may be built from them.
 
-A run folder that this user trained on this machine carries a seal; so do its checkpoints and exports. What
-carries none is data: it may name the classes in `allowed.py`, and the code of the project that the user
-stands in. Anything else needs to be trusted by name.
+A run folder that this user trained on this machine has a seal; so do its checkpoints and exports. Artifacts
+without one are treated as data: they may name the classes in `allowed_classes.py` and the code of the
+current project. Anything else must be trusted explicitly.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from manyfit.core.files import read_bytes
 from manyfit.core.seal import sealer
 
 SOURCES: Final = (Path("src"), Path("models") / "registry")
-"""Where the code of a project lies, if no config of the user's says otherwise."""
+"""Default source folders of a project."""
 RESOLVED: Final = "config.resolved.yaml"
 MARKS: Final = (RESOLVED, "model.json", "manifest.json")
-"""Files by which an artifact is known."""
+"""Files that identify a folder as an artifact."""
 PARTS: Final = ("checkpoints", "exported-top")
-"""Folders of a run that hold artifacts."""
+"""Folders of a run that contain artifacts."""
 SEAL: Final = "seal: "
 HINT: Final = "if you trust it: --trust (in Python: trust=True)"
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """How a config that was not made here is read."""
+    """The restrictions under which a config from elsewhere is read."""
 
     place: Path
     sources: tuple[Path, ...]
-    """The code of the project that the user stands in."""
+    """The source folders of the current project."""
 
     @staticmethod
     def at(place: Path) -> Artifact:
-        """Read `place` as data, for a user who stands where this process does."""
+        """Return the restrictions for `place`; the current project is that of the working directory."""
         root = project_root(Path.cwd())
         found = [root / source for source in SOURCES if (root / source).is_dir()]
         if any((root / name).exists() for name in MARKS):
-            found = []  # who stands in an artifact does not stand in a project
+            found = []  # the working directory is an artifact, not a project
         inside = place.resolve()
         if (inside / "model.json").exists() or (inside / "manifest.json").exists():
             inside = inside.parent if inside.parent.name not in PARTS else inside.parent.parent
         return Artifact(place, tuple(s for s in found if not s.resolve().is_relative_to(inside)))
 
     def source_of(self, path: str) -> Path | None:
-        """The folder of the user's code in which the module of a class path lies."""
+        """Return the source folder that contains the module of a class path; None if there is none."""
         top, _, rest = path.partition(".")
         second = rest.partition(".")[0]
         for source in self.sources:
@@ -65,7 +65,7 @@ class Artifact:
         return None
 
     def steps(self, path: str) -> list[str]:
-        """The class path, after those of what it leads through behind its module: each must be one's own."""
+        """Return the prefixes of a class path beyond its module: each must resolve to the user's code."""
         source, parts = self.source_of(path), path.split(".")
         if source is None:
             return [path]
@@ -78,16 +78,16 @@ class Artifact:
         return [".".join(parts[:end]) for end in range(length + 1, len(parts) + 1)]
 
     def refuses(self, path: str) -> str:
-        """Why a class path may not even be imported; empty if it may."""
+        """Return why a class path may not be imported; empty if it may."""
         if path in ALLOWED or self.source_of(path) is not None:
             return ""
         return (
-            f"{self.place} was not made here, and {path} is neither a class that may be built from data nor "
-            f"code of the project you are in; loading it would import and run it"
+            f"{self.place} was not made here, and {path} is neither an allowed class nor "
+            f"code of the current project; loading it would import and run it"
         )
 
     def disowns(self, path: str, target: Any) -> str:
-        """Why what a class path has led to may not be called; empty if it may."""
+        """Return why an imported object may not be called; empty if it may."""
         source = self.source_of(path)
         if source is None:
             return ""
@@ -100,36 +100,36 @@ class Artifact:
 
 
 def _bind_to_folder(text: str, folder: Path) -> str:
-    """The text of a resolved config, and where it lies: a seal holds for one folder on one machine."""
+    """Return the text of a resolved config with its folder: a seal is valid for one folder on one machine."""
     return f"{os.path.realpath(folder)}\0{text}"
 
 
 def seal_config(text: str, project: Path, folder: Path) -> str:
-    """The text of a resolved config with the seal of whoever writes it, if there is one."""
+    """Return the text of a resolved config with the seal of this user, if there is one."""
     made = sealer(project).seal(_bind_to_folder(text, folder))
     return f"{text}{SEAL}'{made}'\n" if made else text
 
 
 def seal_model(model: Mapping[str, Any], project: Path) -> dict[str, Any]:
-    """The description of a model with the seal of whoever writes it, if there is one."""
+    """Return the description of a model with the seal of this user, if there is one."""
     made = sealer(project).seal(_canonical(model))
     return {**model, "seal": made} if made else dict(model)
 
 
 def is_own_model(model: Mapping[str, Any], project: Path) -> bool:
-    """Whether the description of a model was written here, for a project at this place."""
+    """Return whether the description of a model was written on this machine for this project."""
     bare = {key: value for key, value in model.items() if key != "seal"}
     return sealer(project).holds(model.get("seal"), _canonical(bare))
 
 
 def reseal_config(file: Path, folder: Path) -> str:
-    """The text of a resolved config of one's own, sealed for another folder."""
+    """Return the text of the user's own resolved config, sealed for another folder."""
     body = read_bytes(file).decode("utf-8", "surrogateescape").rpartition(SEAL)[0]
     return seal_config(body, _project(file), folder)
 
 
 def _project(file: Path) -> Path:
-    """The project of a resolved config: that around it, or the one that it names."""
+    """Return the project of a resolved config: the one that it names, else the enclosing one."""
     tree = read_file(file)
     said = plain(tree).get("config", {}) if isinstance(tree, Map) else {}
     named = said.get("project_path") if isinstance(said, dict) else None
@@ -138,7 +138,7 @@ def _project(file: Path) -> Path:
 
 
 def is_own_run(file: Path) -> bool:
-    """Whether a resolved config was written here, for the folder and the project that it lies in."""
+    """Return whether a resolved config was written on this machine, for its present folder and project."""
     try:
         text, root = read_bytes(file).decode("utf-8", "surrogateescape"), _project(file)
     except (OSError, ConfigError, FolderError):
@@ -148,7 +148,7 @@ def is_own_run(file: Path) -> bool:
 
 
 def artifact_at(file: Path) -> Artifact | None:
-    """How to read a config file: as data if it lies in a run folder that was trained, but not here."""
+    """Return the restrictions for a config file; None unless its run folder was trained elsewhere."""
     resolved = file if file.name == RESOLVED else file.parent / RESOLVED
     trained = (resolved, *(file.parent / name for name in ("checkpoints", "exported", "metrics.jsonl")))
     if not any(os.path.lexists(trace) for trace in trained) or is_own_run(resolved):

@@ -1,4 +1,4 @@
-"""How often something happens: `10ep`, `0.5ep`, `500ba` or `90s`."""
+"""Cadences, how often something happens: `10ep`, `0.5ep`, `500ba` or `90s`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Final, Literal, cast
 ONE: Final = r"\d{1,12}(\.\d{1,12})?(ep|ba|s)"
 PATTERN: Final = rf"^{ONE}$"
 SEVERAL: Final = rf"^(auto|validation|{ONE})(, ?(auto|validation|{ONE}))*$"
-"""Several cadences, of which the first that is due counts; and two words for when that is."""
+"""Several cadences, of which the first one due applies; `auto` and `validation` are keywords."""
 
 
 WORDS: Final = ("auto", "validation")
 
 
 def parse_cadences(text: str) -> tuple[list[Cadence], list[str]]:
-    """Read several cadences: those that are intervals, and the words among them.
+    """Parse several cadences: return the intervals and the keywords.
 
     >>> parse_cadences("100ba, validation")[1]
     ['validation']
@@ -30,7 +30,7 @@ def parse_cadences(text: str) -> tuple[list[Cadence], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """An interval in epochs, batches (steps) or seconds. Exact: 0.1 of an epoch is a tenth, not a float."""
+    """An interval in epochs, batches (steps) or seconds. Exact: 0.1 epochs is a fraction, not a float."""
 
     amount: Fraction
     unit: Literal["ep", "ba", "s"]
@@ -38,7 +38,7 @@ class Cadence:
     @staticmethod
     @functools.cache
     def parse(text: str) -> Cadence:
-        """Read one.
+        """Parse one cadence.
 
         >>> Cadence.parse("0.5ep").next_after(0, steps_per_epoch=79)
         40
@@ -55,22 +55,22 @@ class Cadence:
 
     @property
     def seconds(self) -> float:
-        """The interval in seconds; endless if it is not one of time."""
+        """The interval in seconds; infinite if it is not in seconds."""
         return float(self.amount) if self.by_time else math.inf
 
     def steps(self, steps_per_epoch: int) -> Fraction:
-        """The interval in steps."""
+        """Return the interval in steps."""
         return self.amount * (steps_per_epoch if self.unit == "ep" else 1)
 
     def is_due(self, step: int, steps_per_epoch: int) -> bool:
-        """Whether it is due at a step: the first one at or after a multiple of the interval."""
+        """Return whether it is due at a step: the first step at or after a multiple of the interval."""
         if self.by_time or step == 0:
             return False
         interval = self.steps(steps_per_epoch)
         return step // interval > (step - 1) // interval
 
     def next_after(self, step: int, steps_per_epoch: int) -> int | None:
-        """The next step at which it is due; None if only the clock knows."""
+        """Return the next step at which it is due; None if it depends on the clock."""
         if self.by_time:
             return None
         interval = self.steps(steps_per_epoch)

@@ -1,4 +1,4 @@
-"""Components and records: class paths, parameters against signatures, sections and their derived fields."""
+"""Checks of components and records: class paths, parameters, sections and their derived fields."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ MISPLACED: Final = {
     "accumulate_grad_batches": "train.accumulate",
     "gpus": "train.device",
 }
-"""Where keys stand that people look for at the top or under `train`."""
+"""The right place of keys that are often written at the top level or in `train`."""
 LEARNED: Final = ("kinds", "classes", "defaults", "derived")
 
 
 class Checker(Values):
-    """Checks one tree. `frozen` are derived values that were fixed before."""
+    """Checker of one tree. `frozen` holds derived values that were fixed earlier."""
 
     sections: Iterable[tuple[str, Iterable[str]]] = ()
-    """The sections of a run and their keys, to guess what a key at the top was meant for."""
+    """The sections of a run and their keys, for suggestions about unknown top-level keys."""
     takes_sections = True
-    """Whether sections of the user's own may stand at the top."""
+    """Whether custom sections are allowed at the top level."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class Checker(Values):
         memo: dict[Any, Any] | None = None,
         artifact: Artifact | None = None,
     ) -> None:
-        """`artifact` says what may be built, where the tree may come from elsewhere."""
+        """`artifact` restricts what may be built if the tree may come from elsewhere."""
         super().__init__(root, project, source)
         self.artifact = artifact
         self.frozen = frozen
         self.memo = memo if memo is not None else {}
         self.named_classes: list[Any] = []
-        """Classes that stand for themselves, whatever else is wrong."""
+        """Classes given as values rather than built, also if the config has problems."""
         self.inside = 0
-        """Components around what is checked now."""
+        """Number of components around the current value."""
 
     # -- components -------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Checker(Values):
     ) -> Any:
         """Check `{class: path, **params}`, or its short form, the path alone.
 
-        With `keep`, the section around it holds the component itself, to be built when its time comes.
+        With `keep`, the section stores the component itself, which is built later.
         """
         if not keep:
             return self._component(node, role, path, wanted, keep)
@@ -106,10 +106,10 @@ class Checker(Values):
     def check_once(
         self, key: tuple[Path, object], subject: object, check: Callable[[], Any], against: object = None
     ) -> Any:
-        """Check what stands at a path, or take what was found when the same was checked before.
+        """Check the value at a path, or return the cached result if the same object was checked before.
 
-        Only what is right is remembered, together with all that was learned on the way. What stands inside a
-        component is not: it depends on what is around it.
+        Only valid results are cached, together with the facts collected. Values inside a component are not
+        cached: their check depends on the component.
         """
         if self.inside:
             return check()
@@ -139,7 +139,7 @@ class Checker(Values):
         if not (isinstance(named, Leaf) and isinstance(named.value, str)):
             got = "a mapping without `class`" if isinstance(node, Map) and not key else ""
             expected = "{class: path, ...}" + short_names(role)
-            return self.fail(node, path, f"this is not {indefinite(role.name)}", expected, got)
+            return self.fail(node, path, f"not {indefinite(role.name)}", expected, got)
         named_at = (*path, key) if key else path
         target = self.target(named.value, role, named, named_at)
         if target is INVALID:
@@ -155,7 +155,7 @@ class Checker(Values):
         return self.check_call(target, role, params, path, named.value if keep else None)
 
     def class_of(self, node: Node, role: Role, path: Path, optional: bool) -> Any:
-        """The class itself, named by its path, if it can play a role."""
+        """Return the class itself, given by its path, if it fits the role."""
         if optional and isinstance(node, Leaf) and node.value is None:
             return None
         if not (isinstance(node, Leaf) and isinstance(node.value, str)):
@@ -170,14 +170,14 @@ class Checker(Values):
         return target
 
     def check_call(self, target: Any, role: Role, params: Map, path: Path, kept_as: str | None) -> Any:
-        """Check the parameters of a class or function that may stand at its place."""
+        """Check the parameters of a class or function that fits its role."""
         name = self.classes[path]
         supplied = list_supplied(target, role)
         deferred = not inspect.isclass(target) and (bool(role.function_of) or role is CALLABLE)
         signature = optional_parameters(target) if deferred and role is CALLABLE else signature_of(target)
         keep = kept_as is not None
         waived = ["", ""]
-        if keep or path[:2] == ("train", "scheduler"):  # those inside a sequence, too
+        if keep or path[:2] == ("train", "scheduler"):  # also inside a sequence of schedulers
             waived = [torch_facts.missing_horizon(name, params.items)]
             waived.append(torch_facts.missing_rate(name, params.items))
         own = {key for key in role.beside if key in params.items and key not in signature.parameters}
@@ -208,7 +208,7 @@ class Checker(Values):
         return self.finish(component, params, path) if is_record(target) and not keep else component
 
     def target(self, text: str, role: Role, node: Leaf, path: Path) -> Any:
-        """Import what a class path names, if it may be imported."""
+        """Import the object that a class path names, if this is allowed."""
         name, source, artifact = canonical(text, role), self.source, self.artifact
         if artifact is not None:
             reason, source = artifact.refuses(name), artifact.source_of(name)
@@ -225,7 +225,7 @@ class Checker(Values):
         return found
 
     def trust(self, path: Path) -> Trust:
-        """Whose code may stand at `path`: the user's, torch's, and that of the component around it."""
+        """Return whose code is allowed at `path`: the user's, torch's, and the enclosing component's."""
         around = [self.classes[path[:n]] for n in range(len(path)) if path[:n] in self.classes]
         owners = {name.partition(".")[0] for name in around} - set(sys.stdlib_module_names)
         own = (self.source,) if self.source is not None else ()
@@ -235,7 +235,7 @@ class Checker(Values):
     def parameters(
         self, node: Map, signature: Signature, supplied: Sequence[str], path: Path, name: str
     ) -> Any:
-        """Check every given parameter, and that none is missing or unknown."""
+        """Check every parameter, and that none is missing or unknown."""
         before = len(self.problems)
         known = {key: p for key, p in signature.parameters.items() if key not in supplied}
         given: dict[str, Any] = {}
@@ -258,7 +258,7 @@ class Checker(Values):
     def missing(
         self, known: Mapping[str, Parameter], names: Iterable[str], path: Path, owner: str
     ) -> dict[str, Any]:
-        """See that nobody has to give these, and remember their defaults; paths count from the project."""
+        """Check that omitted parameters are optional; return default paths relative to the project."""
         given: dict[str, Any] = {}
         for key in names:
             parameter = known[key]
@@ -266,7 +266,7 @@ class Checker(Values):
                 self.problem(
                     self.locate(path),
                     (*path, key),
-                    f"{owner} needs the parameter {key!r}",
+                    f"{owner} requires the parameter {key!r}",
                     expectation(parameter.annotation),
                     "nothing",
                 )
@@ -277,14 +277,14 @@ class Checker(Values):
         return given
 
     def parameter(self, node: Node, parameter: Parameter, path: Path, owner: str) -> Any:
-        """Check one parameter; null fits where it is the default."""
+        """Check one parameter; null is accepted if it is the default."""
         return self.check_once(
             (path, id(parameter)), node, lambda: self._parameter(node, parameter, path, owner), parameter
         )
 
     def _parameter(self, node: Node, parameter: Parameter, path: Path, owner: str) -> Any:
         if find_derived_mark(parameter) is not None:
-            return self.fail(node, path, "this value is derived from others; remove it")
+            return self.fail(node, path, "this value is derived from other values; remove it")
         if isinstance(node, Leaf) and node.value is None and parameter.default is None:
             self.mark(parameter, path)
             return None
@@ -295,14 +295,14 @@ class Checker(Values):
         return self.value(node, parameter.annotation, path)
 
     def unknown(self, node: Map, key: str, known: Iterable[str], path: Path, name: str) -> None:
-        """An unknown name is an error, with the nearest valid one."""
+        """Record an unknown key, with the nearest valid one."""
         origin = node.key_origin(key)
         where = "" if origin.line else f" ({join_path(path) or 'the config'} is at {self.locate(path)})"
         names = [*known, *(["extend"] if not path and self.takes_sections else [])]
         expected = f"one of {listing(names, 24)}" if names else "no parameters"
         best = nearest(key, names)
         if not path and self.takes_sections:
-            expected += "; or a section of your own: a mapping with `class`"
+            expected += "; or a custom section: a mapping with `class`"
             best = best or MISPLACED.get(key, "")
             best = best or next((f"{name}.{key}" for name, known in self.sections if key in known), "")
         if path == ("train",) and self.takes_sections:
@@ -310,7 +310,7 @@ class Checker(Values):
         self.problem(origin, (*path, key), f"unknown key for {name}{where}", expected, key, best)
 
     def record(self, node: Node, wanted: type, path: Path) -> Any:
-        """A dataclass, pydantic model or TypedDict, written as a mapping without `class`."""
+        """Check a dataclass, pydantic model or TypedDict, written as a mapping without `class`."""
         return self.check_once((path, wanted), node, lambda: self._record(node, wanted, path))
 
     def _record(self, node: Node, wanted: type, path: Path) -> Any:
@@ -332,7 +332,7 @@ class Checker(Values):
         )
 
     def finish(self, record: Component, node: Node, path: Path) -> Any:
-        """Make the record now, if it is data alone; fill in its derived fields."""
+        """Create the record now if it holds only data; compute its derived fields."""
         shown = {name: str(v) if isinstance(v, Secret) else v for name, v in record.params.items()}
         if not is_plain(shown):
             return record
@@ -346,18 +346,18 @@ class Checker(Values):
                 derived[parameter.name] = self.derived[where] = found
                 self.mark(parameter, where)
         except Exception as error:
-            return self.fail(node, path, f"{record.target.__qualname__} refuses these values: {error}")
+            return self.fail(node, path, f"{record.target.__qualname__} rejects these values: {error}")
         if is_plain(dict(record.params)):
             return with_fields(made, derived)
         holds_secrets = getattr(record.target, "holds_secrets", None)
         if holds_secrets is None:
             return dataclasses.replace(record, derived=derived)
         if not holds_secrets:
-            return self.fail(node, path, "no value of this section can be a secret")
+            return self.fail(node, path, "this section cannot hold a secret")
         return with_fields(record.target(**record.params), derived)
 
     def default(self, parameter: Parameter, path: Path) -> None:
-        """Remember a value that nobody gave; a section by its fields."""
+        """Record the default of an omitted value; for a section, the defaults of its fields."""
         self.mark(parameter, path)
         if is_record(type(parameter.default)):
             for name, inner in signature_of(type(parameter.default)).parameters.items():
@@ -368,21 +368,21 @@ class Checker(Values):
             self.defaults |= {path: parameter.default} if known else {}
 
     def mark(self, parameter: Parameter, path: Path) -> None:
-        """Remember the kind that a parameter's annotation declares."""
+        """Record the kind that a parameter's annotation declares."""
         for mark in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(mark, Kind):
                 self.kinds[path] = mark
 
 
 def _explain_refusal(node: Node, name: str, owner: str) -> str:
-    """Why a parameter of a listed class may not be given by an artifact; empty if it may."""
+    """Return why an artifact may not set a parameter of a listed class; empty if it may."""
     if name in REFUSED.get(owner, ()) and not (isinstance(node, Leaf) and not node.value):
         return f"{name} of {owner} would write a file"
     found = [node]
     while found:
         each = found.pop()
         if isinstance(each, Map) and owner.startswith(NO_MAPPINGS) and not class_word(each, free=True):
-            return f"{owner} would import what a mapping describes"
+            return f"{owner} would import the objects that a mapping describes"
         if isinstance(each, Leaf) and owner.startswith(LOCAL) and re.search("::|://", str(each.value)):
             return f"{owner} would read from {each.value}"
         found += each.items if isinstance(each, Seq) else ()
@@ -391,7 +391,7 @@ def _explain_refusal(node: Node, name: str, owner: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Known:
-    """What was found when something was checked, and what was learned on the way."""
+    """The cached result of a check, with the facts collected."""
 
     subject: object
     against: object
@@ -401,12 +401,12 @@ class _Known:
 
 @functools.lru_cache(maxsize=1024)
 def list_derived(target: Any) -> list[tuple[Parameter, Derived]]:
-    """The fields of a record that are computed from the others."""
+    """Return the fields of a record that are computed from the others."""
     parameters = signature_of(target).parameters.values()
     return [(p, mark) for p in parameters if (mark := find_derived_mark(p)) is not None]
 
 
 def find_derived_mark(parameter: Parameter) -> Derived | None:
-    """The mark of a derived field."""
+    """Return the mark of a derived field; None for other fields."""
     marks = getattr(parameter.annotation, "__metadata__", ())
     return next((mark for mark in marks if isinstance(mark, Derived)), None)

@@ -1,4 +1,4 @@
-"""Class path → object, from the user's code, from installed packages, or by a built-in short name."""
+"""Importing class paths: from the user's code, from installed packages, or by a built-in short name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MAX_PARTS = 32
 
 _activated: list[Path] = []
 _added: list[str] = []
-"""What was put on the import path, and was not there before."""
+"""Entries of `sys.path` that were added here."""
 
 
 class ResolveError(Exception):
-    """A class path that leads nowhere."""
+    """A class path that cannot be imported."""
 
     def __init__(self, message: str, expected: str = "", suggestion: str = "") -> None:
         super().__init__(message)
@@ -35,12 +35,12 @@ class ResolveError(Exception):
 
 
 def canonical(text: str, role: Role) -> str:
-    """Write a class path in its one full form; short names are expanded, colons become dots."""
+    """Return the full form of a class path; short names are expanded, colons become dots."""
     return current_path(role.short.get(text, text)).replace(":", ".")
 
 
 def resolve(text: str, role: Role, source: Path | None) -> Any:
-    """Import what a class path names. Nothing is called."""
+    """Import the object that a class path names. Nothing is called."""
     path = current_path(role.short.get(text, text))
     if "." not in path and ":" not in path:
         expected = f"a path such as models.{path}"
@@ -66,11 +66,11 @@ def resolve(text: str, role: Role, source: Path | None) -> Any:
 
 
 _found: dict[tuple[str, Path | None], tuple[str, ModuleType, Any]] = {}
-"""What was found before, for as long as its module is not imported anew: a study asks for every trial."""
+"""Cache of imported objects, valid until the module is reloaded: a study resolves them for every trial."""
 
 
 def activate(source: Path) -> None:
-    """Put the user's code first on the import path, and forget another project's code: modules and path."""
+    """Put the user's code first on the import path; remove modules and paths of another project."""
     here = _real(source)
     if _activated == [here] and sys.path[:1] == [str(here)]:
         return
@@ -94,7 +94,7 @@ def _real(source: Path) -> Path:
 
 
 def _split(path: str) -> tuple[str, str, str]:
-    """Find where the module ends: the longest prefix that can be found as a module."""
+    """Split a class path after its module: the longest prefix that can be imported as one."""
     parts = path.split(".")
     for length in range(len(parts) - 1, 1, -1):
         name = ".".join(parts[:length])
@@ -138,12 +138,13 @@ def _check_shadow(module: ModuleType, name: str, source: Path | None) -> None:
     file = getattr(module, "__file__", None)
     if not (file and Path(file).resolve().is_relative_to(source.resolve())):
         raise ResolveError(
-            f"your module {top!r} is hidden by another of the same name ({file or 'built in'}); rename it"
+            f"your module {top!r} is shadowed by another module of the same name ({file or 'built-in'}); "
+            "rename it"
         )
 
 
 def _failure(name: str, error: BaseException, source: Path | None) -> str:
-    """Say where in the user's code an import failed."""
+    """Describe an import error, with its location in the user's code."""
     where = ""
     if isinstance(error, SyntaxError) and error.filename:
         where = f" at {Path(error.filename).name}:{error.lineno}"
@@ -159,9 +160,7 @@ def _failure(name: str, error: BaseException, source: Path | None) -> str:
     detail = error.msg if isinstance(error, SyntaxError) else error
     text = f"importing {name!r} failed{where}: {type(error).__name__}: {detail}"
     if isinstance(error, ImportError) and "relative import" in str(error) and source is not None:
-        text += (
-            f"; modules of {source.name}/ are no package, and import each other by name: from models import …"
-        )
+        text += f"; modules in {source.name}/ are not a package; import them by name: from models import …"
     return text
 
 

@@ -1,4 +1,4 @@
-"""A checked component: a class path with checked parameters, of which nothing has been called yet."""
+"""A checked component: a class path with checked parameters, not yet called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manyfit.core.tracebacks import user_frame
 
 @dataclass(frozen=True)
 class Component:
-    """What `{class: path, **params}` became. `build` calls it; a function of tensors becomes a partial."""
+    """The checked form of `{class: path, **params}`. `build` calls it, or binds a function of tensors."""
 
     target: Any
     path: str
@@ -28,16 +28,16 @@ class Component:
     supplied: tuple[str, ...] = ()
     deferred: bool = False
     kept: bool = False
-    """Whether the section around it holds the component itself, to be built when its time comes."""
+    """Whether its section stores the component itself, which is built later."""
     written: str = ""
-    """The class path as it stands in the config: a short name, or the full path."""
+    """The class path as written in the config: a short name, or the full path."""
     beside: Mapping[str, Any] = field(default_factory=dict)
-    """What stands beside its parameters and is said to manyfit."""
+    """Keys in the same mapping that are read by manyfit and not parameters of the class."""
     derived: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a record that were computed already, before its secrets are filled in."""
+    """Fields of a record that were computed before its secrets are revealed."""
 
     def build(self, **supplied: Any) -> Any:
-        """Call the class with its parameters; `supplied` are those that only exist at run time."""
+        """Call the class with its parameters; `supplied` holds those that exist only at run time."""
         known = {name: value for name, value in supplied.items() if name in self.supplied}
         params = {name: realise(value, supplied) for name, value in self.params.items()}
         if self.deferred:
@@ -52,14 +52,14 @@ class Component:
         except Exception as error:
             text = f"{self.origin}: {self.at}: building {self.path} failed: {type(error).__name__}: "
             if hasattr(error, "errors") and not is_plain(dict(self.params)):
-                # pydantic quotes the values, shortened, which would show a part of a secret.
+                # pydantic quotes values, shortened, which could reveal part of a secret.
                 hidden = [f"{'.'.join(map(str, item['loc']))}: {item['type']}" for item in error.errors()]
                 raise ComponentFailed(redact(text + "; ".join(hidden))) from None
             failed = ComponentFailed(redact(f"{text}{error}\n  at {user_frame(error)}"))
             raise assign_blame(failed, error) from error
 
     def _arguments(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Put what must be positional in front: `*args`, and what stands before them."""
+        """Return positional and keyword arguments; `*args` and the parameters before them are positional."""
         parameters = list(signature_of(self.target).parameters.values())
         variadic = next((i for i, p in enumerate(parameters) if p.variadic and p.name in given), -1)
         positional: list[Any] = []
@@ -72,14 +72,14 @@ class Component:
 
 
 def assign_blame(failed: ComponentFailed, error: Exception) -> ComponentFailed:
-    """A failure for which a value is to blame, or a file that is not there, is bad input."""
+    """Set the exit code of bad input if an invalid value or a missing file caused the failure."""
     if isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
         failed.exit_code = UsageError.exit_code
     return failed
 
 
 def realise(value: Any, supplied: Mapping[str, Any]) -> Any:
-    """Build the components inside a value and reveal its secrets."""
+    """Build the components in a value and reveal its secrets."""
     if isinstance(value, Component):
         return value.build(**supplied)
     if isinstance(value, Secret):
@@ -94,14 +94,14 @@ def realise(value: Any, supplied: Mapping[str, Any]) -> Any:
 
 
 def with_fields(record: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of a dataclass or pydantic model in which some fields have other values."""
+    """Return a copy of a dataclass or pydantic model with other values in some fields."""
     if not values:
         return record
     return record.model_copy(update=values) if hasattr(record, "model_copy") else replace(record, **values)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value holds neither components nor secrets: it can be used before anything is built."""
+    """Return whether a value holds neither components to build nor secrets to reveal."""
     if isinstance(value, Component):
         return value.kept
     if isinstance(value, Secret):

@@ -1,4 +1,4 @@
-"""A config in the layout in which it was written, for code that reads it by its own keys."""
+"""A config in the layout in which it was written, for code that reads its keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manyfit.core.names import listing, nearest
 
 
 class ConfigStruct(MutableMapping[str, Any]):
-    """Values by attribute or by item, nested as they were written. It remembers which of them were read.
+    """Values by attribute or by item, nested as written. It records which of them were read.
 
     >>> config = ConfigStruct(model_builder={"n_filters": 512}, batch_size=8)
     >>> config.model_builder.n_filters, config["batch_size"]
@@ -22,7 +22,7 @@ class ConfigStruct(MutableMapping[str, Any]):
     __slots__ = ("_items", "_path", "_project", "_read")
     _items: dict[str, Any]
     _project: Path | None
-    """From where paths in it are counted, if it belongs to a project."""
+    """The root of relative paths, if it belongs to a project."""
     _path: str
     _read: set[str]
 
@@ -52,7 +52,7 @@ class ConfigStruct(MutableMapping[str, Any]):
         return self._items[key]
 
     def __getattribute__(self, key: str) -> Any:
-        """A value by its name, also if it is called like a method."""
+        """Return a value by its name, also if a method has the same name."""
         if not key.startswith("_") and key in object.__getattribute__(self, "_items"):
             return object.__getattribute__(self, "__getitem__")(key)
         return object.__getattribute__(self, key)
@@ -94,17 +94,17 @@ class ConfigStruct(MutableMapping[str, Any]):
 
     @staticmethod
     def of(project: Path, entries: Mapping[str, Any]) -> ConfigStruct:
-        """A config that belongs to a project."""
+        """Create a config that belongs to a project."""
         found = ConfigStruct(entries)
         object.__setattr__(found, "_project", project)
         return found
 
     def plain(self) -> dict[str, Any]:
-        """The same values as dicts and lists; this does not count as reading them."""
+        """Return the values as dicts and lists; this does not count as reading them."""
         return {key: _plain(value) for key, value in self._items.items()}
 
     def unread(self) -> list[str]:
-        """Keys that nothing has read so far, by their dotted paths; a section counts as one key."""
+        """Return the dotted keys that have not been read; an unread section is one key."""
         found: list[str] = []
         for key, value in self._items.items():
             where = f"{self._path}{key}"
@@ -116,7 +116,7 @@ class ConfigStruct(MutableMapping[str, Any]):
 
     def _missing(self, key: str) -> str:
         best = nearest(key, self._items)
-        hint = f"it has {self._path}{best}" if best else f"there are {listing(list(self._items))}"
+        hint = f"it has {self._path}{best}" if best else f"available: {listing(list(self._items))}"
         return f"the config has no {self._path}{key}; {hint}"
 
 

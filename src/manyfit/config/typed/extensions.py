@@ -1,4 +1,4 @@
-"""What upper layers add to what a config may say, while a process runs."""
+"""Registries by which upper layers extend what a config accepts, at run time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MODELS: Final[dict[str, Callable[[Any], bool]]] = {}
-"""By name: whether a class may stand at `model:`, though it is none of those that every config knows."""
+"""By kind of learner: whether a class that is not built in is accepted as `model:`."""
 FORMATS: Final[dict[str, tuple[str, ...]]] = {}
-"""By name: formats of export that models of a further kind have."""
+"""By kind of learner: its additional export formats."""

@@ -1,4 +1,4 @@
-"""What a check collects: problems with their places, and facts about values that are right."""
+"""The results that a check collects: problems with their locations, and facts about valid values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WRONG_TYPE: Final = "wrong type"
 
 
 class Findings:
-    """The problems of one tree, and the kinds, classes, defaults and derived values that it has."""
+    """The problems of one tree, and its kinds, classes, defaults and derived values."""
 
     def __init__(self, root: Node, project: FilePath, source: FilePath | None) -> None:
         self.root = root
@@ -29,7 +29,7 @@ class Findings:
         self.kind = Kind.IDENTITY
 
     def locate(self, path: Path) -> Origin:
-        """Where the last key of a path was written."""
+        """Return the origin of the last existing key of a path."""
         node, origin = self.root, self.root.origin
         for key in path:
             if isinstance(node, Map) and str(key) in node.items:
@@ -50,7 +50,7 @@ class Findings:
         received: str = "",
         suggestion: str = "",
     ) -> Any:
-        """Record a problem with a value."""
+        """Record a problem with a value and return INVALID; an unresolved reference is not reported twice."""
         if any(isinstance(leaf, Leaf) and isinstance(leaf.value, Unresolved) for _, leaf in leaves(node)):
             return INVALID
         got = received or (show_value(plain(node)) if expected else "")

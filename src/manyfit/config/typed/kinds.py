@@ -1,10 +1,10 @@
-"""What a field is to a run: part of its identity, a budget, neither, or derived from other fields.
+"""The kind of a field: part of the identity of a run, a budget, neither, or derived from other fields.
 
-Marks stand in annotations, in manyfit's own schema, in users' sections and in components' signatures::
+Marks are part of annotations: in manyfit's schema, in custom sections and in signatures of components::
 
     @dataclass
     class Augment:
-        strength: float                                    # identity, unless it says otherwise
+        strength: float                                    # identity, the default
         workers: Annotated[int, Kind.NEUTRAL] = 2
         pixels: Annotated[int, Derived(lambda a: a.side ** 2)] = 0
 """
@@ -18,27 +18,26 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """How a change of a field changes a run."""
+    """The effect of a field on a run."""
 
     IDENTITY = "identity"
-    """Another value is another run: the result changes."""
+    """A different value is a different run: the result changes."""
     BUDGET = "budget"
-    """Another value is more or less of the same run: it can be extended."""
+    """A different value extends or shortens the same run."""
     NEUTRAL = "neither"
-    """Another value changes nothing about the result: paths, logging, devices."""
+    """A different value does not change the result: paths, logging, devices."""
 
 
 class Verbatim:
-    """A mark for a mapping that is handed on as it was written: a `ConfigStruct`, in which `class` is a key
-    like any other."""
+    """A mark for a mapping passed on as written, as a `ConfigStruct`; `class` is an ordinary key in it."""
 
 
 class FromProject:
-    """A mark for text that names files, with patterns or in a store: it counts from the project's root."""
+    """A mark for text that names files, patterns or URLs; paths are relative to the project root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A field that is computed from the finished section, once; after that it is frozen."""
+    """A field that is computed once from the complete section and then frozen."""
 
     compute: Callable[[Any], Any]

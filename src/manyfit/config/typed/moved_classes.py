@@ -1,8 +1,8 @@
-"""Class paths that configs, exports and ledgers of earlier versions name, and where these classes are now.
+"""Class paths in configs, exports and ledgers of earlier versions, and the current paths of these classes.
 
-Files name classes by their public homes: `manyfit.metrics`, `manyfit.samplers`, `manyfit.stoppers` and so on.
-A class that moves gets an entry here, so that what was written before it moved can still be read. Hashes are
-taken of the first path that a class had, so that runs and trials keep their identity.
+Files name classes by their public modules: `manyfit.metrics`, `manyfit.samplers`, `manyfit.stoppers` and so
+on. A class that moves gets an entry here, so that older files remain readable. Hashes use the first path
+of a class, so that runs and trials keep their identity.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOVED: Final[Mapping[str, str]] = {
     **_map_names("manyfit.study.sampling", "manyfit.samplers", "Grid"),
     **_map_names("manyfit.study.stoppers", "manyfit.stoppers", "Asha Halving Median Patience"),
 }
-"""From each former class path to the present one."""
+"""Former class paths and their current ones."""
 FIRST: Final[Mapping[str, str]] = {after: before for before, after in MOVED.items()}
 
 
 def current_path(path: str) -> str:
-    """Return the present class path of a class that may be named by a former one.
+    """Return the current class path for one that may be a former one.
 
     >>> current_path("manyfit.study.stoppers:Halving")
     'manyfit.stoppers.Halving'
@@ -40,5 +40,5 @@ def current_path(path: str) -> str:
 
 
 def first_path(path: str) -> str:
-    """Return the class path that stands for a class in hashes."""
+    """Return the class path that represents a class in hashes."""
     return FIRST.get(path, path)

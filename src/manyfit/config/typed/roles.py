@@ -1,8 +1,8 @@
-"""Roles: what a component must be to stand at its place in a config.
+"""Roles: what a component must be to be allowed at a key of a config.
 
 A role is checked on the object that a class path resolves to, never on the text of the path. Bases are
-named rather than imported, so that checking a role costs no import: a class cannot have
-`torch.nn.Module` among its bases unless torch is loaded already.
+given by name rather than imported, so that checking a role imports nothing: a class cannot have
+`torch.nn.Module` among its bases unless torch is already loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from manyfit.core.names import indefinite
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a place in the config accepts, what is supplied there at run time, and its short names."""
+    """What a key of the config accepts, the parameters supplied at run time, and short names."""
 
     name: str
     bases: tuple[str, ...] = ()
@@ -32,14 +32,14 @@ class Role:
     function_of: int = 0
     short: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that stand beside the parameters of the class and are not its own, with their types."""
+    """Keys in the same mapping that are not parameters of the class, with their types."""
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     @property
     def wanted(self) -> str:
-        """The role in the words of a message."""
+        """The description of the role in messages."""
         if self.methods:
             return f"{indefinite(self.name)}: a class with the method {', '.join(self.methods)}()"
         base = " or ".join(PUBLIC.get(base, base) for base in self.bases)
@@ -50,7 +50,7 @@ class Role:
                 if either
                 else "a function of (output, target) on tensors"
             )
-        return f"{indefinite(self.name)}: {either}" if either else f"{indefinite(self.name)} of your own"
+        return f"{indefinite(self.name)}: {either}" if either else f"your own {self.name}"
 
 
 MODULE: Final = "torch.nn.modules.module.Module"
@@ -197,20 +197,20 @@ FUNCTIONS: Final = ("torch.nn.functional", "torch._C._nn", "manyfit.learn.metric
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Where the code of a component may come from when no annotation says what it must be."""
+    """Where the code of a component may come from if no annotation restricts it."""
 
     sources: tuple[Path, ...] = ()
     packages: frozenset[str] = frozenset()
 
     def is_own(self, target: object) -> bool:
-        """Whether `target` was defined in the user's own code."""
+        """Return whether `target` is defined in the user's code."""
         module = inspect.getmodule(target)
         file = getattr(module, "__file__", None)
         here = Path(file).resolve() if file else None
         return here is not None and any(here.is_relative_to(source.resolve()) for source in self.sources)
 
     def covers(self, target: object) -> bool:
-        """Whether `target` is the user's own, or a class of a library for building models."""
+        """Return whether `target` is the user's code, or a class of a library for building models."""
         if self.is_own(target):
             return True
         if not inspect.isclass(target):
@@ -219,50 +219,50 @@ class Trust:
 
 
 def within(module: str | None, packages: tuple[str, ...]) -> bool:
-    """Whether a module is one of some packages, or lies in one."""
+    """Return whether a module is one of the packages, or inside one."""
     return any(module == package or str(module).startswith(f"{package}.") for package in packages)
 
 
 def is_record(target: Any) -> bool:
-    """Whether a class is a dataclass or a pydantic model: data, and nothing else."""
+    """Return whether a class is a dataclass or a pydantic model."""
     return inspect.isclass(target) and (
         hasattr(target, "__dataclass_fields__") or isinstance(getattr(target, "model_fields", None), dict)
     )
 
 
 def qualify(target: Any) -> str:
-    """The name under which a class or function was defined."""
+    """Return the qualified name under which a class or function is defined."""
     return (
         f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', type(target).__qualname__)}"
     )
 
 
 def has_base(target: Any, bases: tuple[str, ...]) -> bool:
-    """Whether a class has one of the named classes among its bases."""
+    """Return whether a class has one of the named classes among its bases."""
     return inspect.isclass(target) and any(qualify(base) in bases for base in target.__mro__)
 
 
 def list_supplied(target: Any, role: Role) -> tuple[str, ...]:
-    """The parameters that manyfit supplies: by role, or for a nested component by its own bases."""
+    """Return the parameters that manyfit supplies: by role, or for a nested component by its bases."""
     if inspect.isclass(target):
         for base in target.__mro__:
             if qualify(base) in BY_BASE:
                 return BY_BASE[qualify(base)].supplied
         return ()
     if role.function_of:
-        # A loss is called with (output, target), whatever it names them.
+        # A loss is called with (output, target), whatever its parameters are called.
         return tuple(target.__code__.co_varnames[: role.function_of]) if hasattr(target, "__code__") else ()
     return role.supplied
 
 
 def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -> str:
-    """Say why `target` cannot play `role`; an empty text means that it can."""
+    """Return why `target` does not fit `role`; empty if it does."""
     what = describe_target(target)
     if not callable(target):
         return f"{what} cannot be called"
     product = product_of(target)
     if inspect.isabstract(target):
-        return f"{what} is abstract: it lacks {', '.join(sorted(target.__abstractmethods__))}"
+        return f"{what} is abstract: it does not implement {', '.join(sorted(target.__abstractmethods__))}"
     if role is CALLABLE:
         known = trust.covers(target) or within(getattr(target, "__module__", None), FUNCTIONS)
         return "" if known else f"{what} is neither your own code nor a function of torch.nn.functional"
@@ -274,7 +274,7 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
         )
         return "" if fits else f"{what} is not {indefinite(role.name)}"
     if role is EXECUTOR and "job" not in inspect.signature(target).parameters:
-        return f"{what} does not take the parameter job, by which it is given what to do"
+        return f"{what} does not accept the parameter job, which holds the study and its work"
     if role is MODEL and any(claims(product) for claims in MODELS.values()):
         return ""
     if has_base(product, role.bases) or (role.function_of and _is_tensor_function(target, trust)):
@@ -282,22 +282,25 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
     if inspect.isclass(target) or not role.bases:
         return f"{what} is not {indefinite(role.name)}"
     base = PUBLIC.get(role.bases[0], role.bases[0])
-    return f"{what} is not {indefinite(role.name)}; a function must say what it returns (-> {base})"
+    return f"{what} is not {indefinite(role.name)}; a function must declare its return type (-> {base})"
 
 
 def _refusal_of_any(target: Any, product: Any, trust: Trust, wanted: type | None) -> str:
-    """An annotation asks for a class; without one, only code that is known to build models is called."""
+    """Return why `target` is refused where any component is allowed.
+
+    It must fit the annotation; without one, only code known to build models may be called.
+    """
     what = describe_target(target)
     if wanted is not None and inspect.isclass(product):
         if wanted in product.__mro__:
             return ""
-        # An abstract class or protocol also says yes to what only looks alike, subprocess.Popen for one.
+        # An abstract class or protocol also accepts classes that merely look alike, such as subprocess.Popen.
         if not (trust.covers(target) and _looks_like(product, wanted)):
             return f"{what} is not a subclass of {qualify(wanted)}"
     if is_record(target) or trust.covers(target):
         return ""
     return (
-        f"{what} is neither your own code nor a class for building models, and no annotation asks for it here"
+        f"{what} is neither your own code nor a class for building models, and no annotation requires it here"
     )
 
 
@@ -305,11 +308,11 @@ def _looks_like(product: type, wanted: type) -> bool:
     try:
         return issubclass(product, wanted)
     except TypeError:
-        return True  # a protocol that cannot be checked says no more than no annotation at all
+        return True  # a protocol that cannot be checked at run time is like no annotation
 
 
 def describe_target(target: Any) -> str:
-    """Name what a class path resolved to."""
+    """Return the kind and name of the object that a class path resolved to."""
     kind = (
         "the class"
         if inspect.isclass(target)
@@ -324,7 +327,7 @@ def describe_target(target: Any) -> str:
 
 
 def _is_tensor_function(target: Callable[..., Any], trust: Trust) -> bool:
-    """A function of (output, target): the user's own, one of torch.nn.functional, or an annotated one."""
+    """Return whether a function of (output, target) is the user's, torch.nn.functional's, or annotated."""
     code = getattr(target, "__code__", None)
     if code is not None and code.co_argcount < 2 and not code.co_flags & inspect.CO_VARARGS:
         return False
@@ -337,10 +340,10 @@ def _is_tensor_function(target: Callable[..., Any], trust: Trust) -> bool:
 
 
 def product_of(target: Any) -> Any:
-    """What a class path makes when it is called: the class itself, or what a function says it returns."""
+    """Return the type of the result of calling `target`: the class itself, or the declared return type."""
     if inspect.isclass(target):
         return target
     try:
         return typing.get_type_hints(target).get("return")
-    except Exception:  # an annotation that cannot be evaluated says nothing about the result
+    except Exception:  # the annotation cannot be evaluated
         return None

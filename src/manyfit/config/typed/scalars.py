@@ -1,4 +1,4 @@
-"""Single values against annotations: numbers, text, enums, dtypes, secrets, and what pydantic can read."""
+"""Checks of single values: numbers, text, enums, dtypes, secrets, and types that pydantic validates."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from manyfit.core.names import listing, nearest
 
 
 class Scalars(Findings):
-    """Checks single values."""
+    """Checks of single values against their annotations."""
 
     def scalar(self, node: Node, annotation: Any, path: Path) -> Any:
-        """null, true or false, whole numbers, numbers and text; an int fits a float."""
+        """Check null, booleans, integers, floats and text; an int is accepted as a float."""
         wanted = type(None) if annotation is None else annotation
         value = node.value if isinstance(node, Leaf) else INVALID
         if type(value) is wanted:
@@ -31,12 +31,12 @@ class Scalars(Findings):
             return (
                 float(value)
                 if abs(value) < 1 << 1023
-                else self.fail(node, path, "a number too large for a float")
+                else self.fail(node, path, "this number is too large for a float")
             )
         return self.fail(node, path, WRONG_TYPE, expectation(annotation))
 
     def literal(self, node: Node, options: Sequence[Any], path: Path) -> Any:
-        """One of a few values."""
+        """Check that a value is one of the options of a `Literal`."""
         value = node.value if isinstance(node, Leaf) else INVALID
         for option in options:
             if type(option) is type(value) and option == value:
@@ -45,13 +45,13 @@ class Scalars(Findings):
         return self.fail(
             node,
             path,
-            "not one of the possible values",
+            "not one of the allowed values",
             f"one of {listing(map(repr, options))}",
             suggestion=nearest(str(value), names) if isinstance(value, str) else "",
         )
 
     def enum(self, node: Node, wanted: type[Enum], path: Path) -> Any:
-        """A member's name, or its value."""
+        """Return the member of an enum, given by its name or its value."""
         value = node.value if isinstance(node, Leaf) else INVALID
         if isinstance(value, str) and value in wanted.__members__:
             return wanted[value]
@@ -61,13 +61,13 @@ class Scalars(Findings):
         return self.fail(
             node,
             path,
-            "not one of the possible values",
+            "not one of the allowed values",
             f"one of {listing(wanted.__members__)}",
             suggestion=nearest(str(value), wanted.__members__),
         )
 
     def dtype(self, node: Node, path: Path) -> Any:
-        """`torch.float64` is written as text."""
+        """Return a torch dtype, given as text such as `torch.float64`."""
         text = self.scalar(node, str, path)
         if text is INVALID:
             return INVALID
@@ -80,13 +80,13 @@ class Scalars(Findings):
         )
 
     def secret(self, node: Leaf, annotation: Any, path: Path) -> Any:
-        """A secret fits text, in fields that are not part of the identity."""
+        """Check that a secret is in a text field that is neither identity nor budget."""
         if self.kind is not Kind.NEUTRAL:
             return self.fail(
                 node,
                 path,
                 "a secret cannot be part of a run's identity or budget",
-                "a field that is neither: annotate it with Annotated[str, Kind.NEUTRAL]",
+                "a field that is neither, annotated with Annotated[str, Kind.NEUTRAL]",
             )
         options = (
             typing.get_args(annotation)
@@ -94,11 +94,11 @@ class Scalars(Findings):
             else (annotation,)
         )
         if not any(option in (str, Any, object) for option in options):
-            return self.fail(node, path, "a secret is text", expectation(annotation), "a secret")
+            return self.fail(node, path, "a secret must be text", expectation(annotation), "a secret")
         return node.value
 
     def pydantic(self, node: Node, annotation: Any, path: Path, typed: Any = INVALID) -> Any:
-        """Let pydantic check a typed value, or read one as strictly as JSON."""
+        """Validate a typed value with pydantic, or parse one, as strictly as JSON."""
         from pydantic import ValidationError
 
         adapter = adapter_of(annotation)
@@ -112,7 +112,7 @@ class Scalars(Findings):
             for item in error.errors(include_url=False):
                 pattern = item.get("ctx", {}).get("pattern", "")
                 wanted = PATTERNS.get(pattern) or item["msg"].removeprefix("Input should be ")
-                self.fail(node, (*path, *item["loc"]), "not a possible value", wanted)
+                self.fail(node, (*path, *item["loc"]), "invalid value", wanted)
             return INVALID
 
 
@@ -127,8 +127,8 @@ def _get_adapter(annotation: Any) -> Any:
 
 
 def adapter_of(annotation: Any) -> Any:
-    """pydantic's reader for an annotation; None for a class that it cannot read from JSON."""
+    """Return pydantic's adapter for an annotation; None for a class that it cannot parse from JSON."""
     try:
         return _get_adapter(annotation)
-    except TypeError:  # an annotation that cannot be hashed, such as a Literal of lists
+    except TypeError:  # an unhashable annotation, such as a Literal of lists
         return _get_adapter.__wrapped__(annotation)

@@ -9,7 +9,7 @@ from manyfit.core.names import nearest
 
 
 class Section(Mapping[str, Any]):
-    """Item and dot access to the same values; neither can change them.
+    """Read-only access to values by item or by attribute.
 
     >>> Section.of({"train": {"epochs": 3}}).train["epochs"]
     3
@@ -23,7 +23,7 @@ class Section(Mapping[str, Any]):
 
     @staticmethod
     def of(value: Any) -> Any:
-        """Wrap the mappings in a value."""
+        """Wrap all mappings in a value."""
         if isinstance(value, Mapping) and not isinstance(value, Section):
             return Section(value)
         return tuple(Section.of(item) for item in value) if isinstance(value, list) else value
@@ -45,7 +45,7 @@ class Section(Mapping[str, Any]):
     def _missing(self, key: str) -> str:
         best = nearest(key, self._items)
         return f"no value named {key!r}" + (
-            f"; did you mean {best!r}?" if best else f"; there are {', '.join(self._items)}"
+            f"; did you mean {best!r}?" if best else f"; available: {', '.join(self._items)}"
         )
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Callable → the parameters that a config may give it. The signature is the schema."""
+"""The parameters of a callable that a config may set. The signature is the schema."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from manyfit.config.typed.roles import MODULE, qualify
 
 REQUIRED: Final = inspect.Parameter.empty
 INHERITED: Final = object()
-"""The default of a parameter that a base class takes through `**kwargs`: not known here, never required."""
+"""The default of a parameter that a base class accepts through `**kwargs`: unknown, never required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One thing that a callable can be given."""
+    """One parameter of a callable."""
 
     name: str
     annotation: Any = Any
@@ -32,20 +32,20 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether a config has to give it."""
+        """Whether a config must set it."""
         return self.default is REQUIRED and not self.variadic
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """All parameters of a callable; an open one takes further names as well."""
+    """All parameters of a callable; an open one accepts further names."""
 
     parameters: Mapping[str, Parameter]
     open: bool = False
 
 
 def signature_of(target: Any) -> Signature:
-    """Read the parameters of a class or function; one without a readable signature is open."""
+    """Return the parameters of a class or function; one without a readable signature is open."""
     return _signature_of(target)
 
 
@@ -68,7 +68,7 @@ def _signature_of(target: Callable[..., Any]) -> Signature:
 
 
 def optional_parameters(target: Callable[..., Any]) -> Signature:
-    """The parameters of a function that will be called by somebody else, who gives what is missing."""
+    """Return the parameters of a function, all optional: its caller supplies the missing ones."""
     found = signature_of(target)
     parameters = {
         name: dataclasses.replace(p, default=INHERITED) if p.required else p
@@ -107,7 +107,7 @@ def _of_class(target: type) -> Signature:
 
 
 def _of_tuple(target: Any) -> Signature:
-    """A named tuple: its fields."""
+    """Return the fields of a named tuple as parameters."""
     hints, defaults = type_hints(target), getattr(target, "_field_defaults", {})
     return Signature(
         {name: Parameter(name, hints.get(name, Any), defaults.get(name, REQUIRED)) for name in target._fields}
@@ -115,7 +115,7 @@ def _of_tuple(target: Any) -> Signature:
 
 
 def _with_factories(target: Any, found: Signature) -> Signature:
-    """A dataclass's default_factory hides behind a marker in its signature; the default is what it makes."""
+    """Replace the placeholder of a dataclass's default_factory by the value that it returns."""
     if not dataclasses.is_dataclass(target):
         return found
     parameters = dict(found.parameters)
@@ -130,12 +130,12 @@ def _with_factories(target: Any, found: Signature) -> Signature:
 def _call_factory(factory: Callable[[], Any]) -> Any:
     try:
         return factory()
-    except Exception:  # the factory is the user's; it fails again, with a message, when the object is made
+    except Exception:  # user code; it fails again, with a message, when the object is built
         return INHERITED
 
 
 def _of_function(function: Any, skip_first: bool) -> tuple[dict[str, Parameter], bool]:
-    """Return the parameters, and whether `**kwargs` takes more."""
+    """Return the parameters, and whether `**kwargs` accepts more."""
     function = _overload(function)
     try:
         found = list(inspect.signature(function).parameters.values())
@@ -161,7 +161,7 @@ def _of_function(function: Any, skip_first: bool) -> tuple[dict[str, Parameter],
 
 
 def _overload(function: Any) -> Any:
-    """`(*args, **kwargs)` says nothing; an overload beside it may (torch's LSTM, Sequential)."""
+    """Return an overload with named parameters for `(*args, **kwargs)`, if any (torch's LSTM, Sequential)."""
     try:
         kinds = {p.kind for p in list(inspect.signature(function).parameters.values())[1:]}
     except (ValueError, TypeError):
@@ -174,7 +174,7 @@ def _overload(function: Any) -> Any:
 
 
 def _of_model(model: Any, fields: Mapping[str, Any]) -> Signature:
-    """A pydantic model: its fields are its parameters."""
+    """Return the fields of a pydantic model as parameters."""
     parameters = {}
     for name, field in fields.items():
         annotation = (
@@ -191,9 +191,8 @@ def type_hints(function: Any) -> dict[str, Any]:
     """Evaluate annotations one by one; one that cannot be evaluated accepts any value."""
     try:
         return typing.get_type_hints(function, include_extras=True)
-    except (
-        Exception
-    ):  # evaluated one by one below: a name that only type checkers see spoils its own annotation alone
+    except Exception:
+        # One by one: a name imported only for type checkers must not invalidate the other annotations.
         plain = inspect.unwrap(function)
         names = {
             **vars(typing),

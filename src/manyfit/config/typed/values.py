@@ -1,8 +1,8 @@
-"""Tree × annotations → typed values. As strict as JSON: nothing is converted.
+"""Checks of a tree against annotations, as strict as JSON: nothing is converted.
 
-An int fits a float, a list fits a tuple, text fits an enum or a path. The checker descends through the
-structure itself, because components may stand anywhere in it; constraints and single values of other types
-(dates, URLs) are pydantic's business.
+An int is accepted as a float, a list as a tuple, text as an enum or a path. The checker descends through
+the structure itself, because components may be nested anywhere; constraints and single values of other
+types (dates, URLs) are validated by pydantic.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from manyfit.core.redaction import Secret
 
 
 class Values(Scalars, abc.ABC):
-    """Checks values. What is learned on the way is collected beside the problems."""
+    """Checks of values of any type. Kinds, classes and defaults are collected along with the problems."""
 
     def __init__(self, root: Node, project: FilePath, source: FilePath | None) -> None:
         super().__init__(root, project, source)
@@ -64,7 +64,7 @@ class Values(Scalars, abc.ABC):
 
     @abc.abstractmethod
     def target(self, text: str, role: Role, node: Leaf, path: Path) -> Any:
-        """Import what a class path names."""
+        """Import the object that a class path names."""
 
     def value(self, node: Node, annotation: Any, path: Path) -> Any:
         """Check a node against an annotation and return the typed value, or INVALID."""
@@ -106,7 +106,7 @@ class Values(Scalars, abc.ABC):
         return self.instance(node, origin, path) if inspect.isclass(origin) else self.anything(node, path)
 
     def check_annotated(self, node: Node, annotation: Any, path: Path) -> Any:
-        """`Annotated`: marks for the kind, a role, or constraints that pydantic knows."""
+        """Check `Annotated` values: marks for the kind, a role, or constraints that pydantic knows."""
         base, *marks = typing.get_args(annotation)
         before = self.kind
         role = None
@@ -124,7 +124,7 @@ class Values(Scalars, abc.ABC):
         else:
             value = self.value(node, base, path)
         wanted = next((PATTERNS[p] for mark in marks if (p := getattr(mark, "pattern", "")) in PATTERNS), "")
-        if wanted and value is INVALID:  # more than that it is text
+        if wanted and value is INVALID:  # more specific than "text"
             self.problems[count:] = [replace(problem, expected=wanted) for problem in self.problems[count:]]
         if FromProject in marks:
             value = self.from_project(value)
@@ -134,26 +134,30 @@ class Values(Scalars, abc.ABC):
         return value
 
     def from_project(self, value: Any) -> Any:
-        """Text, or a list of it, that names files."""
+        """Return a file name or pattern, or a list of them, relative to the project root."""
         if isinstance(value, list):
             return [self.from_project(item) for item in value]
         is_path = isinstance(value, str) and value and "://" not in value and not value.startswith("~")
         return below(self.project, value) if is_path else value
 
     def verbatim(self, node: Node, path: Path) -> Any:
-        """A mapping as it was written; whoever is given the same one sees what the others have read."""
+        """Return a mapping as written. Components given the same mapping share its record of keys read."""
         if not isinstance(node, Map):
             return self.fail(node, path, WRONG_TYPE, "a mapping")
         for where, leaf in leaves(node):
-            # Those of trackers are shown as they are written, without their values.
+            # Secrets of trackers are exempt: they appear as templates, without their values.
             if isinstance(leaf, Leaf) and isinstance(leaf.value, Secret) and where[0] != "track":
-                return self.fail(leaf, where, "a secret cannot be handed to components; read the environment")
+                return self.fail(
+                    leaf,
+                    where,
+                    "a secret cannot be passed to components; read the environment variable instead",
+                )
         if id(node) not in self.structs:
             self.structs[id(node)] = ConfigStruct.of(self.project, plain(node))
         return self.structs[id(node)]
 
     def roles(self, node: Node, base: Any, role: Role, path: Path) -> Any:
-        """A component that the section keeps; none, or several by name, where the annotation says so."""
+        """Check a component that its section keeps; None, or several by name, if the annotation allows it."""
         options = [typing.get_origin(option) or option for option in typing.get_args(base)]
         if base is type or type in options:
             return self.class_of(node, role, path, type(None) in options)
@@ -168,7 +172,7 @@ class Values(Scalars, abc.ABC):
         return self.component(node, role, path, keep=True)
 
     def union(self, node: Node, options: Sequence[Any], path: Path) -> Any:
-        """The first option that fits; when none does, the problems of the likeliest one."""
+        """Return the first option that fits; if none does, record the problems of the likeliest one."""
         if (
             isinstance(node, Leaf)
             and type(node.value) in options
@@ -194,7 +198,7 @@ class Values(Scalars, abc.ABC):
         return self.fail(node, path, WRONG_TYPE, expectation_of_any(options))
 
     def attempt(self, node: Node, annotation: Any, path: Path) -> tuple[Any, list[Problem]]:
-        """Check against one option and take everything back if it does not fit."""
+        """Check against one option; discard everything recorded if it does not fit."""
         saved = self.problems, dict(self.kinds), dict(self.classes), dict(self.defaults), dict(self.derived)
         self.problems = []
         value = self.value(node, annotation, path)
@@ -206,14 +210,14 @@ class Values(Scalars, abc.ABC):
         return value, problems
 
     def tuple(self, node: Node, options: Sequence[Any], path: Path) -> Any:
-        """A list fits a tuple, item by item."""
+        """Check a list against a tuple, item by item."""
         if not isinstance(node, Seq):
             return self.fail(node, path, WRONG_TYPE, "a list")
         if not options or options[-1] is Ellipsis:
             options = [options[0] if options else Any] * len(node.items)
         if len(options) != len(node.items):
             return self.fail(
-                node, path, "a list of the wrong length", f"{len(options)} items", f"{len(node.items)} items"
+                node, path, "wrong number of items", f"{len(options)} items", f"{len(node.items)} items"
             )
         items = [
             self.value(item, option, (*path, i))
@@ -222,7 +226,7 @@ class Values(Scalars, abc.ABC):
         return INVALID if any(item is INVALID for item in items) else tuple(items)
 
     def sequence(self, node: Node, origin: Any, options: Sequence[Any], path: Path) -> Any:
-        """A list, or a set written as one."""
+        """Check a list, or a set written as one."""
         if not isinstance(node, Seq):
             return self.fail(node, path, WRONG_TYPE, expectation(origin[options[0]] if options else origin))
         items = [
@@ -235,10 +239,10 @@ class Values(Scalars, abc.ABC):
         try:
             return frozenset(items) if origin is frozenset else set(items)
         except TypeError:
-            return self.fail(node, path, "an item that a set cannot hold", "text and numbers")
+            return self.fail(node, path, "a set cannot hold one of these items", "text and numbers")
 
     def mapping(self, node: Node, options: Sequence[Any], path: Path) -> Any:
-        """A mapping with free keys."""
+        """Check a mapping with arbitrary keys."""
         if not isinstance(node, Map):
             return self.fail(node, path, WRONG_TYPE, "a mapping")
         key_type, value_type = options or (str, Any)
@@ -251,7 +255,7 @@ class Values(Scalars, abc.ABC):
         return INVALID if broken else result
 
     def class_itself(self, node: Node, options: Sequence[Any], path: Path) -> Any:
-        """`type[Base]`: the class itself, named by its path."""
+        """Return the class itself for `type[Base]`, given by its path."""
         if not (isinstance(node, Leaf) and isinstance(node.value, str)):
             return self.fail(node, path, WRONG_TYPE, "a class path")
         target = self.target(node.value, ANY, node, path)
@@ -264,10 +268,10 @@ class Values(Scalars, abc.ABC):
 
     @abc.abstractmethod
     def class_of(self, node: Node, role: Role, path: Path, optional: bool) -> Any:
-        """The class itself, named by its path, if it can play a role."""
+        """Return the class itself, given by its path, if it fits the role."""
 
     def instance(self, node: Node, wanted: type, path: Path) -> Any:
-        """A class: an enum, a path, a record, a component, or a single value that pydantic can read."""
+        """Check a class: an enum, path, record, component, or a single value that pydantic validates."""
         if issubclass(wanted, Enum):
             return self.enum(node, wanted, path)
         if issubclass(wanted, FilePath):
@@ -291,13 +295,13 @@ class Values(Scalars, abc.ABC):
 
     @staticmethod
     def name_fields(node: Seq, wanted: Any) -> Map:
-        """A named tuple may be written as a list."""
+        """Return a list as a mapping of the fields of a named tuple."""
         names = [*wanted._fields, *(str(i) for i in range(len(wanted._fields), len(node.items)))]
         items = dict(zip(names, node.items, strict=False))
         return Map(items, node.origin, {name: item.origin for name, item in items.items()})
 
     def anything(self, node: Node, path: Path) -> Any:
-        """A value without annotation: data as it is, components where `class:` says so."""
+        """Return a value without annotation: plain data, or a component if a mapping has `class`."""
         if isinstance(node, Map):
             if class_word(node, free=True):
                 return self.component(node, ANY, path)
@@ -312,7 +316,7 @@ class Values(Scalars, abc.ABC):
 
 
 def _constrains(mark: Any) -> bool:
-    """Whether pydantic understands a mark in `Annotated`."""
+    """Return whether pydantic understands a mark in `Annotated`."""
     return not isinstance(mark, Kind | Role) and (
         isinstance(mark, BaseMetadata | GroupedMetadata)
         or type(mark).__name__ == "FieldInfo"

@@ -1,4 +1,4 @@
-"""Annotations and roles in the words of a message."""
+"""Descriptions of annotations and roles for messages."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MAPPINGS: Final = {
     collections.OrderedDict,
 }
 PATTERNS: Final = {
-    PATTERN: "such as 3ep, 0.5ep, 500ba or 90s: epochs, batches or seconds",
-    SEVERAL: "auto, validation, or such as 3ep, 0.5ep, 500ba or 90s: epochs, batches or seconds; or several: "
-    "100ba, 600s",
+    PATTERN: "an interval such as 3ep, 0.5ep, 500ba or 90s (epochs, batches or seconds)",
+    SEVERAL: "auto, validation, or an interval such as 3ep, 0.5ep, 500ba or 90s (epochs, batches or "
+    "seconds); or several: 100ba, 600s",
 }
 SCALARS: Final = {
     int: "a whole number",
@@ -84,5 +84,5 @@ def expectation_of_any(options: Iterable[Any]) -> str:
 
 
 def short_names(role: Role) -> str:
-    """The short names of a role, as the end of a sentence."""
+    """Return the short names of a role as the end of a sentence."""
     return f", or one of {listing(sorted(role.short))}" if role.short else ""
