@@ -27,8 +27,8 @@ def test_a_study_is_not_a_run(project, cli):
         ({"train__learning_rate": 0.1}, "did you mean: train.optimizer.lr"),
         ({"batch_size": 3}, "did you mean: data.batch_size"),
         ({"train__batch_size": 3}, "did you mean: data.batch_size"),
-        ({"train__stop": {"patience": 3}}, "expected: such as 3ep, 0.5ep, 500ba or 90s"),
-        ({"train__every": {"validate": 2}}, "expected: such as 3ep, 0.5ep, 500ba or 90s"),
+        ({"train__stop": {"patience": 3}}, "expected: an interval such as 3ep, 0.5ep, 500ba or 90s"),
+        ({"train__every": {"validate": 2}}, "expected: an interval such as 3ep, 0.5ep, 500ba or 90s"),
     ],
 )
 def test_a_key_at_the_wrong_place_is_named_at_the_right_one(project, cli, changes, words):
@@ -75,7 +75,7 @@ def test_bad_input_ends_with_2_and_a_bug_with_1(project, cli, changes, code, wor
 def test_a_relative_import_gets_a_hint(project, cli):
     project.write("src/inner.py", "from .models import MLP\n")
     project.config(project.changed(model={"class": "inner.MLP"}))
-    assert "modules of src/ are no package, and import each other by name" in cli("train", "runs/a").err
+    assert "modules in src/ are not a package; import them by name" in cli("train", "runs/a").err
 
 
 def test_one_is_not_several(project, cli):

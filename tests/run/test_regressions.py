@@ -363,8 +363,8 @@ def test_a_row_that_fails_is_named(workers):
     [
         ({"train__groups": [{"match": "bias", "options": {"learning_rate": 1}}]}, "the optimizer has no such option"),
         ({"train__groups": [{"match": "bias", "options": {"wight_decay": 1}}]}, "did you mean: weight_decay"),
-        ({"export": {"metric": "val_accuracy"}}, "more of 'val_accuracy' is better"),
-        ({"train__stop": {"metric": "val_accuracy", "patience": "2ep"}}, "more of 'val_accuracy' is better"),
+        ({"export": {"metric": "val_accuracy"}}, "higher values of 'val_accuracy' are better"),
+        ({"train__stop": {"metric": "val_accuracy", "patience": "2ep"}}, "higher values of 'val_accuracy' are better"),
         ({"train__stop": {"patience": "0ep"}}, "patience must not be zero"),
         ({"train__every": {"log": "3 epochs"}}, "such as 3ep, 0.5ep, 500ba or 90s"),
         ({"train__every": {"log": "9" * 5000 + "ba"}}, "such as 3ep"),

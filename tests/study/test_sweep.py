@@ -533,7 +533,7 @@ def test_export_to_optuna(lab, cli):
         ({"space": None}, "a study needs a space"),
         ({"objective": {"metric": "val_los", "mode": "min"}}, "val_loss"),
         ({"objective": {"metric": "val_loss"}}, "mode"),
-        ({"search": {"method": "random"}}, "how many points"),
+        ({"search": {"method": "random"}}, "requires the number of points"),
         ({"search": {"method": "gird"}}, "did you mean: grid"),
         ({"search": {"method": "grid", "seeds": [1, 1]}}, "distinct numbers"),
         ({"search": {"method": "grid", "stop": "ahsa"}}, "did you mean: asha"),
