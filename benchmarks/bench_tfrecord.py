@@ -22,7 +22,7 @@ import tensorflow as tf
 import torch
 
 from manyfit.data import Order, once
-from manyfit.data.tfrecord import files, metadata
+from manyfit.data.tfrecord import files, indexing
 from manyfit.data.tfrecord.writer import write_records
 from manyfit.feeders import FixedLenFeature, ImageFeature, RawFeature, TFRecordExamplesFeeder, VarLenFeature
 
@@ -101,7 +101,7 @@ def settings(names, parse, count):
 
 
 def index(folder):
-    list(metadata.index_files(files.match_files(str(folder / "*"))))
+    list(indexing.index_files(files.match_files(str(folder / "*"))))
 
 
 def records(folder):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from manyfit.data.tfrecord import files, metadata
+from manyfit.data.tfrecord import files, indexing
 from manyfit.feeders import RecordWriter, encode
 
 
@@ -24,5 +24,5 @@ for name, count in (
         for row in rows(count, seed=len(name) + count):
             file.write(encode(row))
 
-for each in metadata.index_files(files.match_files("data/*"), force=True):
+for each in indexing.index_files(files.match_files("data/*"), force=True):
     print(each.file, each.entry.records)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from manyfit.core.errors import UsageError
 from manyfit.data import Order, once
-from manyfit.data.tfrecord import files, metadata, wire
+from manyfit.data.tfrecord import files, indexing, metadata, verification, wire
 from manyfit.data.tfrecord.errors import DataChanged, NotIndexed, RecordError
 from manyfit.data.tfrecord.features import column_of
 from manyfit.data.tfrecord.frames import FOOTER, frame_record, mask_checksum
@@ -111,7 +111,7 @@ def feeder(path, **more):
 
 def indexed(path, **more):
     made = folder(path, **more)
-    list(metadata.index_files(files.match_files(str(made / "*"))))
+    list(indexing.index_files(files.match_files(str(made / "*"))))
     return made
 
 
@@ -326,7 +326,7 @@ def by_feeder(path):
 
 def by_records(path, entry):
     """The same without the look at the folder, which is slow a million times."""
-    for finding in metadata.compare_file(str(path), entry, deep=False):
+    for finding in verification.compare_file(str(path), entry, deep=False):
         raise DataChanged(str(finding))
     wanted = {"x": ("x", FEATURES["x"]), "label": ("label", LABELS["label"])}
     return Records({str(path): entry}).columns(np.arange(entry.records), wanted)["x"].tolist()
@@ -339,7 +339,7 @@ def mutations(tmp_path, count, seed, read):
     records = [encode(row) for row in rows(12)]
     original = path.read_bytes()
     assert original == b"".join(map(frame_record, records))
-    list(metadata.index_files([str(path)]))
+    list(indexing.index_files([str(path)]))
     entry = metadata.load_index(str(tmp_path))["train-0"]
     right = [row["x"] for row in rows(12)]
     assert by_feeder(path) == by_records(path, entry) == right
@@ -397,7 +397,7 @@ def test_damaged_compressed_files_are_errors(tmp_path, compression):
     path = tmp_path / "train-0"
     write_records(path, rows(40), compression)
     original = path.read_bytes()
-    list(metadata.index_files([str(path)]))
+    list(indexing.index_files([str(path)]))
     right = np.concatenate([b.inputs["x"] for b in once(feeder(tmp_path), 8)]).tolist()
     for i in range(200):
         path.write_bytes(mutated(original, [], ("flip", "cut", "noise")[i % 3], draw))
@@ -463,17 +463,17 @@ def test_indexing_the_same_folder_twice_at_once_loses_nothing(tmp_path):
 
 
 def index_these(paths):
-    return len(list(metadata.index_files(paths)))
+    return len(list(indexing.index_files(paths)))
 
 
 def test_forcing_is_harmless_and_paths_may_be_relative(tmp_path, monkeypatch):
     made = indexed(tmp_path / "a[1]")
-    list(metadata.index_files(files.match_files(str(made)), force=True))
+    list(indexing.index_files(files.match_files(str(made)), force=True))
     monkeypatch.chdir(made)
-    assert not list(metadata.verify_files("*"))
-    assert not list(metadata.verify_files("./train-*", deep=True))
+    assert not list(verification.verify_files("*"))
+    assert not list(verification.verify_files("./train-*", deep=True))
     Path("train-00000-of-00002").unlink()
-    assert [finding.what for finding in metadata.verify_files("train-*")] == ["deleted"]
+    assert [finding.what for finding in verification.verify_files("train-*")] == ["deleted"]
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
@@ -481,7 +481,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
 
     path = tmp_path / "train-0"
     write_records(path, rows(40), "zlib")
-    list(metadata.index_files([str(path)]))
+    list(indexing.index_files([str(path)]))
     size = path.stat().st_size
     head = (1 << 27).to_bytes(8, "little")
     bomb = zlib.compress(head + FOOTER.pack(mask_checksum(head)) + bytes(1 << 27), 9)
@@ -497,7 +497,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
 
 
 def whats(path, deep):
-    return {finding.what for finding in metadata.verify_files(str(path / "*"), deep=deep)}
+    return {finding.what for finding in verification.verify_files(str(path / "*"), deep=deep)}
 
 
 def test_whatever_happened_to_a_file_is_found_and_named(tmp_path):
@@ -536,14 +536,14 @@ def test_indexing_refuses_what_has_changed_unless_forced(tmp_path):
     write_records(first, rows(31))
     paths = files.match_files(str(made / "*"))
     with pytest.raises(DataChanged, match="--force"):
-        list(metadata.index_files(paths))
-    assert [each.entry.records for each in metadata.index_files(paths, force=True)] == [31, 17]
+        list(indexing.index_files(paths))
+    assert [each.entry.records for each in indexing.index_files(paths, force=True)] == [31, 17]
     assert not whats(made, True)
     (made / metadata.FILE).write_text("{}")
     with pytest.raises(DataChanged, match="--force"):
-        list(metadata.index_files(paths))
-    list(metadata.index_files(paths, force=True))
-    assert not any(each.is_new for each in metadata.index_files(paths))
+        list(indexing.index_files(paths))
+    list(indexing.index_files(paths, force=True))
+    assert not any(each.is_new for each in indexing.index_files(paths))
 
 
 def test_metadata_of_another_program_is_read(tmp_path):
@@ -564,7 +564,7 @@ def test_metadata_of_another_program_is_read(tmp_path):
     before = old.fingerprint()
     assert len(old) == 47
     assert not whats(made, True)
-    list(metadata.index_files(files.match_files(str(made / "*"))))
+    list(indexing.index_files(files.match_files(str(made / "*"))))
     assert feeder(made, auto_generate_meta=False).fingerprint() == before
 
 
@@ -720,7 +720,7 @@ def test_columns_are_kept_once_by_several_processes_and_after_one_that_was_kille
     from concurrent.futures import ProcessPoolExecutor
 
     made = folder(tmp_path / "data", (300,))
-    list(metadata.index_files(files.match_files(str(made))))
+    list(indexing.index_files(files.match_files(str(made))))
     cache = tmp_path / "cache"
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -830,7 +830,7 @@ def test_files_in_a_store(tmp_path, monkeypatch):
     here = np.concatenate([batch.inputs["x"] for batch in once(feeder(local), 6)])
     assert np.concatenate([batch.inputs["x"] for batch in once(source, 6)]).tolist() == here.tolist()
     assert source.fingerprint() == feeder(local).fingerprint()
-    assert not list(metadata.verify_files("memory://bucket/*", deep=True))
+    assert not list(verification.verify_files("memory://bucket/*", deep=True))
     with pytest.raises(UsageError, match="no file matches memory://bucket/nothing"):
         len(TFRecordExamplesFeeder("memory://bucket/nothing-*", FEATURES, LABELS))
 

@@ -18,7 +18,7 @@ from manyfit.cli import main
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import parse_yaml
 from manyfit.data import once
-from manyfit.data.tfrecord import metadata
+from manyfit.data.tfrecord import metadata, verification
 from manyfit.data.tfrecord.convert import as_yaml, table_of, write_shards
 from manyfit.feeders import FixedLenFeature, ImageFeature, RawFeature, TFRecordExamplesFeeder, VarLenFeature
 
@@ -47,7 +47,7 @@ def converted(source: Path, folder: Path, **how):
     table = table_of(source, **{k: how.pop(k) for k in ("kind", "column", "vocabulary", "most") if k in how})
     done = list(write_shards(table, folder, **how))
     assert sum(each.records for each in done) == len(table)
-    assert not list(metadata.verify_files(str(folder / "*"), deep=True))
+    assert not list(verification.verify_files(str(folder / "*"), deep=True))
     return table
 
 
@@ -354,7 +354,7 @@ def test_texts_that_look_as_if_they_were_compressed_are_left_out(tmp_path, capsy
     capsys.readouterr()
     assert run("data", "verify", tmp_path / "d" / "*") == 0
     assert "1 files" in capsys.readouterr().out
-    assert not list(metadata.verify_files(str(tmp_path / "d" / "*"), deep=True))
+    assert not list(verification.verify_files(str(tmp_path / "d" / "*"), deep=True))
 
 
 def test_a_csv_of_another_name_without_a_header(tmp_path):

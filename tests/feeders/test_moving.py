@@ -10,7 +10,7 @@ import pytest
 
 from manyfit.core.errors import ConfigError
 from manyfit.data import Order
-from manyfit.data.tfrecord import files, metadata
+from manyfit.data.tfrecord import files, indexing
 from manyfit.data.tfrecord.errors import RecordError
 from manyfit.data.tfrecord.frames import frame_record
 from manyfit.data.tfrecord.writer import encode, write_records
@@ -251,7 +251,7 @@ def test_too_many_features_and_empty_records_are_refused_soon(tmp_path):
     for name, says in (("wide", "more than 32,768 features"), ("empty.gz", "65,536 records are empty")):
         began = time.monotonic()
         with pytest.raises(RecordError, match=says):
-            list(metadata.index_files(files.match_files(str(tmp_path / name))))
+            list(indexing.index_files(files.match_files(str(tmp_path / name))))
         assert time.monotonic() - began < 20
 
 
@@ -290,7 +290,7 @@ def test_a_minimum_count_for_the_vocabulary(tmp_path):
 def eight(tmp_path_factory):
     place = tmp_path_factory.mktemp("eight")
     write_records(place / "train-0", ({"text": np.arange(i, i + 4), "label": i} for i in range(8)))
-    list(metadata.index_files(files.match_files(str(place))))
+    list(indexing.index_files(files.match_files(str(place))))
     return place
 
 

@@ -11,7 +11,7 @@ import torch
 
 from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.data import Order, once
-from manyfit.data.tfrecord import files, metadata, wire
+from manyfit.data.tfrecord import files, indexing, wire
 from manyfit.data.tfrecord.features import column_of
 from manyfit.data.tfrecord.writer import RecordWriter, write_records
 from manyfit.feeders import (
@@ -35,7 +35,7 @@ def tf():
 def indexed(folder, rows, name="train-0"):
     folder.mkdir(exist_ok=True)
     write_records(folder / name, rows)
-    list(metadata.index_files(files.match_files(str(folder / "*"))))
+    list(indexing.index_files(files.match_files(str(folder / "*"))))
     return folder / "*"
 
 
@@ -286,7 +286,7 @@ def test_sequences_are_read_as_by_tensorflow(tmp_path, tf):
     with RecordWriter(tmp_path / "a" / "train-0") as file:
         for record in records:
             file.write(record)
-    list(metadata.index_files(files.match_files(str(tmp_path / "a"))))
+    list(indexing.index_files(files.match_files(str(tmp_path / "a"))))
     features = {
         "frames": SequenceFeature([2, 2]),
         "words": SequenceFeature(dtype="string", pad="-"),
@@ -331,7 +331,7 @@ def test_sequences_of_another_shape_or_kind_are_refused(tmp_path, tf, feature, s
     (tmp_path / "a").mkdir()
     with RecordWriter(tmp_path / "a" / "train-0") as file:
         file.write(sequence(tf, {}, {"x": [[1.0, 2.0]]}))
-    list(metadata.index_files(files.match_files(str(tmp_path / "a"))))
+    list(indexing.index_files(files.match_files(str(tmp_path / "a"))))
     with pytest.raises(Exception, match=says):
         whole(TFRecordExamplesFeeder(tmp_path / "a", {"x": feature}))
 
@@ -665,7 +665,7 @@ def test_how_rows_are_read_changes_nothing(tmp_path, seed, most):
     rows = [{"t": texts[i] or None, "i": picture(40 + i % 3, seed=i), "y": i} for i in range(37)]
     write_records(tmp_path / "train-0", rows[:20])
     write_records(tmp_path / "train-1", rows[20:])
-    list(metadata.index_files(files.match_files(str(tmp_path / "train-*"))))
+    list(indexing.index_files(files.match_files(str(tmp_path / "train-*"))))
     maps = {"t": VarLenFeature("string"), "i": ImageFeature(resize_height=12, resize_width=9)}
 
     def noisy(features, labels):

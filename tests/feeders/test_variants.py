@@ -19,7 +19,7 @@ from manyfit.config.dialects.variant_files import SHIPPED
 from manyfit.config.tree.reader import parse_yaml
 from manyfit.core import gpus
 from manyfit.core.errors import RunConflict, UsageError
-from manyfit.data.tfrecord import files, metadata
+from manyfit.data.tfrecord import files, indexing, metadata, verification
 from manyfit.data.tfrecord.writer import write_records
 from manyfit.run.resume_proof import Kill, difference, kill_and_resume
 from manyfit.store.checkpoint import checkpoints
@@ -371,7 +371,7 @@ def test_a_swapped_record_is_found_while_it_is_read(project, capsys):
     a, b, c = entry.frames.offsets[:3].tolist()
     assert data[a:b] != data[b:c]
     file.write_bytes(data[b:c] + data[a:b] + data[c:])
-    assert not list(metadata.verify_files("data/*"))
+    assert not list(verification.verify_files("data/*"))
     assert run("train", "net") == 2
     error = capsys.readouterr().err
     assert "train-00001-of-00002, record " in error
@@ -649,6 +649,6 @@ def test_a_gpu_that_is_not_there(project, monkeypatch, capsys):
 def test_the_guard_names_the_data(project):
     manyfit.train("net")
     write_records(project / "data" / "train-00000-of-00002", [{"number": 1}] * 500)
-    list(metadata.index_files(files.match_files("data/*"), force=True))
+    list(indexing.index_files(files.match_files("data/*"), force=True))
     with pytest.raises(RunConflict, match=r"data\.train"):
         manyfit.train("net", ["train.epochs=3"])

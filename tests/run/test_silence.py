@@ -16,7 +16,7 @@ import manyfit
 from manyfit.core.errors import RunConflict, RunFailed, UsageError
 from manyfit.core.gpus import Gpu
 from manyfit.data import ArraySource, Limited, once
-from manyfit.data.feeders import MemorySamplesFeeder
+from manyfit.data.memory_feeder import MemorySamplesFeeder
 from manyfit.data.overlap import inner
 from manyfit.learn.exporting import compare_outputs
 from manyfit.learn.metrics import accuracy

@@ -40,20 +40,22 @@ def index_command(patterns: tuple[str, ...], force: bool, compression: str | Non
     \b
     manyfit data index 'data/*'
     """
-    from manyfit.data.tfrecord import files, metadata
+    from manyfit.data.tfrecord import files, indexing, metadata, verification
 
     paths = files.match_files(patterns)
-    known = {folder: metadata.load_index(folder) for folder in metadata.by_folder(paths)} if not force else {}
-    strange = metadata.find_unindexed(paths, patterns, known)
+    known = (
+        {folder: metadata.load_index(folder) for folder in verification.by_folder(paths)} if not force else {}
+    )
+    strange = verification.find_unindexed(paths, patterns, known)
     for path in strange:
         say(f"{path} is not a file of records; skipped", err=True)
     paths = [path for path in paths if path not in strange]
     if not paths:
         raise click.UsageError(f"no records found in: {', '.join(strange[:3])}")
-    done: list[metadata.Indexed] = []
+    done: list[indexing.Indexed] = []
     given = None if compression is None else compression.lower().replace("none", "")
     with bar("indexing", sum(map(files.size_of, paths))) as moved:
-        done += metadata.index_files(paths, force, given, moved)
+        done += indexing.index_files(paths, force, given, moved)
     if json_:
         print_json([{"file": d.file, "records": d.entry.records, "new": d.is_new} for d in done])
         return
@@ -68,9 +70,9 @@ def index_command(patterns: tuple[str, ...], force: bool, compression: str | Non
 @json_option
 def count_command(patterns: tuple[str, ...], examples: bool, json_: bool) -> None:
     """Print the number of records, according to the index."""
-    from manyfit.data.tfrecord import metadata
+    from manyfit.data.tfrecord import indexing
 
-    known = {path: entry.records for path, entry in metadata.find_entries(patterns).items()}
+    known = {path: entry.records for path, entry in indexing.find_entries(patterns).items()}
     if json_:
         print_json({"records": sum(known.values()), "files": known})
     elif examples:
@@ -87,11 +89,11 @@ def count_command(patterns: tuple[str, ...], examples: bool, json_: bool) -> Non
 @json_option
 def verify_command(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
     """Compare files with their index. Print the differences, and exit with 1 if there are any."""
-    from manyfit.data.tfrecord import files, metadata
+    from manyfit.data.tfrecord import files, verification
 
-    size = sum(map(files.size_of, metadata.present(patterns))) if deep else 0
+    size = sum(map(files.size_of, verification.present(patterns))) if deep else 0
     with bar("verifying", size) as moved:
-        findings = list(metadata.verify_files(patterns, deep, moved))
+        findings = list(verification.verify_files(patterns, deep, moved))
     if json_:
         print_json([{"file": f.file, "what": f.what, "detail": f.detail} for f in findings])
     else:
@@ -99,7 +101,7 @@ def verify_command(patterns: tuple[str, ...], deep: bool, json_: bool) -> None:
             say(str(finding))
         if not findings:
             what = "match their index" if deep else "match their index in name and size"
-            say(f"{len(metadata.list_indexed(patterns))} files {what}")
+            say(f"{len(verification.list_indexed(patterns))} files {what}")
     if findings:
         click.get_current_context().exit(1)
 

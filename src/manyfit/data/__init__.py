@@ -1,4 +1,19 @@
-"""Sources, batches and their order. Nothing here knows a learner."""
+"""Data sources, batches and their order, independent of any learner.
+
+| module | contents |
+|---|---|
+| `source` | the protocols `Source` and `Data`; arrays in memory, and plain data sets per split |
+| `dataset` | map-style data sets and iterables as sources; a source limited to some of its rows |
+| `weighted` | a source with class weights |
+| `batch`, `collate`, `nested` | batches, collating rows into them, and nested structures of arrays |
+| `native` | batches that a framework reads without a conversion to NumPy |
+| `order` | the order of rows: batch size, shuffling, epochs |
+| `randomness`, `workers` | reproducible random numbers in user code; worker processes |
+| `overlap`, `row_hash` | rows shared by two splits; hashes of rows |
+| `feeders`, `memory_feeder`, `tfrecord_feeder` | feeders over arrays in memory and over TFRecord files |
+| `post_op` | user functions that feeders apply to each row |
+| `tfrecord` | TFRecord files |
+"""
 
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import DatasetSource, IterableSource, Limited

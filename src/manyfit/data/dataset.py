@@ -9,25 +9,24 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from manyfit.core.errors import ComponentFailed, UsageError
-from manyfit.core.redaction import redact
+from manyfit.core.errors import UsageError
 from manyfit.core.seeds import derive
-from manyfit.core.tracebacks import user_frame
 from manyfit.data.batch import Batch
+from manyfit.data.collate import BatchFailure, collate, try_collate, unwrap
 from manyfit.data.order import Order, steps_of
-from manyfit.data.overlap import Comparable, Contents, spread
+from manyfit.data.overlap import Contents, contents_of, spread
 from manyfit.data.randomness import own_randomness, seed_for
+from manyfit.data.row_hash import drop_weight, hash_row, update
 from manyfit.data.workers import follow_parent, iterate
 
 log = logging.getLogger("manyfit")
-
 PATIENCE = 60.0
 """Seconds that counting the rows of an iterable may take: it may have no end."""
 FIRST = 2_000
@@ -62,14 +61,14 @@ class DatasetSource:
         if not self.workers:
             for keys in plan:
                 with own_randomness():
-                    batch = _with_index([rows[key] for key in keys])
+                    batch = try_collate([rows[key] for key in keys])
                 yield unwrap(batch)
         else:
             loader: Any = DataLoader(
                 cast(Any, rows),
                 batch_sampler=cast(Any, plan),
                 num_workers=self.workers,
-                collate_fn=_with_index,
+                collate_fn=try_collate,
                 worker_init_fn=functools.partial(follow_parent, os.getpid()),
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 prefetch_factor=4,
@@ -307,60 +306,6 @@ class Limited:
         return f"{whole}:{self.rows}" + (":sampled" if self.seed is not None else "")
 
 
-def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
-    """Rows → a batch: a row is an input, (input, target), (input, target, weight), or a dict."""
-    from torch.utils.data import default_collate
-
-    rows = [item for item, _ in items]
-    where = np.fromiter(index, dtype=np.int64, count=len(rows))
-    if isinstance(rows[0], Mapping):
-        columns = dict(default_collate(rows))
-        weight = columns.pop("weight", None)
-        return Batch(columns, columns.get("target"), where, weight)
-    if isinstance(rows[0], tuple | list):
-        if not 1 <= len(rows[0]) <= 3:
-            raise UsageError(
-                f"a row must be (input, target) or (input, target, weight), but has {len(rows[0])} parts"
-            )
-        inputs, target, weight = (*default_collate(rows), None, None)[:3]
-        return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, target, where, weight)
-    return Batch(default_collate(rows), None, where)
-
-
-def _with_index(items: Sequence[tuple[Any, int]]) -> Batch | BatchFailure:
-    failed = next((item for item, _ in items if isinstance(item, BatchFailure)), None)
-    if failed is not None:
-        return failed
-    try:
-        return collate(items, [row for _, row in items])
-    except Exception as error:
-        return BatchFailure.of(items[0][1], error)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFailure:
-    """A row that could not be made, in a form that travels from a worker."""
-
-    row: int
-    message: str
-    usage: bool
-
-    @staticmethod
-    def of(row: int, error: Exception) -> BatchFailure:
-        """Describe an exception."""
-        if isinstance(error, UsageError):
-            return BatchFailure(row, str(error), usage=True)
-        return BatchFailure(row, f"{type(error).__name__}: {error}\n  at {user_frame(error)}", usage=False)
-
-
-def unwrap(batch: Batch | BatchFailure) -> Batch:
-    """The batch, or what went wrong with it."""
-    if isinstance(batch, BatchFailure):
-        text = redact(f"row {batch.row} of the data could not be made into a batch: {batch.message}")
-        raise UsageError(text) if batch.usage else ComponentFailed(text)
-    return batch
-
-
 def _walk(order: Order, rows: int, start: int) -> Iterator[list[tuple[int, int]]]:
     """The keys of each step, from `start` on."""
     per_epoch = order.steps(rows)
@@ -378,39 +323,3 @@ def check_ids(ids: Sequence[object] | None, rows: int) -> list[str] | None:
     if len(set(found)) != rows:
         raise UsageError("the ids of a source must be unique, but some are repeated")
     return found
-
-
-def contents_of(source: Any, most: int) -> Contents:
-    """What some of the rows of a source hold; nothing, if they cannot be compared."""
-    return iter(source.contents(most)) if isinstance(source, Comparable) else iter(())
-
-
-def drop_weight(item: Any) -> Any:
-    """A row without its weight."""
-    if isinstance(item, Mapping):
-        return {name: value for name, value in item.items() if name != "weight"}
-    return item[:2] if isinstance(item, tuple | list) else item
-
-
-def hash_row(row: Any) -> bytes:
-    """A short hash of a row."""
-    digest = hashlib.blake2b(digest_size=16)
-    update(digest, row)
-    return digest.digest()
-
-
-def update(digest: Any, item: Any) -> None:
-    """Add a row, whatever it is made of, to a hash."""
-    if isinstance(item, Mapping):
-        for key in sorted(item, key=str):
-            digest.update(f"{key}:".encode())
-            update(digest, item[key])
-    elif isinstance(item, tuple | list):
-        for part in item:
-            update(digest, part)
-    elif isinstance(item, bytes):
-        digest.update(item)
-    else:
-        array = np.asarray(item)
-        digest.update(f"{array.dtype.str}:{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data if array.dtype != object else repr(item).encode())

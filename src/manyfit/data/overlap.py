@@ -97,6 +97,11 @@ def sample_contents(source: Comparable) -> list[tuple[int, Hashable]]:
     return list(itertools.takewhile(lambda _: time.monotonic() < ends, source.contents(MOST)))
 
 
+def contents_of(source: Any, most: int) -> Contents:
+    """What some of the rows of a source hold; nothing, if they cannot be compared."""
+    return iter(source.contents(most)) if isinstance(source, Comparable) else iter(())
+
+
 def spread(rows: int, most: int) -> npt.NDArray[np.int64]:
     """Some rows, at random, but the same each time."""
     if rows <= most:

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.data.batch import Batch
-from manyfit.data.dataset import contents_of
 from manyfit.data.order import Order, steps_of
-from manyfit.data.overlap import Contents
+from manyfit.data.overlap import Contents, contents_of
 
 
 @dataclass(frozen=True)

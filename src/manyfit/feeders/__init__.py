@@ -1,6 +1,7 @@
 """Feeders over TFRecord files and over memory, and the layout of variants."""
 
-from manyfit.data.feeders import Feeder, Feeders, MemorySamplesFeeder, TFRecordExamplesFeeder
+from manyfit.data.feeders import Feeder, Feeders
+from manyfit.data.memory_feeder import MemorySamplesFeeder
 from manyfit.data.tfrecord.features import (
     Feature,
     FixedLenFeature,
@@ -10,6 +11,7 @@ from manyfit.data.tfrecord.features import (
     VarLenFeature,
 )
 from manyfit.data.tfrecord.writer import RecordWriter, encode
+from manyfit.data.tfrecord_feeder import TFRecordExamplesFeeder
 
 __all__ = [
     "Feature",

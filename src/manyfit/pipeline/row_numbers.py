@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import UsageError
-from manyfit.data.dataset import hash_row
+from manyfit.data.row_hash import hash_row
 
 UNKNOWN: Final = -2
 """TensorFlow's cardinality of a data set of unknown length; -1 is an infinite one."""

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from manyfit.core.errors import UsageError
 from manyfit.core.seeds import derive
 from manyfit.data.batch import Batch
-from manyfit.data.dataset import SAMPLED, hash_row, update
+from manyfit.data.dataset import SAMPLED
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents
 from manyfit.data.randomness import own_randomness
+from manyfit.data.row_hash import hash_row, update
 from manyfit.pipeline.generators import METHODS, is_dataset, seed_with_tensorflow
 from manyfit.pipeline.report_passes import ReportPasses
 from manyfit.pipeline.row_numbers import Lost, id_text

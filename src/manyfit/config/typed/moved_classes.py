@@ -16,6 +16,8 @@ def _map_names(before: str, after: str, names: str) -> dict[str, str]:
 
 
 MOVED: Final[Mapping[str, str]] = {
+    **_map_names("manyfit.data.feeders", "manyfit.data.memory_feeder", "MemorySamplesFeeder"),
+    **_map_names("manyfit.data.feeders", "manyfit.data.tfrecord_feeder", "TFRecordExamplesFeeder"),
     **_map_names(
         "manyfit.learn.metrics",
         "manyfit.metrics",

@@ -15,6 +15,7 @@ from manyfit.config.typed.arguments import check_arguments
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.data.tfrecord import images, lists
+from manyfit.data.tfrecord.fill_values import check_pad, default_array, fill_value
 from manyfit.data.tfrecord.message import BYTES, FLOAT, INT64, KINDS, NONE
 from manyfit.data.tfrecord.ragged import Ragged, as_objects
 from manyfit.data.tfrecord.wire import Buffer, Malformed, Spans
@@ -22,7 +23,6 @@ from manyfit.data.tfrecord.wire import Buffer, Malformed, Spans
 Dtype: TypeAlias = Literal["float32", "int64", "string"]
 Mapper: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """`map`, or one that uses several threads."""
-
 WIRE: Final = {"float32": FLOAT, "int64": INT64, "string": BYTES}
 WIDE: Final = {"float32": "<f4", "int64": "<i8"}
 
@@ -74,7 +74,7 @@ class FixedLenFeature(_Plain):
     def __post_init__(self) -> None:
         check_arguments(FixedLenFeature, vars(self))
         if self.default_value is not None:
-            self._default()
+            default_array(self.default_value, self.dtype, self.shape)
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
         """Of one shape, unless it is text."""
@@ -100,28 +100,8 @@ class FixedLenFeature(_Plain):
         whole = np.empty((rows, *self.shape), values.dtype)
         present = spans.kind != NONE
         whole[present] = values.reshape(-1, *self.shape)
-        whole[missing] = self._default()
+        whole[missing] = default_array(self.default_value, self.dtype, self.shape)
         return whole
-
-    def _default(self) -> Any:
-        given = self.default_value
-        if self.dtype == "string":
-            values = given if isinstance(given, list | tuple) else [given]
-            if not all(isinstance(value, str | bytes) and _holds(value, "string") for value in values):
-                raise UsageError(f"the default_value of a string feature is text, not {given!r}")
-            made = as_objects([v.encode() if isinstance(v, str) else v for v in values])
-        else:
-            try:
-                made = np.asarray(given)
-            except ValueError as error:
-                raise UsageError(f"the default_value {given!r} is not an array: {error}") from None
-            fits = made.dtype.kind in ("iu" if self.dtype == "int64" else "iuf")
-            if not fits or not all(_holds(value, self.dtype) for value in made.reshape(-1).tolist()):
-                raise UsageError(f"the default_value {given!r:.80} is not of the type {self.dtype}")
-            made = made.astype("<i8" if self.dtype == "int64" else "<f4")
-        if made.size not in (1, math.prod(self.shape)):
-            raise UsageError(f"the default_value {given!r} does not fit the shape {list(self.shape)}")
-        return made.reshape(self.shape) if made.size == math.prod(self.shape) else made.reshape(())[()]
 
 
 @dataclass(frozen=True)
@@ -144,7 +124,7 @@ class VarLenFeature(_Plain):
         check_arguments(VarLenFeature, vars(self))
         if self.ragged and (self.length is not None or self.pad is not None):
             raise UsageError("a ragged feature is not padded: leave out pad and length")
-        _check_pad(self.pad, self.dtype)
+        check_pad(self.pad, self.dtype)
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """Rows of different lengths: batches are padded when they are put together."""
@@ -156,7 +136,7 @@ class VarLenFeature(_Plain):
         """Rows of different lengths as one array."""
         if self.ragged:
             return rows.rows()
-        return rows.padded(_fill(self.pad, self.dtype), self.length)
+        return rows.padded(fill_value(self.pad, self.dtype), self.length)
 
 
 @dataclass(frozen=True)
@@ -328,7 +308,7 @@ class SequenceFeature(_Plain):
 
     def __post_init__(self) -> None:
         check_arguments(SequenceFeature, vars(self))
-        _check_pad(self.pad, self.dtype)
+        check_pad(self.pad, self.dtype)
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
         """Rows of different lengths, whose values have a shape."""
@@ -356,37 +336,7 @@ class SequenceFeature(_Plain):
 
     def batch(self, rows: Ragged) -> Any:
         """An array of shape (rows, steps, *shape)."""
-        return rows.padded(_fill(self.pad, self.dtype), self.length)
-
-
-def _check_pad(pad: Any, dtype: str) -> None:
-    """See that short rows can be filled with something."""
-    wanted: dict[str, Any] = {"int64": int, "float32": int | float, "string": str}
-    fits = pad is None or (
-        isinstance(pad, wanted[dtype]) and not isinstance(pad, bool) and _holds(pad, dtype)
-    )
-    if not fits:
-        raise UsageError(f"pad: {pad!r:.80} is not of the type {dtype}")
-
-
-def _holds(value: Any, dtype: str) -> bool:
-    """Whether a type can hold a number or a text of Python."""
-    if dtype == "int64":
-        return bool(-(1 << 63) <= value < 1 << 63)
-    if dtype == "float32":
-        try:
-            with np.errstate(over="ignore"):
-                return bool(np.isfinite(np.float32(value))) or not math.isfinite(value)
-        except OverflowError:
-            return False
-    return isinstance(value, bytes) or all(not 0xD800 <= ord(letter) < 0xE000 for letter in value)
-
-
-def _fill(pad: Any, dtype: str) -> Any:
-    """What short rows are filled with."""
-    if pad is None:
-        return b"" if dtype == "string" else 0
-    return pad.encode() if isinstance(pad, str) else pad
+        return rows.padded(fill_value(self.pad, self.dtype), self.length)
 
 
 def _raise_malformed(found: Any, row: int) -> Any:

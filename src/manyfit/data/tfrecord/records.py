@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
-from manyfit.data.tfrecord import files, frames, metadata
+from manyfit.data.tfrecord import detection, files, frames, metadata, streams, verification
 from manyfit.data.tfrecord.errors import DataChanged, RecordError
 from manyfit.data.tfrecord.features import (
     Feature,
@@ -67,20 +67,20 @@ class RecordFile:
         place = self._place
         if isinstance(place, bytes):
             return [place[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        with files.open_bytes(place) as data:
+        with streams.open_bytes(place) as data:
             return data.parts(begins, ends)
 
     def _locate(self) -> bytes | Path:
         """Where its bytes lie, unpacked."""
         local, entry = files.local_copy(self.path), self.entry
-        with files.open_bytes(local) as data:
+        with streams.open_bytes(local) as data:
             if len(data) != entry.size:
                 raise DataChanged(f"{self.path} has {len(data):,} bytes; when it was indexed, {entry.size:,}")
-            files.check_compression(data[:16], entry.compression, self.path)
+            detection.check_compression(data[:16], entry.compression, self.path)
             if not entry.compression:
                 return local
             size = self.frames.size
-            return files.decompress(data, entry.compression, self.path, size, entry.digest, self._in_memory)
+            return streams.decompress(data, entry.compression, self.path, size, entry.digest, self._in_memory)
 
 
 class Records:
@@ -215,7 +215,7 @@ def complete(path: str, entry: FileEntry) -> FileEntry:
     """An entry that another program has written says too little: look at the file itself."""
     if entry.frames is not None:
         return entry
-    for finding in metadata.compare_file(path, entry, deep=True):
+    for finding in verification.compare_file(path, entry, deep=True):
         raise DataChanged(str(finding))
     return metadata.examine_file(path)
 

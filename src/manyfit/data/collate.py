@@ -1,0 +1,69 @@
+"""Rows collated into a batch, and rows that could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manyfit.core.errors import ComponentFailed, UsageError
+from manyfit.core.redaction import redact
+from manyfit.core.tracebacks import user_frame
+from manyfit.data.batch import Batch
+
+
+def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
+    """Rows → a batch: a row is an input, (input, target), (input, target, weight), or a dict."""
+    from torch.utils.data import default_collate
+
+    rows = [item for item, _ in items]
+    where = np.fromiter(index, dtype=np.int64, count=len(rows))
+    if isinstance(rows[0], Mapping):
+        columns = dict(default_collate(rows))
+        weight = columns.pop("weight", None)
+        return Batch(columns, columns.get("target"), where, weight)
+    if isinstance(rows[0], tuple | list):
+        if not 1 <= len(rows[0]) <= 3:
+            raise UsageError(
+                f"a row must be (input, target) or (input, target, weight), but has {len(rows[0])} parts"
+            )
+        inputs, target, weight = (*default_collate(rows), None, None)[:3]
+        return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, target, where, weight)
+    return Batch(default_collate(rows), None, where)
+
+
+def try_collate(items: Sequence[tuple[Any, int]]) -> Batch | BatchFailure:
+    """Return the batch of some rows, or the failure of one of them."""
+    failed = next((item for item, _ in items if isinstance(item, BatchFailure)), None)
+    if failed is not None:
+        return failed
+    try:
+        return collate(items, [row for _, row in items])
+    except Exception as error:
+        return BatchFailure.of(items[0][1], error)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailure:
+    """A row that could not be made, in a form that travels from a worker."""
+
+    row: int
+    message: str
+    usage: bool
+
+    @staticmethod
+    def of(row: int, error: Exception) -> BatchFailure:
+        """Describe an exception."""
+        if isinstance(error, UsageError):
+            return BatchFailure(row, str(error), usage=True)
+        return BatchFailure(row, f"{type(error).__name__}: {error}\n  at {user_frame(error)}", usage=False)
+
+
+def unwrap(batch: Batch | BatchFailure) -> Batch:
+    """The batch, or what went wrong with it."""
+    if isinstance(batch, BatchFailure):
+        text = redact(f"row {batch.row} of the data could not be made into a batch: {batch.message}")
+        raise UsageError(text) if batch.usage else ComponentFailed(text)
+    return batch
