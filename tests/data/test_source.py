@@ -81,7 +81,7 @@ def test_arrays_that_do_not_fit(arguments, message):
 
 
 def test_a_split_that_leaves_nothing():
-    with pytest.raises(UsageError, match="leave rows to train on"):
+    with pytest.raises(UsageError, match="to leave rows for training"):
         Digits(validation=0.5, test=0.5)
 
 

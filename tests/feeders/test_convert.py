@@ -167,7 +167,7 @@ def test_splits_share_classes_and_vocabulary(tmp_path, capsys):
     assert batch.target.tolist() == [1]
     (tmp_path / "more.csv").write_text("text,label\ncat,maybe\n")
     assert run("data", "convert", tmp_path / "more.csv", out, "--column", "text", "--prefix", "more") == 2
-    assert "does not name: maybe" in capsys.readouterr().err
+    assert "of the existing records: maybe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_splits_share_classes_and_vocabulary(tmp_path, capsys):
     [
         ("a.csv", b"a,b\n1\n", "2: 1 cells"),
         ("a.csv", b"\xff\xfea,b\n1,2\n", "utf-8"),
-        ("a.csv", b"a,a\n1,2\n", "twice"),
+        ("a.csv", b"a,a\n1,2\n", "duplicate names"),
         ("a.csv", b"text,tokens\nx,1\n", "rename it"),
         ("a.csv", b"", "no header"),
         ("a.npz", b"no archive", "cannot be read as arrays"),

@@ -152,7 +152,7 @@ def test_debug_says_what_was_read_built_decided_and_written(project, capsys):  #
     for words in (
         f"DEBUG read variants/{name}.yaml",
         "DEBUG set model.model_dir",
-        "files of records",
+        "record files",
         "DEBUG model: Net",
         "parameters,",
         "optimizer (the only one): Adam",
@@ -209,7 +209,7 @@ def test_what_is_no_file_of_records_is_skipped_and_named(mixed, capsys, pattern)
 
 def test_a_file_that_was_named_must_hold_records(mixed, capsys):
     assert run("data", "index", mixed / "labels.txt") != 0
-    assert "not a file of records" in capsys.readouterr().err
+    assert "not a record file" in capsys.readouterr().err
     assert run("data", "index", mixed / "*.txt", mixed / "*.json") != 0
 
 
@@ -219,9 +219,9 @@ def test_a_shard_whose_beginning_is_damaged_is_not_skipped(mixed, capsys):
     for damaged in (b"\xff" * 12 + data[12:], data[:7]):
         (mixed / "train-1").write_bytes(damaged)
         assert run("data", "index", mixed / "*") != 0
-        assert "train-1" in (told := capsys.readouterr().err) and "called like train-0" in told
+        assert "train-1" in (told := capsys.readouterr().err) and "named like train-0" in told
         feeder = TFRecordExamplesFeeder(mixed / "*", {"x": FixedLenFeature([1])}, auto_generate_meta=True)
-        with pytest.raises(RecordError, match="called like train-0"):
+        with pytest.raises(RecordError, match="named like train-0"):
             len(feeder)
     (mixed / "train-1").unlink()
     (mixed / "more.tfrecord").write_bytes(b"not records at all")

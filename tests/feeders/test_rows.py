@@ -75,7 +75,7 @@ def test_a_jpeg_is_the_same_without_the_faster_decoder(monkeypatch):
     fast = ImageFeature().decode(data)
     monkeypatch.setattr(images, "_simplejpeg", lambda: None)
     np.testing.assert_array_equal(ImageFeature().decode(data), fast)
-    assert "not an image that can be read" in ImageFeature().decode(data[: len(data) // 2])
+    assert "not a readable image" in ImageFeature().decode(data[: len(data) // 2])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -111,13 +111,15 @@ def test_several_images_in_a_row(tmp_path, first):
     for row, views in enumerate(shown):
         for i, view in enumerate(views):
             np.testing.assert_array_equal(found[row, i], one.decode(view))
-    with pytest.raises(Exception, match=r"record 0.*has 3 images, but count takes at most 2"):
+    with pytest.raises(Exception, match=r"record 0.*has 3 images, but count requires at most 2"):
         whole(TFRecordExamplesFeeder(place, {"views": ImageFeature(8, 9, count=2, pad=True)}))
 
 
 def test_fewer_images_are_an_error_or_zeros(tmp_path):
     place = indexed(tmp_path / "a", [{"views": [picture()] * n} for n in (2, 0, 1)])
-    with pytest.raises(Exception, match=r"record 1.*has 0 images, but count takes 2 \(pad: true fills up\)"):
+    with pytest.raises(
+        Exception, match=r"record 1.*has 0 images, but count requires 2 \(pad: true adds empty images\)"
+    ):
         whole(TFRecordExamplesFeeder(place, {"views": ImageFeature(8, 9, count=2)}))
     found = whole(TFRecordExamplesFeeder(place, {"views": ImageFeature(8, 9, count=2, pad=True)})).inputs
     assert [bool(found[row, i].any()) for row in range(3) for i in range(2)] == [1, 1, 0, 0, 1, 0]
@@ -193,7 +195,7 @@ def test_post_op_may_change_shapes_and_labels_and_crop_images(tmp_path):
         (
             lambda features, labels: ({"x": features["x"][: int(features["x"][0]) % 2 + 1]}, labels),
             UsageError,
-            "'x' several shapes",
+            "'x' with different shapes",
         ),
     ],
 )
@@ -322,7 +324,7 @@ def test_sequences_are_read_as_by_tensorflow(tmp_path, tf):
 @pytest.mark.parametrize(
     ("feature", "says"),
     [
-        (SequenceFeature([3]), r"has 2 values in step 0, but the shape \[3\] takes 3"),
+        (SequenceFeature([3]), r"has 2 values in step 0, but the shape \[3\] needs 3"),
         (SequenceFeature([2], "int64"), "holds sequence of float, not sequence of int64"),
         (VarLenFeature(), "holds sequence of float, not float"),
     ],
@@ -362,9 +364,9 @@ def test_damaged_lists_of_features_are_errors_and_never_hang(tf):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: VarLenFeature("int64", pad=0.5), "pad: 0.5 is not of the type int64"),
-        (lambda: VarLenFeature("int64", pad=True), "pad: True is not of the type int64"),
-        (lambda: VarLenFeature("int64", pad=1 << 70), "pad: .* is not of the type int64"),
+        (lambda: VarLenFeature("int64", pad=0.5), "pad: 0.5 is not of type int64"),
+        (lambda: VarLenFeature("int64", pad=True), "pad: True is not of type int64"),
+        (lambda: VarLenFeature("int64", pad=1 << 70), "pad: .* is not of type int64"),
         (lambda: VarLenFeature("flot32"), "dtype must be 'float32', 'int64' or 'string', not 'flot32'"),
         (lambda: VarLenFeature(length=0), "length must be greater than 0, not 0"),
         (lambda: FixedLenFeature([2], "int32"), "dtype must be 'float32', 'int64' or 'string', not 'int32'"),
@@ -373,7 +375,7 @@ def test_damaged_lists_of_features_are_errors_and_never_hang(tf):
         (lambda: RawFeature([2], "complex"), "RawFeature: dtype must be 'bool', .*, not 'complex'"),
         (lambda: ImageFeature(channels=2), "channels must be 0, 1, 3 or 4, not 2"),
         (lambda: ImageFeature(decode_format="tiff"), "decode_format must be .*, not 'tiff'"),
-        (lambda: ImageFeature(count=2), "several images in a row must have one size"),
+        (lambda: ImageFeature(count=2), "with count, all images must have one size"),
         (lambda: fed("a", batch_size=0), None),
         (lambda: fed("a", max_examples=-1), "max_examples must be greater than 0, not -1; .* leave it out"),
         (lambda: fed("a", max_examples=-7), "max_examples must be greater than 0, not -7"),
@@ -555,7 +557,7 @@ def test_a_damaged_gif_is_said_to_be_one(tail):
     try:
         assert images.pixels(data[:-1] + tail, "auto", 3, None).shape == (4, 5, 3)
     except images.Unreadable as error:
-        assert "is not an image that can be read" in str(error)
+        assert "is not a readable image" in str(error)
 
 
 def test_a_broken_sequence_is_named_by_its_record():

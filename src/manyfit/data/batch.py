@@ -1,4 +1,4 @@
-"""What travels from a source to a learner."""
+"""Batches: the rows that a source passes to a learner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Inputs: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 
 @dataclass(slots=True)
 class Batch:
-    """Some rows: what the model is called with, the target, which rows they are, and how much each counts."""
+    """Some rows: the inputs of the model, the target, the row numbers, and the weight of each row."""
 
     inputs: Inputs
     target: Array | None
@@ -44,7 +44,7 @@ class Batch:
         return Batch(own(self.inputs), own(self.target), self.index.copy(), own(self.weight))
 
     def part(self, begin: int, end: int) -> Batch:
-        """Some of the rows."""
+        """Return the rows from `begin` to `end`."""
 
         def cut(value: Any) -> Any:
             return map_arrays(lambda array: array[begin:end], value)

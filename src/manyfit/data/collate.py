@@ -15,7 +15,7 @@ from manyfit.data.batch import Batch
 
 
 def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
-    """Rows → a batch: a row is an input, (input, target), (input, target, weight), or a dict."""
+    """Collate rows into a batch: a row is an input, (input, target), (input, target, weight), or a dict."""
     from torch.utils.data import default_collate
 
     rows = [item for item, _ in items]
@@ -47,7 +47,7 @@ def try_collate(items: Sequence[tuple[Any, int]]) -> Batch | BatchFailure:
 
 @dataclass(frozen=True, slots=True)
 class BatchFailure:
-    """A row that could not be made, in a form that travels from a worker."""
+    """A row that could not be created, in a form that a worker can send."""
 
     row: int
     message: str
@@ -62,7 +62,7 @@ class BatchFailure:
 
 
 def unwrap(batch: Batch | BatchFailure) -> Batch:
-    """The batch, or what went wrong with it."""
+    """Return the batch, or raise the error of the row that failed."""
     if isinstance(batch, BatchFailure):
         text = redact(f"row {batch.row} of the data could not be made into a batch: {batch.message}")
         raise UsageError(text) if batch.usage else ComponentFailed(text)

@@ -1,4 +1,4 @@
-"""Map-style datasets and iterables as sources, with what they draw at random made reproducible."""
+"""Map-style data sets and iterables as sources, with reproducible random numbers."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from manyfit.data.workers import follow_parent, iterate
 
 log = logging.getLogger("manyfit")
 PATIENCE = 60.0
-"""Seconds that counting the rows of an iterable may take: it may have no end."""
+"""The time limit for counting the rows of an iterable, which may be infinite."""
 FIRST = 2_000
-"""Rows of an iterable that are compared with those of another split."""
+"""The number of rows of an iterable that are compared with those of another split."""
 SAMPLED = 64
-"""Rows that are read for a fingerprint where there is no cheaper way to know the content."""
+"""The number of rows that are read for a fingerprint if the data set has none of its own."""
 
 
 class DatasetSource:
-    """A map-style dataset: `len(dataset)` rows, each `dataset[i]` an input, `(input, target)`,
+    """A map-style data set: `len(dataset)` rows, each `dataset[i]` an input, `(input, target)`,
     `(input, target, weight)` or a dict.
 
-    What a row draws at random (augmentation) is a function of the seed, the epoch and the row, so that
-    neither the number of workers nor a restart changes it.
+    The random numbers that a row draws (augmentation) depend only on the seed, the epoch and the row, not on
+    the number of workers or on restarts.
     """
 
     def __init__(self, dataset: Any, workers: int = 0, ids: Sequence[object] | None = None) -> None:
@@ -53,7 +53,7 @@ class DatasetSource:
         return len(self.dataset)
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on, epoch after epoch."""
+        """Yield batches from step `start`, epoch after epoch."""
         from torch.utils.data import DataLoader
 
         rows = Rows(self.dataset, order.seed or 0)
@@ -79,23 +79,23 @@ class DatasetSource:
                 yield unwrap(batch)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of some rows; row numbers where none were given."""
+        """Return the IDs of some rows; row numbers by default."""
         return (
             [str(row) for row in index] if self.given_ids is None else [self.given_ids[row] for row in index]
         )
 
     def contents(self, most: int) -> Contents:
-        """What some of the rows hold, as they are in the first epoch."""
+        """Yield the contents of at most `most` rows, as in the first epoch."""
         rows = Rows(self.dataset, 0)
         for row in spread(len(self), most).tolist():
             with own_randomness():
                 item = rows[(0, row)][0]
             if isinstance(item, BatchFailure):
-                return  # whoever reads it next says so
+                return  # the next regular read raises the error
             yield row, hash_row(drop_weight(item))
 
     def fingerprint(self) -> str:
-        """The dataset's own `fingerprint()`, else a hash of its length and of some rows across it."""
+        """Return the data set's own `fingerprint()`, else a hash of its length and of rows spread over it."""
         own = getattr(self.dataset, "fingerprint", None)
         if callable(own):
             return str(own())
@@ -109,7 +109,7 @@ class DatasetSource:
 
 
 class Rows:
-    """A dataset by (epoch, row): the generators are seeded before each row is made."""
+    """A data set indexed by (epoch, row): the random generators are seeded before each row."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
@@ -123,15 +123,15 @@ class Rows:
         seed_for(derive(self.seed, "row", epoch, row))
         try:
             return self.dataset[row], row
-        except Exception as error:  # said in the process that trains, and not by a traceback of a worker
+        except Exception as error:  # raised in the training process, without the traceback of a worker
             return BatchFailure.of(row, error), row
 
 
 class IterableSource:
     """Rows that can only be read from the beginning: an iterable, or a function that returns a generator.
 
-    Each epoch reads it anew. A start in the middle reads, and drops, what comes before it. What the iterable
-    draws at random while it makes a batch is a function of the seed and the step.
+    Each epoch reads it again. Starting in the middle reads and discards the rows before. The random numbers
+    that the iterable draws for a batch depend only on the seed, the epoch and the step.
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class IterableSource:
         self.rows = rows
         if isinstance(rows, Iterator):
             raise UsageError(
-                "an iterator can be read only once; give a function that returns one, or an iterable"
+                "an iterator can be read only once; pass a function that returns one, or an iterable"
             )
         self.count = count
-        """How many rows make an epoch; None if nobody has said or counted that so far."""
+        """The number of rows in an epoch; None if it is not given and not counted yet."""
         self.given_ids = check_ids(ids, len(self)) if ids is not None else None
         self._is_proven = False
 
@@ -157,16 +157,16 @@ class IterableSource:
 
     @property
     def is_stream(self) -> bool:
-        """Whether nobody knows how many rows there are."""
+        """Whether the number of rows is unknown."""
         return self.count is None and not hasattr(self.rows, "__len__")
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on, epoch after epoch, in the iterable's own order."""
+        """Yield batches from step `start`, epoch after epoch, in the iterable's own order."""
         per_epoch = order.steps(len(self))
         epoch, skipped = divmod(start, per_epoch)
         if skipped:
             log.warning(
-                "reading and dropping %d batches: the data can only be read from its beginning", skipped
+                "reading and discarding %d batches: the data can only be read from the beginning", skipped
             )
         for number in itertools.count(epoch) if order.epochs is None else range(epoch, order.epochs):
             rows, done = self._pass(order.seed, number), 0
@@ -177,22 +177,22 @@ class IterableSource:
                     items = list(itertools.islice(rows, size))
                 if len(items) < size:
                     raise UsageError(
-                        f"the iterable was said to have {len(self)} rows, but ended after {done + len(items)}"
+                        f"the iterable should have {len(self)} rows, but ended after {done + len(items)}"
                     )
                 if number > epoch or step >= skipped:
                     yield collate([(item, 0) for item in items], range(done, done + size))
                 done += size
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of some rows; their places where none were given."""
+        """Return the IDs of some rows; their positions by default."""
         return (
             [str(row) for row in index] if self.given_ids is None else [self.given_ids[row] for row in index]
         )
 
     def prove(self) -> None:
-        """Raise unless rows come in the same order whenever they are evaluated: ids know nothing else.
+        """Raise unless every evaluation yields the rows in the same order, by which IDs are assigned.
 
-        Without ids of its own, an order that follows from the seed will do.
+        Without given IDs, an order that is determined by the seed is sufficient.
         """
         if self._is_proven:
             return
@@ -205,24 +205,24 @@ class IterableSource:
                 passes.append([hash_row(drop_weight(row)) for row in rows])
         known, again = passes
         moved = [b for a, b in itertools.zip_longest(known, again) if a != b]
-        if second:  # what is drawn anew for each row says nothing about the order
+        if second:  # rows whose contents are random do not show that the order changed
             moved = [row for row in moved if row in set(known)]
         if moved:
             raise UsageError(
-                f"the iterable gives {len(moved)} of {len(known)} rows otherwise, or at another place, when "
-                "it is read again, so that ids cannot be told: for validation and test it must not shuffle"
+                f"{len(moved)} of {len(known)} rows of the iterable change or move to another position when "
+                "it is read again, so IDs cannot be assigned: it must not shuffle for validation and test"
             )
         self._is_proven = True
 
     def contents(self, most: int) -> Contents:
-        """What the first rows hold, in the first epoch."""
+        """Yield the contents of the first rows, as in the first epoch."""
         with own_randomness():
             found = list(itertools.islice(self._pass(0, 0), min(most, len(self), FIRST)))
         for row, item in enumerate(found):
             yield row, hash_row(drop_weight(item))
 
     def fingerprint(self) -> str:
-        """The iterable's own `fingerprint()`, else a hash of its length and its first rows."""
+        """Return the iterable's own `fingerprint()`, else a hash of its length and its first rows."""
         own = getattr(self.rows, "fingerprint", None)
         if callable(own):
             return str(own())
@@ -242,7 +242,7 @@ class IterableSource:
         try:
             return len(self.rows)  # type: ignore[arg-type]
         except TypeError:
-            log.warning("reading an iterable once to count its rows, because it has no length")
+            log.warning("reading an iterable once to count its rows because it has no length")
         ends = time.monotonic() + PATIENCE
         with own_randomness():
             found = 0
@@ -250,14 +250,14 @@ class IterableSource:
                 found += 1
                 if time.monotonic() > ends:
                     raise UsageError(
-                        f"an iterable without a length has not ended after {found:,} rows: say how many make "
-                        "an epoch, IterableSource(rows, count=…), or, for training, train.steps"
+                        f"an iterable without a length has not ended after {found:,} rows: set the number of "
+                        "rows in an epoch, IterableSource(rows, count=…), or, for training, train.steps"
                     )
         return found
 
 
 class Limited:
-    """Some rows of another source: chosen at random by a seed, or the first ones."""
+    """Some rows of another source: a random sample by seed, or the first ones."""
 
     is_around = True
 
@@ -270,56 +270,56 @@ class Limited:
         return self.rows
 
     def steps(self, order: Order) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return steps_of(self.source, replace(order, limit=order.count(self.rows)))
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield these rows, epoch after epoch."""
+        """Yield batches of these rows from step `start`, epoch after epoch."""
         limited = replace(order, limit=order.count(self.rows), sample=self.seed)
         return iter(self.source.batches(limited, start))
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of some rows."""
+        """Return the IDs of some rows."""
         found: list[str] = self.source.ids(index)
         return found
 
     def contents(self, most: int) -> Contents:
-        """What the rows of the whole source hold."""
+        """Yield the contents of rows of the whole source."""
         return contents_of(self.source, most)
 
     @property
     def remade_by(self) -> str:
-        """Who may leave out rows of the source, or make several of one."""
+        """The name of the component that may drop or multiply rows of the source."""
         return getattr(self.source, "remade_by", "")
 
     def prove(self) -> None:
-        """Raise unless the source comes as it was said."""
+        """Raise unless the source has a reproducible order."""
         if hasattr(self.source, "prove"):
             self.source.prove()
 
     def fingerprint(self) -> str:
-        """The content of the whole source, and how much of it is used."""
+        """Return the fingerprint of the whole source, and how much of it is used."""
         return self.derive_fingerprint(self.source.fingerprint())
 
     def derive_fingerprint(self, whole: str) -> str:
-        """Return the fingerprint that follows from that of the whole source."""
+        """Derive the fingerprint from that of the whole source."""
         return f"{whole}:{self.rows}" + (":sampled" if self.seed is not None else "")
 
 
 def _walk(order: Order, rows: int, start: int) -> Iterator[list[tuple[int, int]]]:
-    """The keys of each step, from `start` on."""
+    """Yield the (epoch, row) keys of each step from `start`."""
     per_epoch = order.steps(rows)
     for step, index in enumerate(order.walk(rows, start), start):
         yield [(step // per_epoch, int(row)) for row in index]
 
 
 def check_ids(ids: Sequence[object] | None, rows: int) -> list[str] | None:
-    """Ids as text, one for each row, none twice."""
+    """Return the IDs as text; raise unless there is one for each row and all are unique."""
     if ids is None:
         return None
     found = [id_.decode(errors="replace") if isinstance(id_, bytes) else str(id_) for id_ in ids]
     if len(found) != rows:
-        raise UsageError(f"the ids of a source must be as many as its rows, but {len(found)} are not {rows}")
+        raise UsageError(f"a source must have one ID per row, but there are {len(found)} IDs for {rows} rows")
     if len(set(found)) != rows:
-        raise UsageError("the ids of a source must be unique, but some are repeated")
+        raise UsageError("the IDs of a source must be unique, but some are repeated")
     return found

@@ -1,4 +1,4 @@
-"""Feeders: sources that say themselves how large their batches are, and whether they are shuffled."""
+"""Feeders: sources that define their own batch size and shuffling."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from manyfit.data.source import Source, Split
 
 
 class Feeder(ABC):
-    """A source with a batch size and an order of its own.
+    """A source with its own batch size and order.
 
-    In training, rows are shuffled if the feeder says so: a true permutation, anew each epoch. An evaluation
-    sees every row exactly once, as they lie, and never drops the last ones.
+    With `shuffle`, training uses a true permutation of all rows, reshuffled every epoch. Evaluation reads
+    every row exactly once, in storage order, and never drops an incomplete batch.
     """
 
     batch_size: int | None
@@ -33,22 +33,22 @@ class Feeder(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
 
     @abstractmethod
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on."""
+        """Yield batches from step `start`."""
 
     @abstractmethod
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of some rows."""
+        """Return the IDs of some rows."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of the content."""
+        """Return a hash of the contents."""
 
     def order(self, order: Order) -> Order:
-        """The order of a run, with what the feeder says about it."""
+        """Return the order of a run with the feeder's own settings applied."""
         training = order.seed is not None
         own = replace(
             order,
@@ -58,31 +58,31 @@ class Feeder(ABC):
         )
         if training and own.drop_remainder and len(self) and not own.steps(len(self)):
             raise UsageError(
-                f"drop_remainder leaves nothing: there are {own.count(len(self))} rows, and a batch has "
+                f"drop_remainder leaves no batch: there are {own.count(len(self))} rows, and a batch has "
                 f"{own.batch_size}"
             )
         return own
 
     def steps(self, order: Order) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return self.order(order).steps(len(self))
 
 
 def check_feeder(target: Any, given: Mapping[str, Any]) -> None:
-    """Hold arguments from Python to what a config is held to."""
+    """Check arguments from Python by the same rules as those from a config."""
     if given.get("max_examples") == -1:
         raise UsageError("max_examples must be greater than 0, not -1; to read all rows, leave it out")
     check_arguments(target, {name: value for name, value in given.items() if name != "self"})
 
 
 def squeeze_target(label: Any) -> Any:
-    """Class numbers that are written as lists of one are numbers."""
+    """Return integer labels of shape (rows, 1) as shape (rows,): they are class numbers."""
     is_numbers = label.ndim == 2 and label.shape[1] == 1 and label.dtype.kind == "i"
     return label[:, 0] if is_numbers else label
 
 
 def parameter_name(name: str) -> str:
-    """The name of a feature as a parameter can be called.
+    """Return the name of a feature as a valid parameter name.
 
     >>> parameter_name("image/encoded")
     'image_encoded'
@@ -108,5 +108,5 @@ class Feeders:
         self._splits = {"train": train, "validation": validation, "test": test}
 
     def source(self, split: Split) -> Source | None:
-        """The rows of one split."""
+        """Return the rows of one split."""
         return self._splits[split]

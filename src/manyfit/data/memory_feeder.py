@@ -23,7 +23,7 @@ log = logging.getLogger("manyfit")
 
 
 class MemorySamplesFeeder(Feeder):
-    """Rows that are in memory: arrays, lists, tables of pandas, or dicts of them by column."""
+    """A feeder over rows in memory: arrays, lists, pandas DataFrames, or dicts of columns."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class MemorySamplesFeeder(Feeder):
         max_examples: Annotated[int, Gt(0)] | None = None,
         post_op: Callable[..., Any] | None = None,
     ) -> None:
-        """Say what is fed: `x` to the model, `y` as the target.
+        """Set the inputs `x` and the target `y`.
 
-        Several columns (a dict, a table, rows that are dicts) are handed to the model by name. With
-        `feed_as_dict`, the columns of an array are so, too: x0, x1 …
+        Several columns (a dict, a DataFrame, rows that are dicts) are passed to the model by name. With
+        `feed_as_dict`, so are the columns of an array: x0, x1 …
 
-        `post_op` is done to each row: `post_op(x, y)` returns both, `post_op(x)` where there is no `y`.
+        `post_op` is applied to each row: `post_op(x, y)` returns both; without `y`, it is `post_op(x)`.
         """
         check_feeder(MemorySamplesFeeder.__init__, {k: v for k, v in locals().items() if k not in ("x", "y")})
         self.batch_size = batch_size
@@ -57,7 +57,7 @@ class MemorySamplesFeeder(Feeder):
             first, *rest = target
             if rest and not isinstance(inputs, dict):
                 raise UsageError(
-                    f"y has several columns ({', '.join(target)}), so x must have named ones, too"
+                    f"y has several columns ({', '.join(target)}), so x must have named columns, too"
                 )
             inputs = {**{name: target[name] for name in rest}, **inputs} if rest else inputs
             target = target[first]
@@ -77,7 +77,7 @@ class MemorySamplesFeeder(Feeder):
         return len(self._rows)
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on."""
+        """Yield batches from step `start`."""
         own = self.order(order)
         found = self._rows.batches(own, start)
         if self.post_op is None:
@@ -89,7 +89,7 @@ class MemorySamplesFeeder(Feeder):
         )
 
     def _apply_post_op(self, batch: Batch, epoch: int, seed: int | None) -> Batch:
-        """A batch after what is done to each row of it."""
+        """Return the batch after `post_op` was applied to each of its rows."""
         is_named, operation = isinstance(batch.inputs, Mapping), self.post_op
         assert operation is not None
         inputs: dict[str, Any] = (
@@ -102,7 +102,7 @@ class MemorySamplesFeeder(Feeder):
             given = [x if is_named else x["x"], *(column[place] for column in labels.values())]
             found = operation(*given)
             if labels and not (isinstance(found, tuple) and len(found) == 2):
-                raise UsageError("post_op must return (x, y), as it is given them")
+                raise UsageError("post_op must return (x, y), like its arguments")
             x, *rest = found if labels else (found,)
             if is_named and (not isinstance(x, Mapping) or set(x) != set(inputs)):
                 raise UsageError(f"post_op must return the columns {', '.join(inputs)}")
@@ -117,28 +117,30 @@ class MemorySamplesFeeder(Feeder):
         return replace(batch, inputs=made if is_named else made["x"], target=target)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """Row numbers."""
+        """Return the row numbers as text."""
         return self._rows.ids(index)
 
     def contents(self, most: int) -> Contents:
-        """What some of the rows hold."""
+        """Yield the contents of at most `most` rows."""
         return self._rows.contents(most)
 
     def fingerprint(self) -> str:
-        """A hash of every column."""
+        """Return a hash of every column."""
         return self._rows.fingerprint()
 
 
 def _columns(given: Any, name: str) -> Any:
-    """An array, or arrays by name."""
-    if hasattr(given, "to_dict") and hasattr(given, "columns"):  # a table of pandas
+    """Return an array, or arrays by column name."""
+    if hasattr(given, "to_dict") and hasattr(given, "columns"):  # a pandas DataFrame
         return {parameter_name(str(column)): _array(given[column], name) for column in given.columns}
     if isinstance(given, Mapping):
         return {parameter_name(str(key)): _array(column, f"{name}.{key}") for key, column in given.items()}
     if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
         keys = list(given[0])
         if any(set(row) != set(keys) for row in given):
-            raise UsageError(f"the rows of {name} have not all the same columns: {', '.join(map(str, keys))}")
+            raise UsageError(
+                f"the rows of {name} must all have the same columns: {', '.join(map(str, keys))}"
+            )
         return {
             parameter_name(str(key)): _array([row[key] for row in given], f"{name}.{key}") for key in keys
         }

@@ -1,4 +1,4 @@
-"""What a source may offer beside batches of NumPy arrays: batches in the form of a framework."""
+"""Native batches: batches of a source in the format of a framework, without NumPy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class NativeBatches(Protocol):
-    """Batches that a framework can also read itself, without a detour over NumPy.
+    """Batches that a framework can also read directly, without a conversion to NumPy.
 
-    Both ways give the same rows in the same order, and can be mixed.
+    Both ways yield the same rows in the same order, and can be mixed.
     """
 
     @property
@@ -18,12 +18,12 @@ class NativeBatches(Protocol):
         ...
 
     def native(self, most: int) -> tuple[Any, int]:
-        """Return an iterator of the framework, and how many batches may be taken from it, at most `most`."""
+        """Return an iterator of the framework and the number of batches to take from it, at most `most`."""
         ...
 
 
 def native_of(batches: object, framework: str) -> NativeBatches | None:
-    """Return batches that a framework can read itself; None if it cannot."""
+    """Return the batches if the framework can read them directly, else None."""
     if isinstance(batches, NativeBatches) and batches.framework == framework:
         return batches
     return None

@@ -1,4 +1,4 @@
-"""Arrays that may be several: a dict, a tuple or a list of them, at any depth."""
+"""Nested structures of arrays: dicts, tuples and lists, at any depth."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Nested: TypeAlias = Any
 
 
 def is_nested(value: Nested) -> bool:
-    """Whether there is more than an array."""
+    """Return whether a value is a structure and not a single array."""
     return isinstance(value, Mapping | tuple | list)
 
 
 def map_arrays(function: Callable[[Any], Any], value: Nested) -> Nested:
-    """The same structure, with a function applied to each of its arrays.
+    """Apply a function to each array and return the same structure.
 
     >>> map_arrays(abs, {"a": -1, "b": (-2, None)})
     {'a': 1, 'b': (2, None)}
@@ -31,7 +31,7 @@ def map_arrays(function: Callable[[Any], Any], value: Nested) -> Nested:
 
 
 def named_arrays(value: Nested, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Its arrays by name: the keys that lead there, or the places in a sequence, counted from 0.
+    """Yield the arrays by name: the keys that lead to them, or positions in a sequence, counted from 0.
 
     >>> dict(named_arrays({"a": 1, "b": (2, 3)}))
     {'a': 1, 'b_0': 2, 'b_1': 3}
@@ -49,15 +49,15 @@ def named_arrays(value: Nested, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def first(value: Nested) -> Any:
-    """The array, or the first of several; None if there is none."""
+    """Return the array, or the first of several; None if there is none."""
     return next((leaf for _, leaf in named_arrays(value)), None)
 
 
 def pair_outputs(output: Nested, target: Nested) -> list[tuple[str, Any, Any]]:
-    """Every output with its name and its target, or None; the main output comes first.
+    """Return each output with its name and its target (or None), the main output first.
 
-    Outputs and targets belong together by name, or by place; targets in a sequence belong to outputs by name
-    in the order of these names, as Keras has it. A single target is that of the first output.
+    Outputs and targets are matched by name or by position. A sequence of targets is matched to named outputs
+    in the sorted order of the names, as Keras does. A single target belongs to the first output.
 
     >>> pair_outputs({"a": 1, "b": 2}, {"b": 3})
     [('b', 2, 3), ('a', 1, None)]
@@ -69,13 +69,13 @@ def pair_outputs(output: Nested, target: Nested) -> list[tuple[str, Any, Any]]:
         target = dict(zip(sorted(output), target, strict=True))
     targets = dict(named_arrays(target))
     pairs = [(name, leaf, targets.get(name)) for name, leaf in named_arrays(output)]
-    if pairs and all(known is None for _, _, known in pairs):  # no name is the same
+    if pairs and all(known is None for _, _, known in pairs):  # no names match
         pairs[0] = (*pairs[0][:2], first(target))
     return sorted(pairs, key=lambda pair: pair[2] is None)
 
 
 def select_arrays(value: Nested, fits: Callable[[str, Any], bool]) -> Nested:
-    """The same structure with those arrays, by their names, that fit: a sequence has None for the others.
+    """Return the structure with only the arrays that fit, by `fits(name, array)`; sequences keep None.
 
     >>> select_arrays({"a": 1, "b": (2, 3)}, lambda name, array: name not in ("a", "b_0"))
     {'b': (None, 3)}
@@ -94,12 +94,12 @@ def select_arrays(value: Nested, fits: Callable[[str, Any], bool]) -> Nested:
 
 
 def shapes(value: Nested) -> list[tuple[str, tuple[int, ...]]]:
-    """What the rows of each array look like."""
+    """Return the name and the row shape of each array."""
     return [(name, tuple(np.shape(array)[1:])) for name, array in named_arrays(value)]
 
 
 def concatenate(parts: Sequence[Nested]) -> Nested:
-    """Several of the same structure as one, row after row."""
+    """Concatenate several values of the same structure along the rows."""
     some = parts[0]
     if isinstance(some, Mapping):
         return {name: concatenate([part[name] for part in parts]) for name in some}
@@ -110,5 +110,5 @@ def concatenate(parts: Sequence[Nested]) -> Nested:
 
 
 def count_rows(value: Nested) -> int:
-    """How many rows there are."""
+    """Return the number of rows."""
     return len(first(value))

@@ -1,4 +1,4 @@
-"""The order of rows: a pure function of (seed, epoch), so that any step can be found again."""
+"""The order of rows: a pure function of (seed, epoch), so that any step can be reproduced."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from manyfit.core.seeds import derive
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How a source is walked: batches of some size, shuffled anew each epoch, or as they lie."""
+    """How a source is read: in batches, reshuffled every epoch, or in storage order without a seed."""
 
     batch_size: int
     seed: int | None = None
     epochs: int | None = None
-    """How often all rows are walked; without end if nobody says."""
+    """The number of passes over the rows; unlimited by default."""
     limit: int | None = None
-    """Walk only this many rows: the first ones, or some at random."""
+    """Read only this many rows: the first ones, or a random sample."""
     sample: int | None = None
-    """The seed by which these are chosen. A source that can only be read in order takes the first ones."""
+    """The seed of the random sample. A source that can only be read in order uses the first rows."""
     drop_remainder: bool = False
-    """Leave out the last batch of an epoch if it is short."""
+    """Drop the last batch of an epoch if it is incomplete."""
 
     def count(self, rows: int) -> int:
-        """How many of some rows are walked in an epoch."""
+        """Return how many of `rows` rows are read in an epoch."""
         return rows if self.limit is None else min(rows, self.limit)
 
     def steps(self, rows: int) -> int:
-        """Batches in an epoch; the last one may be short, if it is not left out."""
+        """Return the number of batches in an epoch, including an incomplete one unless it is dropped."""
         count = self.count(rows)
         return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
 
     def epoch(self, rows: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The rows of one epoch, in order."""
+        """Return the row numbers of one epoch, in order."""
         count = self.count(rows)
         # RandomState's streams are frozen by NumPy's compatibility policy; Generator's methods are not.
         if self.seed is None:
@@ -51,7 +51,7 @@ class Order:
         return np.sort(chosen[:count]).astype(np.int64)[order]
 
     def walk(self, rows: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the rows of each step from step `start` on, epoch after epoch."""
+        """Yield the row numbers of each step, from step `start`, epoch after epoch."""
         steps = self.steps(rows)
         if not steps:
             return
@@ -65,6 +65,6 @@ class Order:
 
 
 def steps_of(source: Any, order: Order) -> int:
-    """Batches in an epoch of a source: as many as it says, if it makes its own batches."""
+    """Return the number of batches in an epoch of a source, which may define its own batches."""
     own = getattr(source, "steps", None)
     return int(own(order)) if own is not None else order.steps(len(source))

@@ -1,4 +1,4 @@
-"""Whether two splits share rows, as far as that can be told in a few seconds."""
+"""Overlap of splits: rows that two splits share, estimated within a few seconds."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ import numpy as np
 import numpy.typing as npt
 
 MOST: Final = 50_000
-"""Rows of a split that are compared, at most."""
+"""The largest number of rows of a split that are compared."""
 SECONDS: Final = 2.0
-"""How long the rows of a split may take to be read."""
+"""The time limit for reading the rows of a split."""
 TOLERATED: Final = 0.01
-"""The share of rows that may be there twice by chance."""
+"""The share of duplicate rows that is considered accidental."""
 
 Contents = Iterator[tuple[int, Hashable]]
-"""Numbers of rows, and what their content is known by within this process."""
+"""Row numbers, each with a hash of the content that is valid within this process."""
 
 
 @runtime_checkable
 class Comparable(Protocol):
-    """A source whose rows can be compared with those of another one."""
+    """A source whose rows can be compared with those of another source."""
 
     def contents(self, most: int) -> Contents:
-        """What some of the rows hold, before anything is drawn at random."""
+        """Yield row numbers and content hashes of at most `most` rows, before any random augmentation."""
         ...
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Rows of a split that are also in another one, among those that were looked at."""
+    """Rows of a split that are also in another split, among those that were compared."""
 
     rows: Sequence[int]
     looked_at: int
     share: float
     """The estimated share of the split."""
     tolerated: float
-    """The share that is no surprise: so many rows of training are there more than once, too."""
+    """The share that is expected, given the duplicates within the training split."""
 
     @property
     def is_error(self) -> bool:
-        """Whether this cannot be chance."""
+        """Whether the overlap is too large to be accidental."""
         return self.share > self.tolerated
 
 
 class Compared:
-    """The rows of a training split, to be compared with other splits."""
+    """The rows of the training split, for comparison with other splits."""
 
     def __init__(self, train: Any) -> None:
         self._train = train
         self._seen: Counter[Hashable] | None = None
 
     def overlap(self, other: Any) -> Overlap | None:
-        """What another split shares with it; None if they cannot be compared."""
+        """Return the overlap of another split with the training split; None if they cannot be compared."""
         mine, theirs = indices_of(self._train), indices_of(other)
         if mine is not None and theirs is not None and mine[0] is theirs[0]:
             shared = np.flatnonzero(np.isin(theirs[1], mine[1]))
@@ -77,13 +77,13 @@ class Compared:
         return by_content if by_content.is_error else self._by_ids(other) or by_content
 
     def _by_ids(self, other: Any) -> Overlap | None:
-        """Rows that have the ids of rows of training, though they may look otherwise there (augmented)."""
+        """Return the rows whose IDs occur in the training split, even if their contents differ there."""
         mine, theirs = ids_of(self._train), ids_of(other)
         if mine is None or theirs is None:
             return None
         places = {id_: place for place, id_ in enumerate(mine)}
         rows = [row for row, id_ in enumerate(theirs) if id_ in places]
-        # Numbers, and names that are given in the same order in both, may well begin anew in each split.
+        # Numbers, and names in the same order in both splits, may simply restart in each split.
         if all(theirs[row].isdecimal() for row in rows):
             return None
         if 2 * sum(places[theirs[row]] == row for row in rows) >= len(rows):
@@ -92,38 +92,38 @@ class Compared:
 
 
 def sample_contents(source: Comparable) -> list[tuple[int, Hashable]]:
-    """The contents of as many rows as can be read in time."""
+    """Return the contents of as many rows as can be read within the time limit."""
     ends = time.monotonic() + SECONDS
     return list(itertools.takewhile(lambda _: time.monotonic() < ends, source.contents(MOST)))
 
 
 def contents_of(source: Any, most: int) -> Contents:
-    """What some of the rows of a source hold; nothing, if they cannot be compared."""
+    """Yield the contents of at most `most` rows of a source; nothing if they cannot be compared."""
     return iter(source.contents(most)) if isinstance(source, Comparable) else iter(())
 
 
 def spread(rows: int, most: int) -> npt.NDArray[np.int64]:
-    """Some rows, at random, but the same each time."""
+    """Return at most `most` row numbers: a random sample, but always the same one."""
     if rows <= most:
         return np.arange(rows, dtype=np.int64)
     return np.sort(np.random.RandomState(0).choice(rows, most, replace=False)).astype(np.int64)
 
 
 def inner(source: Any) -> Any:
-    """The source that others have been put around."""
+    """Return the innermost source, without its wrappers."""
     while getattr(source, "is_around", False):
         source = source.source
     return source
 
 
 def ids_of(source: Any) -> Sequence[str] | None:
-    """The ids that somebody has given to the rows of a source."""
+    """Return the IDs that were given to the rows of a source; None if there are none."""
     found: Sequence[str] | None = getattr(inner(source), "given_ids", None)
     return found
 
 
 def indices_of(source: Any) -> tuple[Any, npt.NDArray[np.int64]] | None:
-    """What a source is a part of, and which rows of it, if it is a `Subset` of torch."""
+    """Return the underlying data set and the row numbers if a source is a `torch.utils.data.Subset`."""
     dataset: Any = getattr(inner(source), "dataset", None)
     index: Any = None
     while type(dataset).__name__ == "Subset" and hasattr(dataset, "indices"):

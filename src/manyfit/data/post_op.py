@@ -1,4 +1,4 @@
-"""What a user's function makes of each row of a feeder: a map, or an augmentation."""
+"""`post_op`: a user function that a feeder applies to each row, such as an augmentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyfit.data.tfrecord.ragged import Ragged
 def each_row(
     operation: Callable[[int], Any], index: npt.NDArray[np.int64], epoch: int, seed: int | None
 ) -> list[Any]:
-    """Do something for each row of a batch; what it draws at random is a function of (seed, epoch, row)."""
+    """Call `operation` for each row of a batch; its random numbers depend only on (seed, epoch, row)."""
     made = []
     with own_randomness():
         for place, row in enumerate(index.tolist()):
@@ -40,7 +40,7 @@ def call_post_op(
     """Call `post_op(features, labels)`, or `post_op(features)` where there are no labels."""
     found = post_op(features, labels) if labels else post_op(features)
     if labels and not (isinstance(found, tuple) and len(found) == 2):
-        raise UsageError("post_op must return (features, labels), two dicts by name, as it is given them")
+        raise UsageError("post_op must return (features, labels), two dicts by name, like its arguments")
     new, after = found if labels else (found, {})
     for what, was, now in (("features", features, new), ("labels", labels, after)):
         if not isinstance(now, Mapping) or set(now) != set(was):
@@ -50,27 +50,29 @@ def call_post_op(
 
 
 def stack_values(name: str, values: Sequence[Any], was: Any) -> Any:
-    """The values of a column, which `was` of some type, as one array; they must have one shape."""
+    """Stack the values of a column into one array; they must have one shape. `was` is the dtype before."""
     if values and isinstance(values[0], str | bytes):
         return np.fromiter(values, object, len(values))
     arrays = [_array(name, value) for value in values]
     shapes = list(dict.fromkeys(array.shape for array in arrays))
     if len(shapes) > 1:
-        raise UsageError(f"post_op gives {name!r} several shapes in one batch, {shapes[0]} and {shapes[1]}")
-    if arrays and arrays[0].dtype == np.float64 != was:  # what NumPy makes of any number
+        raise UsageError(
+            f"post_op returned {name!r} with different shapes in one batch: {shapes[0]} and {shapes[1]}"
+        )
+    if arrays and arrays[0].dtype == np.float64 != was:  # NumPy's default for Python numbers
         arrays = [array.astype(np.float32) for array in arrays]
     return np.stack(arrays)
 
 
 def to_ragged(name: str, values: Sequence[Any], was: Any) -> Ragged:
-    """The values of a column whose rows have several lengths; `was` holds those before `post_op`."""
+    """Join the values of a column of variable-length rows; `was` holds the values before `post_op`."""
     rows = [_array(name, value) for value in values]
     for row in rows:
         if not row.ndim:
             raise UsageError(
-                f"post_op must return a list for {name!r}, as it is given one, not {row[()]!r:.60}"
+                f"post_op must return a list for {name!r}, like its argument, not {row[()]!r:.60}"
             )
-    # An empty list says nothing of its type: it has that of the others.
+    # An empty list has no type of its own: it gets the type of the other rows.
     typed = [
         row for row, value in zip(rows, values, strict=True) if len(row) or isinstance(value, np.ndarray)
     ]
@@ -80,7 +82,9 @@ def to_ragged(name: str, values: Sequence[Any], was: Any) -> Ragged:
     ]
     shapes = list(dict.fromkeys(row.shape[1:] for row in rows if len(row)))
     if len(shapes) > 1:
-        raise UsageError(f"post_op gives items of {name!r} several shapes, {shapes[0]} and {shapes[1]}")
+        raise UsageError(
+            f"post_op returned items of {name!r} with different shapes: {shapes[0]} and {shapes[1]}"
+        )
     if any(row.dtype == np.float64 for row in rows) and was.dtype != np.float64:
         rows = [row.astype(np.float32) for row in rows]
     return Ragged.of(
@@ -89,11 +93,11 @@ def to_ragged(name: str, values: Sequence[Any], was: Any) -> Ragged:
 
 
 def _array(name: str, value: Any) -> Any:
-    """What was returned for a row; texts become objects, since NumPy's own strip zeros at their end."""
+    """Convert a returned value; text becomes objects because NumPy strings lose trailing zero bytes."""
     if value is None:
         raise UsageError(f"post_op returned nothing for {name!r}")
     try:
         made = np.asarray(value)
     except ValueError as error:
-        raise UsageError(f"what post_op returned for {name!r} is not an array: {error}") from None
+        raise UsageError(f"the value that post_op returned for {name!r} is not an array: {error}") from None
     return np.asarray(value, object) if made.dtype.kind in "SU" else made

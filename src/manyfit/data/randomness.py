@@ -1,4 +1,4 @@
-"""Random numbers that user code draws while it makes a row: functions of (seed, position)."""
+"""Random numbers that user code draws while it creates a row: functions of (seed, position)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RandomStates:
 
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """Restore the global random states of the process afterwards."""
+    """Restore the global random states of the process on exit."""
     before = RandomStates.read()
     try:
         yield

@@ -10,21 +10,21 @@ import numpy as np
 
 
 def drop_weight(item: Any) -> Any:
-    """A row without its weight."""
+    """Return a row without its weight."""
     if isinstance(item, Mapping):
         return {name: value for name, value in item.items() if name != "weight"}
     return item[:2] if isinstance(item, tuple | list) else item
 
 
 def hash_row(row: Any) -> bytes:
-    """A short hash of a row."""
+    """Return a short hash of a row."""
     digest = hashlib.blake2b(digest_size=16)
     update(digest, row)
     return digest.digest()
 
 
 def update(digest: Any, item: Any) -> None:
-    """Add a row, whatever it is made of, to a hash."""
+    """Add a row to a hash: arrays, numbers, text, or nested structures of them."""
     if isinstance(item, Mapping):
         for key in sorted(item, key=str):
             digest.update(f"{key}:".encode())

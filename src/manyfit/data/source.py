@@ -1,4 +1,4 @@
-"""Sources: where rows come from. A source knows its rows by number and by a stable id."""
+"""Sources of rows. A row has a number and a stable ID."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ class Source(Protocol):
     """The rows of one split."""
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         ...
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on, epoch after epoch, as often as the order says."""
+        """Yield batches from step `start`, for the number of epochs in `order`."""
         ...
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of some rows."""
+        """Return the IDs of some rows."""
         ...
 
     def fingerprint(self) -> str:
-        """A hash of the content: another content is another fingerprint."""
+        """Return a hash of the contents."""
         ...
 
 
 @runtime_checkable
 class Data(Protocol):
-    """What stands at `data:` in a config: it has a batch size and gives a source for each split.
+    """The component at `data:` in a config, with a batch size and a source for each split.
 
-    Nothing is read before `source` is called.
+    Nothing is read until `source` is called.
     """
 
     batch_size: int
 
     def source(self, split: Split) -> Source | None:
-        """The rows of a split, or None if there is no such split."""
+        """Return the rows of a split, or None if there is no such split."""
         ...
 
 
 class ArraySource:
     """Arrays in memory (or memory-mapped) with the same number of rows; a batch is one gather.
 
-    `weight` says how much each row counts in training.
+    `weight` is the weight of each row in training.
 
     >>> source = ArraySource(np.zeros((5, 2)), np.arange(5))
     >>> [len(batch) for batch, _ in zip(source.batches(Order(batch_size=2)), range(3))]
@@ -69,7 +69,7 @@ class ArraySource:
     """
 
     is_constant = True
-    """Reading it changes nothing, so that runs may share it."""
+    """Whether reading has no side effects, so that runs can share it."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ArraySource:
         return self._rows
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on, epoch after epoch, as often as the order says."""
+        """Yield batches from step `start`, for the number of epochs in `order`."""
         inputs, target, weight = self.inputs, self.target, self.weight
         if isinstance(inputs, dict | tuple) or target is None or weight is not None:
             for index in order.walk(self._rows, start):
@@ -113,13 +113,13 @@ class ArraySource:
                 yield Batch(gather(inputs, index), gather(target, index), index)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of some rows; row numbers where none were given."""
+        """Return the IDs of some rows; row numbers by default."""
         if self.given_ids is None:
             return [str(row) for row in index]
         return [self.given_ids[row] for row in index]
 
     def fingerprint(self) -> str:
-        """Hash every column with its name, type and shape, and the ids."""
+        """Return a hash of every column with its name, type and shape, and of the IDs."""
         digest = hashlib.sha256()
         for name, array in self._columns():
             digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
@@ -128,7 +128,7 @@ class ArraySource:
         return digest.hexdigest()
 
     def contents(self, most: int) -> Contents:
-        """What some of the rows hold."""
+        """Yield the contents of at most `most` rows."""
         columns = [column for name, column in self._columns() if name != "weight"]
         for row in spread(self._rows, most).tolist():
             yield row, hash(tuple(column[row].tobytes() for column in columns))
@@ -153,25 +153,25 @@ class ArraySource:
 
 
 def gather(array: Array, index: npt.NDArray[np.int64]) -> Array:
-    """Some rows of an array, by whichever way is faster."""
+    """Return some rows of an array, by the faster of two ways."""
     return array.take(index, 0) if array.ndim > 1 else array[index]
 
 
 def _arrays(inputs: Any) -> Inputs:
-    """Arrays, or what can be read as some (tensors on the CPU, lists)."""
+    """Convert inputs (arrays, tensors on the CPU, lists) to arrays."""
     if isinstance(inputs, dict):
         return {name: np.asarray(column) for name, column in inputs.items()}
     return tuple(np.asarray(column) for column in inputs) if isinstance(inputs, tuple) else np.asarray(inputs)
 
 
 class NotASource(UsageError):
-    """Something that rows cannot be read from."""
+    """A value from which rows cannot be read."""
 
 
 def as_source(found: Any, workers: int = 0) -> Source | None:
-    """A source from what a data set gives: a source, a map-style dataset, an iterable, or nothing."""
+    """Convert a source, a map-style data set or an iterable to a source; None stays None."""
     if found is None or isinstance(found, ArraySource) or isinstance(found, Source):  # noqa: SIM101
-        return found  # a protocol is slow to ask, and most are arrays
+        return found  # arrays first: most sources are, and an isinstance check of a protocol is slow
     streams = any(base.__name__ == "IterableDataset" for base in type(found).__mro__)
     rows = hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, dict | str)
     if rows and not streams:
@@ -180,11 +180,11 @@ def as_source(found: Any, workers: int = 0) -> Source | None:
         if workers:
             log.warning("workers: %d has no effect on an iterable, which is read in this process", workers)
         return IterableSource(found)
-    raise NotASource(f"{type(found).__name__!r} is neither a source, nor a dataset, nor an iterable")
+    raise NotASource(f"{type(found).__name__!r} is neither a source, nor a data set, nor an iterable")
 
 
 class Splits:
-    """Plain datasets as the data of a run: one for each split, map-style or iterable.
+    """Plain data sets as the data of a run: one for each split, map-style or iterable.
 
     data: {class: manyfit.data.Splits, batch_size: 32, workers: 2, train: {class: images.Train, root: data}}
     """
@@ -202,7 +202,7 @@ class Splits:
         self._splits = {"train": train, "validation": validation, "test": test}
 
     def source(self, split: Split) -> Source | None:
-        """The rows of one split."""
+        """Return the rows of one split."""
         try:
             return as_source(self._splits[split], self.workers)
         except NotASource as error:
@@ -210,5 +210,5 @@ class Splits:
 
 
 def once(source: Source, batch_size: int) -> Iterator[Batch]:
-    """Walk every row exactly once, as they lie."""
+    """Yield every row exactly once, in storage order."""
     return iter(source.batches(Order(batch_size, epochs=1)))

@@ -39,26 +39,27 @@ from manyfit.data.tfrecord.records import Records
 
 log = logging.getLogger("manyfit")
 Features: TypeAlias = Annotated[Feature | Mapping[str, Feature], FEATURE]
-"""Features by name. (The role says that each of them is named by its `type`.)"""
+"""Features by name. The role makes a config name the class of each of them by `type`."""
 TOGETHER: Final = 4096
-"""Rows that are read together, at most."""
+"""The largest number of rows that are read at once."""
 AT_ONCE: Final = 1 << 24
-"""Bytes of them, at most; but never less than a batch."""
+"""The largest number of bytes that are read at once; at least one batch is read."""
 IN_ALL: Final = 1 << 27
-"""Bytes of all that is read ahead."""
+"""The largest number of bytes that are prefetched."""
 UNKNOWN: Final = 1 << 20
-"""Bytes of a decoded row whose size nobody knows."""
+"""The assumed number of bytes of a decoded row of unknown size."""
 
 
 class TFRecordExamplesFeeder(Feeder):
-    """Rows of TFRecord files that hold `tf.train.Example`, without TensorFlow.
+    """A feeder over TFRecord files of `tf.train.Example`, without TensorFlow.
 
-    Every record is checked when it is read. The files must have been indexed (`manyfit data index`), so that
-    any record can be read at any time and changed files are found; `auto_generate_meta` does it at the start.
+    The checksums of every record are verified when it is read. The files must be indexed
+    (`manyfit data index`), which allows random access and detects changed files; `auto_generate_meta` indexes
+    them on first use.
 
-    A single feature is handed to the model as an array, several as a dict by name; in names, whatever cannot
-    stand in the name of a parameter becomes `_`. The first label is the target; others go to the model by
-    name.
+    A single feature is passed to the model as an array, several as a dict by name; characters that are not
+    valid in parameter names become `_`. The first label is the target; other labels are passed to the model
+    by name.
     """
 
     def __init__(
@@ -81,21 +82,20 @@ class TFRecordExamplesFeeder(Feeder):
         id_feature: Annotated[str | None, Kind.NEUTRAL] = None,
         post_op: Callable[..., Any] | None = None,
     ) -> None:
-        """Say what is read; nothing is opened yet.
+        """Set the options; no file is opened yet.
 
-        - `file_patterns`: files, patterns or folders, here or in a store such as s3://.
+        - `file_patterns`: files, patterns or folders, local or remote (such as s3://).
         - `features_map`, `labels_map`: features by name, such as FixedLenFeature.
-        - `shuffle_buffer_size`: changes nothing, because a shuffle is a true permutation; variants have it.
-        - `max_examples`: only the first rows.
+        - `shuffle_buffer_size`: accepted for variants, but unused: shuffling is a true permutation.
+        - `max_examples`: use only the first rows.
         - `num_parallel_maps`: threads that decode images. `num_parallel_reads`: threads that read and parse.
-        - `prefetch`: how much is read ahead, in pieces of several batches.
-        - `compression`: gzip, zlib or none; found by itself, if nobody says.
-        - `cache`: keep decoded columns, in the user's cache or in a folder, and map them into memory.
-        - `feed_as_dict`: hand a single feature to the model by name, too.
-        - `id_feature`: a feature that names each row in reports; else file and number do.
-        - `post_op`: what is done to each row: `post_op(features, labels)` is given both by name, and returns
-          both (without `labels_map`, features only). What it draws at random is a function of seed, epoch and
-          row.
+        - `prefetch`: number of pieces, of several batches each, to read in advance.
+        - `compression`: gzip, zlib or none; detected by default.
+        - `cache`: keep decoded columns in the user's cache, or in the given folder, and memory-map them.
+        - `feed_as_dict`: pass a single feature to the model by name, too.
+        - `id_feature`: the feature with the row IDs of reports; by default, IDs are file name and number.
+        - `post_op`: a function that is applied to each row: `post_op(features, labels)` returns both, each by
+          name (without `labels_map`, only features). Its random numbers depend on seed, epoch and row.
         """
         file_patterns = _list_patterns(file_patterns)
         features_map = _mapping(features_map, "features_map")
@@ -125,7 +125,7 @@ class TFRecordExamplesFeeder(Feeder):
 
     @property
     def records(self) -> Records:
-        """The files, opened; their names and sizes have been compared with the index."""
+        """The records, after the names and sizes of the files were compared with the index."""
         if self._records is None:
             known = find_entries(self.file_patterns, self.auto_generate_meta, self.compression)
             found = Records(known)
@@ -142,7 +142,7 @@ class TFRecordExamplesFeeder(Feeder):
         return rows if self.max_examples is None else min(rows, self.max_examples)
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start` on, epoch after epoch, as often as the order says."""
+        """Yield batches from step `start`, for the number of epochs in `order`."""
         own = self.order(order)
         per_epoch = own.steps(len(self))
         found = self._read(own.walk(len(self), start), own.batch_size)
@@ -152,7 +152,7 @@ class TFRecordExamplesFeeder(Feeder):
     def _read(
         self, plan: Iterator[npt.NDArray[np.int64]], batch_size: int
     ) -> Iterator[tuple[dict[str, Any], npt.NDArray[np.int64]]]:
-        """The columns of each batch: from what is kept, or from the files, and then several at a time."""
+        """Yield the columns of each batch: from the cache, or from the files, several batches at a time."""
         if self.cache:
             whole = self.columns()
             yield from ((whole.gather(index), index) for index in plan)
@@ -171,7 +171,7 @@ class TFRecordExamplesFeeder(Feeder):
     def _ahead(
         self, pieces: Iterator[list[npt.NDArray[np.int64]]], each: Mapper
     ) -> Iterator[tuple[list[npt.NDArray[np.int64]], dict[str, Any]]]:
-        """Read pieces in order, some of them before they are asked for."""
+        """Read pieces in order, some of them in advance."""
 
         def read(indices: list[npt.NDArray[np.int64]]) -> Any:
             return indices, self.records.columns(np.concatenate(indices), self._wanted, each)
@@ -181,7 +181,7 @@ class TFRecordExamplesFeeder(Feeder):
             yield from map(read, pieces)
             return
         waiting: deque[Future[Any]] = deque()
-        # One more where images are decoded, so that the decoders need not wait for what is read.
+        # One more reader if images are decoded, so that the decoders need not wait for reads.
         readers = self.reads + (self._decodes() and self.maps > 1)
         pool = ThreadPoolExecutor(readers, "manyfit-feeder")
         try:
@@ -192,11 +192,11 @@ class TFRecordExamplesFeeder(Feeder):
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            # Not waiting: what fails may be put away in any thread, also in one of these.
+            # Do not wait: this generator may be finalized in any thread, including one of the pool.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def columns(self) -> Columns:
-        """Every row, decoded and kept."""
+        """Return all rows, decoded and cached."""
         if self._kept is None:
             features = {key: feature for key, (_, feature) in self._wanted.items()}
             with _Threads(self.maps if self._decodes() else 1) as decoders:
@@ -217,7 +217,7 @@ class TFRecordExamplesFeeder(Feeder):
         return any(isinstance(feature, ImageFeature) for _, feature in self._wanted.values())
 
     def _together(self) -> int:
-        """Rows that are read together."""
+        """Return the number of rows to read at once."""
         known = [feature.row() for _, feature in self._wanted.values()]
         decoded = sum(
             math.prod(each[0]) * np.dtype(each[1]).itemsize if each is not None else 0 for each in known
@@ -247,7 +247,7 @@ class TFRecordExamplesFeeder(Feeder):
     def _apply_post_op(
         self, columns: Mapping[str, Any], index: npt.NDArray[np.int64], epoch: int, seed: int | None
     ) -> Mapping[str, Any]:
-        """The columns after what is done to each row of them."""
+        """Return the columns after every `post_op` was applied to each of their rows."""
         own = {key: op for key, (_, each) in self._wanted.items() if (op := getattr(each, "post_op", None))}
         if not own and self.post_op is None:
             return columns
@@ -276,7 +276,7 @@ class TFRecordExamplesFeeder(Feeder):
         }
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The name of a file and the number of a record in it, such as train-00000-of-00002:17."""
+        """Return the values of `id_feature`, else file names and record numbers: train-00000-of-00002:17."""
         if self.id_feature is None:
             return self.records.ids(index)
         rows = np.asarray(index, np.int64)
@@ -287,7 +287,7 @@ class TFRecordExamplesFeeder(Feeder):
         return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in found]
 
     def contents(self, most: int) -> Contents:
-        """What some of the records hold, as they lie in their files."""
+        """Yield hashes of the bytes of at most `most` records."""
         rows = spread(len(self), most)
         for begin in range(0, len(rows), TOGETHER):
             part = rows[begin : begin + TOGETHER]
@@ -296,20 +296,20 @@ class TFRecordExamplesFeeder(Feeder):
             yield from ((row, hash(found.raw[begin:end])) for row, begin, end in bounds)
 
     def fingerprint(self) -> str:
-        """The digests of the files, in their order, and how many rows are used."""
+        """Return a hash of the digests of the files, in order, and of the number of rows in use."""
         text = "\n".join([*self.records.digests(), str(len(self))])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Threads:
-    """A `map` that uses several threads, while there is something to do."""
+    """A `map` that uses several threads."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._pool = ThreadPoolExecutor(count, "manyfit-decode") if count > 1 else None
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
-        """`map`; each thread takes the next item when it is done with one."""
+        """Map a function over items; each thread takes the next item when it has finished one."""
         if self._pool is None:
             return map(function, items)
         given = list(items)
@@ -343,7 +343,7 @@ def _list_patterns(given: Any) -> Any:
 def _key_columns(
     features: Mapping[str, Feature], labels: Mapping[str, Feature]
 ) -> dict[str, tuple[str, Feature]]:
-    """Every feature and label by a key of its own: a feature and a label may have the same name."""
+    """Return each feature and label under a unique key: a feature and a label may have the same name."""
     return {
         **{f"feature {name}": (name, feature) for name, feature in features.items()},
         **{f"label {name}": (name, feature) for name, feature in labels.items()},
@@ -353,22 +353,22 @@ def _key_columns(
 def _mapping(given: Any, name: str) -> dict[str, Feature]:
     if not isinstance(given, Mapping):
         raise UsageError(
-            f"{name} is a mapping from names to features, such as {{label: {{type: FixedLenFeature}}}}"
+            f"{name} must be a mapping from names to features, such as {{label: {{type: FixedLenFeature}}}}"
         )
     return dict(given)
 
 
 def _check_names(features: Mapping[str, Feature], labels: Mapping[str, Feature]) -> None:
-    """See that no two columns would reach the model under one name."""
+    """Check that there are features, and that no two columns are passed to the model under one name."""
     if not features:
-        raise UsageError("features_map is empty: which features are to be read?")
+        raise UsageError("features_map is empty: name at least one feature")
     seen: dict[str, str] = {}
     for name in [*features, *list(labels)[1:]]:
         other = seen.setdefault(parameter_name(name), name)
         if other != name or (name in features and name in list(labels)[1:]):
             raise UsageError(
-                f"{other!r} and {name!r} would both reach the model as {parameter_name(name)!r}; "
-                "leave one out"
+                f"{other!r} and {name!r} would both be passed to the model as {parameter_name(name)!r}; "
+                "remove one of them"
             )
 
 

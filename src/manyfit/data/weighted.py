@@ -1,4 +1,4 @@
-"""Rows that count more or less by the class that they belong to."""
+"""Class weights: rows weighted by the class they belong to."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from manyfit.data.overlap import Contents, contents_of
 
 @dataclass(frozen=True)
 class ClassWeighted:
-    """Another source, with a weight for each class on top of the weights of its rows.
+    """A source whose row weights are multiplied by the weight of their class.
 
-    A class is a number, or the place of the largest number in a row; one that has no weight counts once.
+    A class is a number, or the position of the largest number in a row; classes without a weight have 1.
     """
 
     source: Any
@@ -29,36 +29,36 @@ class ClassWeighted:
         return len(self.source)
 
     def steps(self, order: Order) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return steps_of(self.source, order)
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of the source, weighted."""
+        """Yield the batches of the source with weights."""
         for batch in self.source.batches(order, start):
             own = self.of(np.asarray(batch.target))
             given = 1.0 if batch.weight is None else np.asarray(batch.weight)
             yield replace(batch, weight=(own * given).astype(np.float32))
 
     def of(self, target: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """The weight of each row."""
+        """Return the class weight of each row."""
         if target.ndim > 1:
             target = target.argmax(axis=-1) if target.shape[-1] != 1 else target[..., 0]
         classes = np.round(target).astype(np.int64)
         return np.array([float(self.weights.get(int(c), 1.0)) for c in classes])
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of some rows."""
+        """Return the IDs of some rows."""
         found: list[str] = self.source.ids(index)
         return found
 
     def contents(self, most: int) -> Contents:
-        """What the rows hold."""
+        """Yield the contents of at most `most` rows."""
         return contents_of(self.source, most)
 
     def fingerprint(self) -> str:
-        """The content of the source: weights belong to the model."""
+        """Return the fingerprint of the source: weights belong to the model, not to the data."""
         return self.derive_fingerprint(self.source.fingerprint())
 
     def derive_fingerprint(self, whole: str) -> str:
-        """Return the fingerprint that follows from that of the whole source: the same."""
+        """Return the fingerprint of the whole source unchanged."""
         return str(whole)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 END_FIRST = 100
-"""A priority at exit: before anything that waits for the workers."""
+"""The exit priority: before anything that waits for the workers."""
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
@@ -29,26 +29,26 @@ _registered = 0
 
 
 def follow_parent(parent: int, worker: int = 0) -> None:
-    """Leave signals to the process `parent`, and end when it ends, however that happens.
+    """Leave signals to the process `parent`, and exit when it ends for any reason.
 
-    The parent says who it is: a worker that first runs after its parent has died cannot find out.
-    Linux sees to the rest; elsewhere torch's own workers notice it after some seconds.
+    The parent passes its process ID: a worker that starts after its parent died could not find it out.
+    Linux does the rest; on other systems, torch's workers notice the end after some seconds.
     """
     for number in ASKING:
-        # A scheduler signals the whole group. The parent decides what follows; its workers end with it.
+        # A scheduler signals the whole process group. The parent reacts to it; its workers end with it.
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
     die_with_parent()
-    if sys.platform == "linux" and os.getppid() != parent:  # it has ended already, before the request
+    if sys.platform == "linux" and os.getppid() != parent:  # it ended before die_with_parent()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
-    """Hold signals back while workers are forked: one that has not yet learned to ignore them would die.
+    """Block signals while workers are forked: a worker that does not ignore them yet would be killed.
 
-    A worker inherits what is held back, and lets go of it in `follow_parent`; here they are delivered after.
+    A worker inherits the blocked signals and unblocks them in `follow_parent`; the parent does so on exit.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -61,9 +61,9 @@ def hold_signals() -> Iterator[None]:
 
 
 def iterate(loader: Iterable[T]) -> Iterator[T]:
-    """Iterate over a loader whose workers end with this process, whoever still holds the iterator then.
+    """Iterate over a loader whose workers end with this process, even if the iterator is still referenced.
 
-    At exit Python ends daemons by SIGTERM, which these leave to their parent, and then waits for them.
+    At exit, Python sends SIGTERM to daemon processes and waits for them, but these workers ignore SIGTERM.
     """
     global _registered
     before = set(multiprocessing.active_children())
@@ -73,15 +73,15 @@ def iterate(loader: Iterable[T]) -> Iterator[T]:
     _workers.update(set(multiprocessing.active_children()) - before)
     if _registered != os.getpid():
         _registered = os.getpid()
-        atexit.register(_end_all)  # of an interpreter
-        util.Finalize(None, _end_all, exitpriority=END_FIRST)  # of a process of multiprocessing
+        atexit.register(_end_all)  # in the main process
+        util.Finalize(None, _end_all, exitpriority=END_FIRST)  # in a process started by multiprocessing
     return batches
 
 
 def _end_all() -> None:
     if _registered != os.getpid():
-        return  # a fork of the process that they belong to
+        return  # a fork of the process that owns the workers
     for batches in list(_live):
-        batches.__del__()  # the loader's own way to end them, which gives those that are busy some seconds
-    for worker in list(_workers):  # also those whose iterator is gone, but which hang
+        batches.__del__()  # the loader's own shutdown, which allows busy workers some seconds
+    for worker in list(_workers):  # including workers that hang after their iterator was deleted
         worker.kill()

@@ -1,4 +1,4 @@
-"""Data sets that ship with manyfit."""
+"""Data sets included in manyfit."""
 
 from manyfit.datasets.digits import Digits
 

@@ -16,7 +16,7 @@ from manyfit.data import ArraySource, Split
 class Digits:
     """Handwritten digits with a seeded split: images of shape (1, 8, 8) in 0…1, labels 0…9.
 
-    Rows are named `digit-0000` to `digit-1796` in scikit-learn's order, whatever the split.
+    Row IDs are `digit-0000` to `digit-1796` in scikit-learn's order, independent of the split.
 
     >>> len(Digits().source("train"))
     1257
@@ -31,7 +31,7 @@ class Digits:
     ) -> None:
         if validation + test >= 1:
             raise UsageError(
-                f"validation and test together must leave rows to train on, but they are {validation + test}"
+                f"validation + test must be less than 1 to leave rows for training, not {validation + test}"
             )
         self.batch_size = batch_size
         self.validation = validation
@@ -39,7 +39,7 @@ class Digits:
         self.split_seed = split_seed
 
     def source(self, split: Split) -> ArraySource:
-        """The rows of one split."""
+        """Return the rows of one split."""
         with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as archive:
             images, labels = archive["images"], archive["labels"]
         rows = self._rows(split, len(labels))

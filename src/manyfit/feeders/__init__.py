@@ -1,4 +1,4 @@
-"""Feeders over TFRecord files and over memory, and the layout of variants."""
+"""Feeders over TFRecord files and over arrays in memory, and the resources of the variant layout."""
 
 from manyfit.data.feeders import Feeder, Feeders
 from manyfit.data.memory_feeder import MemorySamplesFeeder

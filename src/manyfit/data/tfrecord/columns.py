@@ -1,4 +1,4 @@
-"""Decoded columns, kept as files that are mapped into memory: what is decoded once is not decoded again."""
+"""Cache of decoded columns, as memory-mapped files."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ log = logging.getLogger("manyfit")
 FORMAT: Final = 1
 WHOLE: Final = "whole"
 CHECKED: Final = 1 << 33
-"""Bytes of columns whose checksums are looked at before they are used."""
+"""The size in bytes up to which the checksums of cached columns are verified before use."""
 
 
 class Columns:
-    """Columns of some rows, mapped into memory."""
+    """Memory-mapped columns."""
 
     def __init__(self, folder: Path, features: Mapping[str, Feature]) -> None:
         self._fixed: dict[str, Any] = {}
@@ -47,7 +47,7 @@ class Columns:
                 self._fixed[key] = values
 
     def gather(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """The columns of some rows."""
+        """Return the columns of some rows."""
         made = {key: gather(values, rows) for key, values in self._fixed.items()}
         for key, (whole, feature) in self._ragged.items():
             found = whole.take(rows)
@@ -60,19 +60,19 @@ class Columns:
 
 
 def is_ragged(feature: Feature) -> bool:
-    """Whether rows have different lengths on disk."""
+    """Return whether rows have different lengths on disk."""
     return feature.row() is None
 
 
 def check_columns(features: Mapping[str, Feature]) -> None:
-    """Refuse features whose columns cannot be kept."""
+    """Raise for features whose columns cannot be cached."""
     for key, feature in features.items():
         is_text = isinstance(feature, FixedLenFeature) and len(feature.shape) == 0
         is_numbers = isinstance(feature, VarLenFeature | SequenceFeature) and feature.dtype != "string"
         if is_ragged(feature) and not (is_text or is_numbers):
             raise UsageError(
-                f"cache: the column {key!r} has no fixed size, so it cannot be kept; leave cache out, or "
-                "give it one (an image: resize_height and resize_width)"
+                f"cache: the column {key!r} has no fixed size, so it cannot be cached; remove cache, or "
+                "set a size (for images: resize_height and resize_width)"
             )
 
 
@@ -84,18 +84,21 @@ def load_or_decode(
     read: Callable[[npt.NDArray[np.int64]], dict[str, Any]],
     together: int,
 ) -> Columns:
-    """Columns that were kept before, or are decoded and kept now; by the data and by what is made of it."""
+    """Return cached columns, or decode and cache them.
+
+    The cache key is a hash of the data and of how its features are decoded.
+    """
     check_columns(features)
     told = {key: [type(feature).__name__, _decoding(feature)] for key, feature in features.items()}
     text = json.dumps([FORMAT, fingerprint, rows, told], sort_keys=True, default=list)
     root = files.cache_root() / "columns" if where is True else Path(str(where))
     final = root / hashlib.sha256(text.encode()).hexdigest()[:32]
     if root.is_file():
-        raise UsageError(f"cache: {root} is a file, and not a folder")
+        raise UsageError(f"cache: {root} is a file, not a folder")
     if not _is_whole(final):
         if final.is_dir():
             durable.discard(final)
-        log.warning("decoding %d rows once, to keep them in %s", rows, root)
+        log.warning("decoding %d rows once to cache them in %s", rows, root)
         with durable.staging(root) as place:
             _write(place, rows, features, read, together)
             durable.write_new(place / WHOLE, json.dumps(_checksums(place)) + "\n")
@@ -103,19 +106,19 @@ def load_or_decode(
             try:
                 place.rename(final)
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else another process was quicker
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else another process was faster
                     raise
             durable.sync_folder(root)
     return Columns(final, features)
 
 
 def _decoding(feature: Feature) -> dict[str, Any]:
-    """What says how a feature is decoded; what is done to rows afterwards is not kept."""
+    """Return the options that affect decoding; the results of `post_op` are not cached."""
     return {name: value for name, value in vars(feature).items() if name != "post_op"}
 
 
 def _checksums(folder: Path) -> dict[str, list[int]]:
-    """Size and checksum of every column."""
+    """Return the size and the checksum of every column."""
     found = {}
     for file in sorted(folder.glob("*.npy")):
         crc = 0
@@ -127,7 +130,7 @@ def _checksums(folder: Path) -> dict[str, list[int]]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether columns are what was written; of those that are very large, only the sizes are looked at."""
+    """Return whether cached columns are intact; for very large ones, only sizes are compared."""
     try:
         known: dict[str, list[int]] = json.loads((folder / WHOLE).read_bytes())
         sizes = {name: (folder / name).stat().st_size for name in known}
@@ -170,7 +173,7 @@ def _write(
 
 
 class _Ragged:
-    """A column whose rows have different lengths, written as it comes: all values, and where rows begin."""
+    """A writer for a column of variable-length rows: all values, and the offsets of the rows."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._values = folder / f"{number}.npy"
@@ -183,7 +186,7 @@ class _Ragged:
         return self
 
     def add(self, rows: Any) -> None:
-        """Add some rows: of different lengths, or an array of bytes."""
+        """Append rows: a `Ragged`, or an array of bytes objects."""
         if isinstance(rows, Ragged):
             self._lengths.append(rows.lengths)
             self._dtype = rows.values.dtype

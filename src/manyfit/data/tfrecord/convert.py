@@ -1,4 +1,4 @@
-"""Other kinds of data as TFRecord files: folders of images, CSV, text, arrays, HDF5."""
+"""Conversion of other formats to TFRecord files: folders of images, CSV, text, arrays, HDF5."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from manyfit.store import durable
 
 log = logging.getLogger("manyfit")
 SHARD: Final = 1 << 27
-"""Bytes of a shard, more or less, if nobody says how many there shall be."""
+"""The approximate number of bytes of a shard if the number of shards is not given."""
 PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_/.-]*")
 WORDS_OF_YAML: Final = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
-"""Which YAML takes for something else than text."""
+"""Words that YAML does not read as text."""
 ODD: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Which YAML does not take as it is, or takes for the end of a line."""
+"""Characters that YAML does not accept unescaped, or reads as line breaks."""
 KINDS: Final = ("images", "csv", "text", "arrays", "hdf5")
 
 
@@ -46,9 +46,9 @@ def table_of(
     least: int | None = None,
     names: Sequence[str] | None = None,
 ) -> RowTable:
-    """The rows of a folder or file, by what it is, or as what it was said to be.
+    """Return the rows of a folder or file, as the given kind or by its name.
 
-    `beside` is where other splits may lie already: they share classes and vocabulary.
+    `beside` is the target folder: splits that are already in it share their classes and vocabulary.
     """
     endings = {
         ".csv": "csv",
@@ -59,10 +59,10 @@ def table_of(
         ".hdf5": "hdf5",
     }
     if not source.exists():
-        raise UsageError(f"there is no {source}")
+        raise UsageError(f"{source} does not exist")
     wants_text = any(given is not None for given in (column, vocabulary, most, least))
     if names is not None and source.suffix.lower() != ".csv" and kind != "csv":
-        raise UsageError(f"{source} is no CSV, so its columns cannot be named")
+        raise UsageError(f"{source} is not a CSV file, so its columns cannot be named")
     found = kind or ("images" if source.is_dir() else endings.get(source.suffix.lower(), ""))
     found = "text" if found == "csv" and kind is None and wants_text else found
     file = beside / CLASSES if beside is not None else None
@@ -73,7 +73,7 @@ def table_of(
         known = beside / VOCABULARY if beside is not None and vocabulary is None else None
         known = known if known and known.is_file() else vocabulary
         if known is not None and (most is not None or least is not None):
-            log.warning("the vocabulary is %s, so --words and --min-count change nothing", known)
+            log.warning("the vocabulary is %s, so --words and --min-count have no effect", known)
         return Text(source, column, known, most, classes, least, names)
     if found == "csv" and source.is_file():
         return Csv(source, classes, names)
@@ -84,7 +84,7 @@ def table_of(
 
 
 def _read_class_names(file: Path) -> list[str]:
-    """The names of classes, one a line."""
+    """Return the names of the classes, one per line."""
     try:
         text = file.read_text(encoding="utf-8")
         return text.removesuffix("\n").split("\n") if text else []
@@ -94,7 +94,7 @@ def _read_class_names(file: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Written:
-    """One file that was written."""
+    """A file that was written."""
 
     file: str
     records: int
@@ -109,22 +109,24 @@ def write_shards(
     workers: int = 1,
     force: bool = False,
 ) -> Iterator[Written]:
-    """Write rows into shards, several at a time, and index them when all are there."""
+    """Write rows to shards, several at a time, and index the shards when all are complete."""
     if not len(table):
         raise UsageError("there are no rows to convert")
     broken = [name for name in table.classes if "\n" in name or "\r" in name]
     if broken:
-        raise UsageError(f"a class is called {broken[0]!r}, but {CLASSES} holds one name a line; rename it")
+        raise UsageError(
+            f"the class name {broken[0]!r} has a line break, but {CLASSES} holds one name per line; rename it"
+        )
     count = shards or max(1, min(len(table), round(table.size / SHARD)))
     if count > len(table):
-        raise UsageError(f"{len(table)} rows cannot be cut into {count} shards")
+        raise UsageError(f"{len(table)} rows cannot be split into {count} shards")
     files = [folder / name for name in shard_names(prefix, count, compression)]
     shard = re.compile(rf"{re.escape(prefix)}-\d{{5}}-of-\d{{5}}(\.gz|\.zz)?")
     here = sorted(p for p in folder.iterdir() if shard.fullmatch(p.name)) if folder.is_dir() else []
-    known = metadata.load_index(str(folder))  # if it cannot be read, that is better known now
+    known = metadata.load_index(str(folder))  # raise now, before the conversion, if it cannot be read
     if here and not force:
         names = listing([file.name for file in here], 3)
-        raise UsageError(f"{folder} has files of this name already: {names}; --force replaces them")
+        raise UsageError(f"{folder} already has files of this name: {names}; --force replaces them")
     bounds = itertools.pairwise(round(i * len(table) / count) for i in range(count + 1))
     with durable.staging(folder) as place:
         jobs = [
@@ -132,15 +134,16 @@ def write_shards(
             for file, (begin, end) in zip(files, bounds, strict=True)
         ]
         if workers > 1 and count > 1:
-            context = multiprocessing.get_context("forkserver")  # threads may be running here
+            context = multiprocessing.get_context("forkserver")  # fork is unsafe if threads are running
             with ProcessPoolExecutor(min(workers, count), context, die_with_server) as pool:
                 yield from pool.map(_shard, jobs)
         else:
             yield from map(_shard, jobs)
         entries = {file.name: metadata.examine_file(str(place / file.name)) for file in files}
-        for name, text in table.beside().items():  # first: labels without their names would be numbered anew
+        # Names of classes first: after a crash, labels without them would get other numbers.
+        for name, text in table.beside().items():
             durable.write_file(folder / name, text)
-        for old in here:  # only now is everything there that takes their place
+        for old in here:  # only now is every file complete that replaces them
             old.unlink()
         for file in files:
             (place / file.name).replace(file)
@@ -157,7 +160,7 @@ def _shard(job: tuple[RowTable, Path, int, int, str]) -> Written:
 
 
 def as_yaml(features: Mapping[str, str], labels: Sequence[str] = ("image/class/label", *LABELS)) -> str:
-    """How a feeder reads what was written, to be copied into a config."""
+    """Return the feeder options that read the converted files, as YAML for a config."""
     label = next((name for name in features if name in labels), None)
     lines = ["features_map:", *(f"  {_key(n)}: {how}" for n, how in features.items() if n != label)]
     if label is not None:
@@ -166,7 +169,7 @@ def as_yaml(features: Mapping[str, str], labels: Sequence[str] = ("image/class/l
 
 
 def _key(name: str) -> str:
-    """A name as a key of YAML."""
+    """Return a name as a YAML key, quoted if necessary."""
     if PLAIN.fullmatch(name) and name.lower() not in WORDS_OF_YAML:
         return name
     return ODD.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(name, ensure_ascii=False))

@@ -16,11 +16,11 @@ from manyfit.data.tfrecord.streams import WBITS, open_bytes
 
 Compression: TypeAlias = Literal["", "gzip", "zlib"]
 RECORDS: Final = (".tfrecord", ".tfrecords", ".tfr")
-"""How names of such files may end."""
+"""Common suffixes of record files."""
 
 
 def compression_of(head: bytes) -> Compression | None:
-    """How a file is compressed, by its first bytes; None if they are those of no file of records."""
+    """Return the compression of a file by its first bytes; None if it is not a record file."""
     if not head:
         return ""
     if len(head) >= HEADER.size:
@@ -35,10 +35,10 @@ def compression_of(head: bytes) -> Compression | None:
 
 
 def find_strangers(paths: Sequence[str], patterns: Sequence[str], known: Collection[str] = ()) -> list[str]:
-    """Files that a pattern has found and that hold no records, such as labels.txt, or a README.
+    """Return matched files that are not record files, such as labels.txt or a README.
 
-    What was named alone is none, nor what is `known`. Raises for one that is called like those that hold
-    records: it is damaged, and not something else.
+    A file that is the only pattern, or that is `known`, is never returned. Raises for a file that is named
+    like a record file: it is damaged.
     """
     asked = {canonical_pattern(patterns[0])} if len(patterns) == 1 else set()
     found = [path for path in paths if path not in asked and path not in known and not holds_records(path)]
@@ -46,18 +46,18 @@ def find_strangers(paths: Sequence[str], patterns: Sequence[str], known: Collect
     for path in found:
         like = shards.get(_shape(path))
         if like is not None or path.endswith(RECORDS):
-            told = f"like {name_of(like)}, which does" if like is not None else "as files of records are"
-            raise RecordError(path, f"this holds no records, but it is called {told}: it is damaged", 0)
+            told = f"like {name_of(like)}, which does" if like is not None else "like a record file"
+            raise RecordError(path, f"this file holds no records, but is named {told}: it is damaged", 0)
     return found
 
 
 def _shape(file: str) -> str:
-    """A name in which all numbers are the same."""
+    """Return the name of a file with all numbers replaced by 0."""
     return re.sub(r"\d+", "0", name_of(file))
 
 
 def holds_records(file: str) -> bool:
-    """Whether a file begins as a file of records does."""
+    """Return whether a file begins like a record file."""
     if is_remote(file):
         fs, path = store_of(file)
         head = bytes(fs.cat_file(path, 0, PIECE))
@@ -70,12 +70,12 @@ def holds_records(file: str) -> bool:
     try:
         inside = zlib.decompressobj(WBITS[found]).decompress(head, HEADER.size)
     except zlib.error:
-        return not _is_text(head)  # which is damaged, and that is to be said
+        return not _is_text(head)  # a damaged record file, which the reader reports
     return compression_of(inside) == "" or (len(inside) < HEADER.size and not _is_text(inside))
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether this is the beginning of a text: some of them look as if they were compressed."""
+    """Return whether bytes are the beginning of a text, which can look like zlib data."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
@@ -84,12 +84,12 @@ def _is_text(head: bytes) -> bool:
 
 
 def check_compression(head: bytes, wanted: str | None, name: str) -> Compression:
-    """The compression of a file, as it is and as it was said to be."""
+    """Return the compression of a file; raise if it is not the one that is expected."""
     found = compression_of(head)
     if wanted is not None and found != wanted:
-        said = f"compressed with {wanted}" if wanted else "not compressed"
-        real = {None: "is not", "": "is not compressed", "gzip": "is gzip", "zlib": "is zlib"}[found]
-        raise RecordError(name, f"it was said to be {said}, but {real}", 0, "wrongly compressed")
+        said = f"compressed with {wanted}" if wanted else "uncompressed"
+        real = {None: "is not", "": "is uncompressed", "gzip": "is gzip", "zlib": "is zlib"}[found]
+        raise RecordError(name, f"the file should be {said}, but {real}", 0, "wrongly compressed")
     if found is None:
-        raise RecordError(name, "this is not a file of records: the length of its first one is damaged", 0)
+        raise RecordError(name, "this is not a record file: the length of its first record is damaged", 0)
     return found

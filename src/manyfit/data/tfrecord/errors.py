@@ -1,4 +1,4 @@
-"""What can be wrong with a file of records."""
+"""Errors in record files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from manyfit.core.errors import UsageError
 
 
 class RecordError(UsageError):
-    """A file of records that is not what it should be. Says which file, which record, and what is wrong.
+    """An invalid record file: the file, the record, and the reason.
 
-    `what` is that in one word.
+    `what` is the reason in one word.
     """
 
     def __init__(self, file: object, reason: str, record: int | None = None, what: str = "corrupt") -> None:
@@ -24,8 +24,8 @@ class RecordError(UsageError):
 
 
 class DataChanged(UsageError):
-    """Files that are not those which were indexed."""
+    """Files that have changed since they were indexed."""
 
 
 class NotIndexed(UsageError):
-    """Files that nobody has indexed yet."""
+    """Files that have not been indexed."""

@@ -1,4 +1,4 @@
-"""What a feature of an Example becomes: one array for many records."""
+"""Feature types: how a feature of an Example becomes a column of a batch."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from manyfit.data.tfrecord.wire import Buffer, Malformed, Spans
 
 Dtype: TypeAlias = Literal["float32", "int64", "string"]
 Mapper: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""`map`, or one that uses several threads."""
+"""`map`, or a function like it that uses several threads."""
 WIRE: Final = {"float32": FLOAT, "int64": INT64, "string": BYTES}
 WIDE: Final = {"float32": "<f4", "int64": "<i8"}
 
 
 class Feature(ABC):
-    """One feature of an Example, as a column of a batch."""
+    """A feature of an Example, as a column of a batch."""
 
     @abstractmethod
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
-        """The values of this feature in several records: an array with a row for each of them."""
+        """Return the values of this feature in several records: an array with one row per record."""
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
-        """The shape and type of one row, if all rows have the same."""
+        """Return the shape and type of a row, or None if rows differ."""
         return None
 
 
 def column_of(feature: Feature, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
-    """The values of a feature, after seeing that no record holds something else under its name."""
+    """Return the values of a feature; raise if a record has another kind of values under its name."""
     wanted = wire_type(feature)
     wrong = np.flatnonzero((spans.kind != NONE) & (spans.kind != wanted))
     if len(wrong):
@@ -50,17 +50,17 @@ def column_of(feature: Feature, buffer: Buffer, spans: Spans, each: Mapper = map
 
 
 def wire_type(feature: Feature) -> int:
-    """What a feature holds on the wire."""
+    """Return the kind of values that a feature has in the wire format."""
     return WIRE[getattr(feature, "dtype", "string")] if isinstance(feature, _Plain) else BYTES
 
 
 class _Plain(Feature):
-    """Values as they lie in the record."""
+    """A feature whose values are used as stored."""
 
 
 @dataclass(frozen=True)
 class FixedLenFeature(_Plain):
-    """The same number of values in every record, in some shape.
+    """A feature with the same shape in every record.
 
     >>> FixedLenFeature(shape=[28, 28], dtype="float32").row()
     ((28, 28), '<f4')
@@ -69,7 +69,7 @@ class FixedLenFeature(_Plain):
     shape: Sequence[Annotated[int, Ge(0)]] = ()
     dtype: Dtype = "float32"
     default_value: Any = None
-    """What a record has that lacks this feature; without it, that is an error."""
+    """The value for records without this feature; by default, they are an error."""
 
     def __post_init__(self) -> None:
         check_arguments(FixedLenFeature, vars(self))
@@ -77,11 +77,11 @@ class FixedLenFeature(_Plain):
             default_array(self.default_value, self.dtype, self.shape)
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
-        """Of one shape, unless it is text."""
+        """Return the shape and type, or None for text."""
         return (tuple(self.shape), WIDE[self.dtype]) if self.dtype in WIDE else None
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
-        """An array of shape (rows, *shape)."""
+        """Return an array of shape (rows, *shape)."""
         rows, count = len(buffer), math.prod(self.shape)
         kind = WIRE[self.dtype]
         missing = np.flatnonzero(spans.kind == NONE)
@@ -93,7 +93,7 @@ class FixedLenFeature(_Plain):
         if len(wrong):
             row = int(wrong[0])
             shape = list(self.shape)
-            raise Malformed(row, f"has {counts[row]} values, but the shape {shape} takes {count}")
+            raise Malformed(row, f"has {counts[row]} values, but the shape {shape} needs {count}")
         values = found.values
         if not len(missing):
             return values.reshape(rows, *self.shape)
@@ -106,34 +106,34 @@ class FixedLenFeature(_Plain):
 
 @dataclass(frozen=True)
 class VarLenFeature(_Plain):
-    """Any number of values in every record.
+    """A feature with any number of values in every record.
 
-    A batch is padded at the end of its rows, to its longest one or to `length`; longer rows are cut there.
-    With `ragged`, each row stays as long as it is: a model of PyTorch is given a nested tensor.
+    The rows of a batch are padded at the end, to the longest row or to `length`; longer rows are truncated.
+    With `ragged`, each row keeps its length: a PyTorch model receives a nested tensor.
     """
 
     dtype: Dtype = "float32"
     pad: Any = None
-    """What fills short rows: 0, or empty text, if nobody says."""
+    """The padding value: by default 0, or empty text."""
     length: Annotated[int, Gt(0)] | None = None
     ragged: bool = False
     allow_missing: bool = False
-    """Whether it is right that no record at all has this feature; else that is an error."""
+    """Accept a data set in which no record has this feature, which is an error by default."""
 
     def __post_init__(self) -> None:
         check_arguments(VarLenFeature, vars(self))
         if self.ragged and (self.length is not None or self.pad is not None):
-            raise UsageError("a ragged feature is not padded: leave out pad and length")
+            raise UsageError("a ragged feature is not padded: remove pad and length")
         check_pad(self.pad, self.dtype)
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
-        """Rows of different lengths: batches are padded when they are put together."""
+        """Return rows of different lengths, which are padded when a batch is assembled."""
         kind = WIRE[self.dtype]
         found = lists.texts(buffer, spans) if kind == BYTES else lists.read_numbers(buffer, spans, kind)
         return Ragged(found.values, found.splits)
 
     def batch(self, rows: Ragged) -> Any:
-        """Rows of different lengths as one array."""
+        """Return rows of different lengths as one array."""
         if self.ragged:
             return rows.rows()
         return rows.padded(fill_value(self.pad, self.dtype), self.length)
@@ -141,7 +141,7 @@ class VarLenFeature(_Plain):
 
 @dataclass(frozen=True)
 class RawFeature(Feature):
-    """The memory of an array, written as bytes."""
+    """An array that is stored as raw bytes."""
 
     shape: Sequence[Annotated[int, Ge(0)]]
     dtype: Literal[
@@ -153,11 +153,11 @@ class RawFeature(Feature):
         check_arguments(RawFeature, vars(self))
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
-        """Always of one shape."""
+        """Return the shape and type, which all rows share."""
         return tuple(self.shape), np.dtype(self.dtype).str
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
-        """An array of shape (rows, *shape)."""
+        """Return an array of shape (rows, *shape)."""
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
         places = lists.find_single(buffer, spans)
         if places is not None:
@@ -174,56 +174,56 @@ class RawFeature(Feature):
 
 @dataclass(frozen=True)
 class ImageFeature(Feature):
-    """An encoded image (JPEG, PNG, BMP, GIF), decoded, and resized and scaled where that is asked for.
+    """An encoded image (JPEG, PNG, BMP, GIF), decoded, and optionally resized and scaled.
 
-    Pixels of floats are in 0 … 1, with `standard_scaling` in -1 … 1; those of uint8 in 0 … 255. A row has the
-    shape (height, width, channels); with `channels_first`, as PyTorch wants it, (channels, height, width).
-    With `count`, a record holds so many images, and their number is the first dimension of a row.
+    Float pixels are in 0 … 1, with `standard_scaling` in -1 … 1; uint8 pixels are in 0 … 255. A row has the
+    shape (height, width, channels), or, with `channels_first` for PyTorch, (channels, height, width).
+    With `count`, a record has that many images, and their number is the first dimension of a row.
     """
 
     resize_height: Annotated[int, Gt(0)] | None = None
     resize_width: Annotated[int, Gt(0)] | None = None
     channels: Literal[0, 1, 3, 4] = 3
-    """0: as many as the image has."""
+    """0: keep the channels of the image."""
     decode_format: Literal["jpeg", "png", "bmp", "gif", "auto"] = "auto"
     enforced_dtype: Literal["float32", "float16", "uint8"] = "float32"
     standard_scaling: bool = False
     channels_first: bool = False
     count: Annotated[int, Gt(0)] | None = None
     pad: bool = False
-    """Fill up with zeros where a record has fewer images than `count`."""
+    """Pad with zeros if a record has fewer images than `count`."""
     post_op: Callable[..., Any] | None = None
-    """What is done to each image at the end, such as an augmentation: a function of an array."""
+    """A function that is applied to each decoded image, such as an augmentation."""
 
     def __post_init__(self) -> None:
         check_arguments(ImageFeature, vars(self))
         if (self.resize_height is None) != (self.resize_width is None):
-            raise UsageError("an image is resized by resize_height and resize_width; one of them is missing")
+            raise UsageError("set both resize_height and resize_width to resize images; one is missing")
         if self.standard_scaling and self.enforced_dtype == "uint8":
-            raise UsageError("standard_scaling needs floats: enforced_dtype: float32")
+            raise UsageError("standard_scaling requires floats: set enforced_dtype: float32")
         if self.pad and self.count is None:
-            raise UsageError("pad fills up to count, which is missing")
+            raise UsageError("pad requires count, which is missing")
         if self.count is not None and self._one() is None:
             raise UsageError(
-                "several images in a row must have one size: set resize_height, resize_width and channels"
+                "with count, all images must have one size: set resize_height, resize_width and channels"
             )
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
-        """Of one shape if images are resized and their channels are known."""
+        """Return the shape and type if images are resized and their channels are set, else None."""
         shape = self._one()
         if shape is None:
             return None
         return shape if self.count is None else (self.count, *shape), np.dtype(self.enforced_dtype).str
 
     def _one(self) -> tuple[int, ...] | None:
-        """The shape of one image."""
+        """Return the shape of one image, or None if images differ."""
         if self.resize_height is None or self.resize_width is None or not self.channels:
             return None
         shape = (self.resize_height, self.resize_width, self.channels)
         return (shape[2], *shape[:2]) if self.channels_first else shape
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
-        """An array of shape (rows, height, width, channels); images of several sizes stay apart."""
+        """Return an array of shape (rows, height, width, channels), or objects if image sizes can differ."""
         import_optional("PIL.Image", "images")
         known = self.row()
         if known is None:
@@ -241,7 +241,7 @@ class ImageFeature(Feature):
         return made
 
     def _values(self, buffer: Buffer, spans: Spans) -> tuple[list[bytes], list[int], list[int]]:
-        """All encoded images, with the record of each and its place in it."""
+        """Return all encoded images, with the record of each and its position in the record."""
         if self.count is None:
             values = read_single(buffer, spans)
             return values, list(range(len(values))), [0] * len(values)
@@ -250,25 +250,25 @@ class ImageFeature(Feature):
         wrong = np.flatnonzero((counts > self.count) | (counts < (0 if self.pad else self.count)))
         if len(wrong):
             row, most = int(wrong[0]), "at most " if self.pad else ""
-            hint = "" if self.pad or counts[row] > self.count else " (pad: true fills up)"
-            raise Malformed(row, f"has {counts[row]} images, but count takes {most}{self.count}{hint}")
+            hint = "" if self.pad or counts[row] > self.count else " (pad: true adds empty images)"
+            raise Malformed(row, f"has {counts[row]} images, but count requires {most}{self.count}{hint}")
         rows = np.repeat(np.arange(len(counts)), counts)
         return found.values.tolist(), rows.tolist(), (np.arange(len(rows)) - found.splits[rows]).tolist()
 
     def batch(self, rows: Any) -> Any:
-        """Images as one array; they must have one size."""
+        """Return images as one array; they must have one size."""
         if rows.dtype != object:
             return rows
         shapes = {row.shape for row in rows}
         if len(shapes) > 1:
             shown = " and ".join(str(shape) for shape in sorted(shapes)[:2])
             raise UsageError(
-                f"images of several sizes in one batch ({shown}): set resize_height and resize_width"
+                f"images of different sizes in one batch ({shown}): set resize_height and resize_width"
             )
         return np.stack(list(rows))
 
     def decode(self, data: bytes, into: Any = None) -> Any:
-        """One image; what is wrong with it, if it cannot be read."""
+        """Decode one image, into an array if given; return the reason as text if it cannot be read."""
         width, height = self.resize_width, self.resize_height
         size = None if width is None or height is None else (height, width)
         try:
@@ -293,10 +293,10 @@ class ImageFeature(Feature):
 
 @dataclass(frozen=True)
 class SequenceFeature(_Plain):
-    """Steps of a `tf.train.SequenceExample`: each has values of one shape, and a record any number of them.
+    """A feature list of a `tf.train.SequenceExample`: any number of steps, each with values of one shape.
 
-    A batch is padded at the end of its rows, to its longest one or to `length`; longer rows are cut there.
-    What stands in the context of such a record is read by the other features.
+    The rows of a batch are padded at the end, to the longest row or to `length`; longer rows are truncated.
+    The context of such a record is read by the other feature types.
     """
 
     shape: Sequence[Annotated[int, Ge(0)]] = ()
@@ -304,14 +304,14 @@ class SequenceFeature(_Plain):
     pad: Any = None
     length: Annotated[int, Gt(0)] | None = None
     allow_missing: bool = False
-    """Whether a record without this feature has no steps; else that is an error."""
+    """Treat a record without this feature as one without steps, which is an error by default."""
 
     def __post_init__(self) -> None:
         check_arguments(SequenceFeature, vars(self))
         check_pad(self.pad, self.dtype)
 
     def column(self, buffer: Buffer, spans: Spans, each: Mapper = map) -> Any:
-        """Rows of different lengths, whose values have a shape."""
+        """Return rows of different lengths, whose values have a shape."""
         kind, width = WIRE[self.dtype], math.prod(self.shape)
         assert spans.steps is not None
         whole: list[Any] = []
@@ -324,7 +324,7 @@ class SequenceFeature(_Plain):
                 found = lists.values_of(step, kind, row)
                 if len(found) != width:
                     shape = list(self.shape)
-                    told = f"has {len(found)} values in step {number}, but the shape {shape} takes {width}"
+                    told = f"has {len(found)} values in step {number}, but the shape {shape} needs {width}"
                     raise Malformed(row, told)
                 whole.append(found)
         if kind == BYTES:
@@ -335,7 +335,7 @@ class SequenceFeature(_Plain):
         return Ragged(values.reshape(len(whole), *self.shape), splits)
 
     def batch(self, rows: Ragged) -> Any:
-        """An array of shape (rows, steps, *shape)."""
+        """Return an array of shape (rows, steps, *shape)."""
         return rows.padded(fill_value(self.pad, self.dtype), self.length)
 
 
@@ -346,7 +346,7 @@ def _raise_malformed(found: Any, row: int) -> Any:
 
 
 def read_single(buffer: Buffer, spans: Spans) -> list[bytes]:
-    """The one value that every record has."""
+    """Return the single value of every record; raise if a record has none or several."""
     missing = np.flatnonzero(spans.kind == NONE)
     if len(missing):
         raise Malformed(int(missing[0]), "is missing")
@@ -354,6 +354,6 @@ def read_single(buffer: Buffer, spans: Spans) -> list[bytes]:
     wrong = np.flatnonzero(np.diff(found.splits) != 1)
     if len(wrong):
         count = int(np.diff(found.splits)[wrong[0]])
-        raise Malformed(int(wrong[0]), f"has {count} values, but one is needed")
+        raise Malformed(int(wrong[0]), f"has {count} values, but must have one")
     values: list[bytes] = found.values.tolist()
     return values

@@ -1,4 +1,4 @@
-"""Files of records: found by patterns, here or in a store; plain or compressed."""
+"""Record files: file patterns, local and remote paths, local copies of remote files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from manyfit.core.names import listing, nearest
 from manyfit.store import durable
 
 PIECE: Final = 1 << 18
-"""Bytes that are read or unpacked at a time."""
+"""The number of bytes that are read or decompressed at a time."""
 IN_MEMORY: Final = 1 << 26
-"""What is unpacked of a data set stays in memory up to this size; else it is kept in files."""
+"""The size up to which a decompressed data set is kept in memory; a larger one is cached in files."""
 MAGIC: Final = "*?["
 
 
 def cache_root() -> Path:
-    """Where copies are kept that can be made again: MANYFIT_CACHE, else the user's own folder for that."""
+    """Return the folder of cached copies: MANYFIT_CACHE, else the user's cache folder."""
     given = os.environ.get("MANYFIT_CACHE")
     if given:
         return Path(given)
@@ -34,23 +34,23 @@ def cache_root() -> Path:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is an address of a store, such as s3://bucket/data."""
+    """Return whether a path is remote, such as s3://bucket/data."""
     return "://" in path
 
 
 def match_files(patterns: str | Sequence[str]) -> list[str]:
-    """The files that some patterns mean: those of each pattern in the order of their names, none twice.
+    """Return the files that match some patterns, without duplicates, sorted by name within each pattern.
 
-    A folder means the files in it. What begins with `_` or `.` is not data.
+    A folder stands for the files in it. Files that begin with `_` or `.` are not data.
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     if not any(given):
-        raise UsageError("file_patterns is empty: which files are to be read?")
+        raise UsageError("file_patterns is empty: name the files to read")
     chosen: dict[str, None] = {}
     for pattern in given:
         here = find_files(pattern)
         if not here and len(given) > 1 and not is_data(pattern):
-            continue  # the shell has expanded a pattern
+            continue  # a metadata file among the names to which the shell expanded a pattern
         if not here:
             raise UsageError(_nothing(pattern))
         chosen |= dict.fromkeys(here)
@@ -58,7 +58,7 @@ def match_files(patterns: str | Sequence[str]) -> list[str]:
 
 
 def canonical_pattern(pattern: str) -> str:
-    """A pattern as the files that it matches are called."""
+    """Return a pattern in the form of the paths that it matches: absolute, or with its protocol."""
     if not is_remote(pattern):
         return os.path.abspath(os.path.expanduser(pattern))  # noqa: PTH100, PTH111 - a pattern is not a path
     fs, path = store_of(pattern)
@@ -66,7 +66,7 @@ def canonical_pattern(pattern: str) -> str:
 
 
 def find_files(pattern: str) -> list[str]:
-    """The files that one pattern means, in the order of their names."""
+    """Return the files that match one pattern, sorted by name."""
     return _remote(pattern) if is_remote(pattern) else _local(pattern)
 
 
@@ -76,7 +76,9 @@ def _local(pattern: str) -> list[str]:
         pattern = os.path.join(glob.escape(pattern), "*")  # noqa: PTH118
     is_pattern = any(mark in pattern for mark in MAGIC) and not Path(pattern).is_file()
     found = glob.glob(pattern, recursive=True) if is_pattern else [pattern]  # noqa: PTH207
-    if is_pattern and not found and Path(folder_of(pattern)).is_dir():  # a folder with such signs in its name
+    if (
+        is_pattern and not found and Path(folder_of(pattern)).is_dir()
+    ):  # a folder whose name contains wildcards
         found = glob.glob(f"{glob.escape(folder_of(pattern))}/{name_of(pattern)}")  # noqa: PTH207
     return sorted(path for path in found if Path(path).is_file() and is_data(path))
 
@@ -93,7 +95,7 @@ def _remote(pattern: str) -> list[str]:
 
 
 def store_of(address: str) -> tuple[Any, str]:
-    """The store that an address names, and the path in it."""
+    """Return the file system of a remote path, and the path in it."""
     import fsspec
 
     try:
@@ -104,7 +106,7 @@ def store_of(address: str) -> tuple[Any, str]:
 
 
 def is_data(path: str) -> bool:
-    """Whether a file can hold records: those that begin with `_` or `.` are about the others."""
+    """Return whether a file can hold records: names that begin with `_` or `.` are metadata."""
     return not posixpath.basename(path).startswith(("_", "."))
 
 
@@ -121,22 +123,22 @@ def _nothing(pattern: str) -> str:
 
 
 def folder_of(file: str) -> str:
-    """The folder, here or in a store, that a file lies in."""
+    """Return the folder of a file, local or remote."""
     return posixpath.dirname(file)
 
 
 def unescape(pattern: str) -> str:
-    """A pattern in which some signs were taken literally, as a path."""
+    """Return a pattern with escaped wildcards as a path."""
     return re.sub(r"\[([*?\[])\]", r"\1", pattern)
 
 
 def name_of(file: str) -> str:
-    """The name of a file within its folder."""
+    """Return the name of a file within its folder."""
     return posixpath.basename(file)
 
 
 def size_of(file: str) -> int:
-    """How large a file is, without reading it."""
+    """Return the size of a file, without reading it."""
     if is_remote(file):
         fs, path = store_of(file)
         return int(fs.size(path))
@@ -144,7 +146,7 @@ def size_of(file: str) -> int:
 
 
 def local_copy(file: str) -> Path:
-    """The file itself, or a copy of what lies in a store; a copy is made once for each state of the file."""
+    """Return a local file itself, or a local copy of a remote one, made once for each version of the file."""
     if not is_remote(file):
         return Path(file)
     fs, path = store_of(file)
@@ -164,7 +166,7 @@ def local_copy(file: str) -> Path:
 
 @contextlib.contextmanager
 def open_new(final: Path) -> Iterator[Any]:
-    """A file that is seen under its name once it is whole."""
+    """Open a new file that appears under its name once it is complete."""
     final.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name[:32]}-")
     try:

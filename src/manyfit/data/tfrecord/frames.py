@@ -1,6 +1,6 @@
-"""The frame around a record: its length, a checksum of that, the data, a checksum of that.
+"""The framing of records: length, checksum of the length, data, checksum of the data.
 
-Both checksums are always looked at. What is read is either exactly what was written, or an error.
+Both checksums are always verified: a read returns exactly what was written, or raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOOTER: Final = struct.Struct("<I")
 AROUND: Final = HEADER.size + FOOTER.size
 """Bytes of a frame that are not data."""
 MOST: Final = 1 << 28
-"""A record that is longer than this is an error, whatever its checksum says."""
+"""The largest length of a record in bytes; a longer one is an error, even with a valid checksum."""
 
 Positions = npt.NDArray[np.int64]
 Checksums = npt.NDArray[np.uint32]
@@ -31,21 +31,21 @@ _crc: Any = google_crc32c.value
 
 
 class Readable(Protocol):
-    """Something that bytes are read from, one piece after the other."""
+    """A stream of bytes that is read sequentially."""
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; fewer only at the end."""
+        """Return up to `size` bytes; fewer only at the end."""
         ...
 
 
 def mask_checksum(data: bytes) -> int:
-    """The checksum of a frame: CRC-32C, rotated and shifted, as the format wants it."""
+    """Return the checksum of a frame: CRC-32C, rotated and offset, as the format requires."""
     crc: int = _crc(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFF_FFFF
 
 
 def frame_record(data: bytes) -> bytes:
-    """A record with its frame.
+    """Return a record with its frame.
 
     >>> len(frame_record(b"abc"))
     19
@@ -56,10 +56,10 @@ def frame_record(data: bytes) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Where the records of a file lie, and the checksum of each."""
+    """The positions and checksums of the records in a file."""
 
     offsets: Positions
-    """Where each frame begins, and where the last one ends."""
+    """The start of each frame, and the end of the last one."""
     checksums: Checksums
 
     def __len__(self) -> int:
@@ -67,14 +67,14 @@ class Frames:
 
     @property
     def size(self) -> int:
-        """Bytes of all frames together."""
+        """The number of bytes of all frames."""
         return int(self.offsets[-1])
 
 
 def records(stream: Readable, name: str) -> Iterator[tuple[int, int, bytes]]:
-    """Read a stream from its beginning: the place of each frame, the checksum and the data.
+    """Read a stream from the beginning; yield the position, checksum and data of each record.
 
-    Memory is bounded by what is really there: a length that lies is found out before anything is reserved.
+    Memory use is bounded by the actual file size: a wrong length is detected before memory is allocated.
     """
     position, number = 0, 0
     while True:
@@ -95,9 +95,9 @@ def records(stream: Readable, name: str) -> Iterator[tuple[int, int, bytes]]:
 
 
 def first_wrong(data: bytes, starts: Positions, ends: Positions, known: Checksums) -> int | None:
-    """The first of some frames that is not what was indexed: its length, its data, and both checksums.
+    """Return the first of some frames that differs from the index in length, data or a checksum, or None.
 
-    Only the checksum of the data is computed one frame at a time; the rest is compared for all of them.
+    Only the checksum of the data is computed frame by frame; all other comparisons are vectorized.
     """
     view = np.frombuffer(data, np.uint8)
     heads = view[starts[:, None] + np.arange(HEADER.size)]
@@ -113,13 +113,13 @@ def first_wrong(data: bytes, starts: Positions, ends: Positions, known: Checksum
 
 
 def _mask_checksums(crc: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """`mask_checksum`, of many checksums."""
+    """Apply the mask of `mask_checksum` to an array of CRCs."""
     turned = (crc >> np.uint64(15)) | (crc << np.uint64(17))
     return (turned + np.uint64(0xA282EAD8)) & np.uint64(0xFFFF_FFFF)
 
 
 def _crc_of_lengths(lengths: Positions) -> npt.NDArray[np.uint64]:
-    """The checksums of the eight bytes of each length. A CRC is linear: each byte adds its part to it."""
+    """Return the CRCs of the eight bytes of each length. A CRC is linear: each byte contributes its part."""
     tables, crc = _tables(), np.full(len(lengths), _crc(bytes(8)), np.uint64)
     for place, table in enumerate(tables):
         crc ^= table[(lengths >> 8 * place) & 0xFF]
@@ -128,7 +128,7 @@ def _crc_of_lengths(lengths: Positions) -> npt.NDArray[np.uint64]:
 
 @cache
 def _tables() -> list[npt.NDArray[np.uint64]]:
-    """What each byte of a length adds to its checksum; a record has less than 1 << 32 bytes."""
+    """Return the contribution of each byte of a length to its CRC; a record has less than 1 << 32 bytes."""
     none = _crc(bytes(8))
 
     def table(place: int) -> npt.NDArray[np.uint64]:
@@ -145,12 +145,12 @@ def _header(header: bytes, name: str, number: int) -> int:
     if mask_checksum(header[:8]) != crc:
         raise RecordError(name, "the length of the record is damaged", number)
     if length > MOST:
-        raise RecordError(name, f"a record of {length:,} bytes, but at most {MOST:,} are read", number)
+        raise RecordError(name, f"the record has {length:,} bytes, but the limit is {MOST:,}", number)
     return int(length)
 
 
 def why(frame: bytes, size: int, number: int, name: str) -> RecordError:
-    """Why a frame is not what the index says."""
+    """Return the error that explains why a frame differs from the index."""
     if len(frame) < size:
         return _cut(name, number)
     try:
@@ -158,12 +158,12 @@ def why(frame: bytes, size: int, number: int, name: str) -> RecordError:
     except RecordError as error:
         return error
     if length != size - AROUND or mask_checksum(frame[12:-4]) == FOOTER.unpack(frame[-4:])[0]:
-        return RecordError(name, "this is another record than the one that was indexed", number, "changed")
+        return RecordError(name, "this is not the record that was indexed", number, "changed")
     return _damage_error(name, number)
 
 
 def _cut(name: str, number: int) -> RecordError:
-    return RecordError(name, "the file ends inside this record: it was cut short", number, "truncated")
+    return RecordError(name, "the file ends inside this record: it was truncated", number, "truncated")
 
 
 def _damage_error(name: str, number: int) -> RecordError:

@@ -1,7 +1,7 @@
-"""Encoded images → pixels.
+"""Image decoding.
 
-A JPEG is decoded by libjpeg-turbo with its accurate integer transform and smooth upsampling: what TensorFlow
-calls `INTEGER_ACCURATE`, bit for bit, whether simplejpeg is there, which is faster, or Pillow alone.
+JPEGs are decoded by libjpeg-turbo with its accurate integer transform and smooth upsampling. The result is
+bit-identical to TensorFlow's `INTEGER_ACCURATE`, both with simplejpeg, which is faster, and with Pillow.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import Any, Final
 import numpy as np
 
 LARGEST: Final = 1 << 28
-"""Pixels of an image that is decoded; a file that says that it has more is not believed."""
+"""The largest number of pixels of an image; a header that declares more is rejected."""
 KEPT: Final = 1 << 22
-"""Pixels of an image whose memory is kept for the next one."""
+"""The largest number of pixels of an image whose buffer is kept for the next one."""
 FORMATS: Final = {"jpeg": ["JPEG"], "png": ["PNG"], "bmp": ["BMP"], "gif": ["GIF"]}
 JPEG: Final = b"\xff\xd8"
 MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 _scratch = threading.local()
-"""Of each thread, the memory that the last JPEG was decoded in: most files have images of one size."""
+"""The decoding buffer of each thread, reused by the next JPEG: most files have images of one size."""
 
 
 class Unreadable(ValueError):
-    """Bytes that are no image, or not one that is read here."""
+    """Bytes that are not an image, or not a supported one."""
 
 
 def pixels(data: bytes, decode_format: str, channels: int, size: tuple[int, int] | None) -> Any:
-    """An image as uint8 of (height, width, channels), resized to (height, width) if that is given.
+    """Decode an image to uint8 of (height, width, channels), resized to `size` (height, width) if given.
 
-    With 0 channels, an image has as many as it has.
+    With `channels=0`, the number of channels of the file is kept.
     """
     from PIL import Image
 
     if channels in (0, 3) and decode_format in ("jpeg", "auto") and data.startswith(JPEG):
-        fast = _colours(data, channels, size)
+        fast = _decode_color(data, channels, size)
         if fast is not None:
             return fast
     formats = FORMATS.get(decode_format) or [name for names in FORMATS.values() for name in names]
@@ -47,11 +47,11 @@ def pixels(data: bytes, decode_format: str, channels: int, size: tuple[int, int]
         if image.width * image.height > LARGEST:
             raise Unreadable(f"an image of {image.width} × {image.height} pixels is too large")
         if getattr(image, "n_frames", 1) > 1:
-            raise Unreadable(f"an animation of {image.n_frames} pictures is not one image")
+            raise Unreadable(f"an animation of {image.n_frames} frames is not a single image")
         mode = MODES.get(channels) or (image.mode if image.mode in MODES.values() else "RGB")
         if image.format == "JPEG" and mode == "L":
-            image.draft("L", None)  # the brightness as the file has it, and not one made from its colours
-        if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off instead of scaling
+            image.draft("L", None)  # the luminance channel of the file, not one computed from its colors
+        if image.mode.startswith("I"):  # 16 bits, which Pillow would clip instead of scaling
             image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
         image = image if image.mode == mode else image.convert(mode)
         if size is not None and (image.height, image.width) != size:
@@ -61,19 +61,22 @@ def pixels(data: bytes, decode_format: str, channels: int, size: tuple[int, int]
         found = np.asarray(image)
     except (Unreadable, MemoryError):
         raise
-    except Exception as error:  # a damaged image makes its decoder fail in whatever way
-        raise Unreadable(f"is not an image that can be read: {error}") from None
+    except Exception as error:  # decoders raise various exceptions for damaged images
+        raise Unreadable(f"is not a readable image: {error}") from None
     return found[:, :, None] if found.ndim == 2 else found
 
 
-def _colours(data: bytes, channels: int, size: tuple[int, int] | None) -> Any:
-    """A JPEG in colours, without Pillow's decoder; None if that cannot be done, and Pillow shall say why."""
+def _decode_color(data: bytes, channels: int, size: tuple[int, int] | None) -> Any:
+    """Decode a color JPEG with simplejpeg; return None if that fails, so that Pillow reports the error."""
     decoder = _simplejpeg()
     if decoder is None:
         return None
     try:
-        height, width, colours, _ = decoder.decode_jpeg_header(data)
-        if colours not in ("YCbCr", "RGB", *(["Gray"] if channels == 3 else [])) or width * height > LARGEST:
+        height, width, color_space, _ = decoder.decode_jpeg_header(data)
+        if (
+            color_space not in ("YCbCr", "RGB", *(["Gray"] if channels == 3 else []))
+            or width * height > LARGEST
+        ):
             return None
         if size is None or size == (height, width):
             return decoder.decode_jpeg(data, "RGB")
@@ -85,7 +88,7 @@ def _colours(data: bytes, channels: int, size: tuple[int, int] | None) -> Any:
 
 
 def _shrunk(decoder: Any, data: bytes, given: tuple[int, int], size: tuple[int, int]) -> Any:
-    """A JPEG of a given width and height in another size, by Pillow."""
+    """Decode a JPEG of a given width and height, and resize it with Pillow."""
     from PIL import Image
 
     kept: Any = getattr(_scratch, "kept", (None, None, None))
@@ -94,14 +97,14 @@ def _shrunk(decoder: Any, data: bytes, given: tuple[int, int], size: tuple[int, 
         image, memory = Image.new("RGB", given, None), np.empty(4 * given[0] * given[1], np.uint8)
         if given[0] * given[1] <= KEPT:
             _scratch.kept = (given, image, memory)
-    # Pillow keeps four bytes a pixel, which are copied in one go; to resize three of them is faster.
+    # Pillow stores RGB with four bytes per pixel, so RGBX is copied in one go; resizing as RGB is faster.
     image.frombytes(decoder.decode_jpeg(data, "RGBX", buffer=memory), "raw", "RGBX")
     small = image.resize((size[1], size[0]), Image.Resampling.BILINEAR).tobytes("raw", "RGB")
     return np.frombuffer(small, np.uint8).reshape(*size, 3)
 
 
 def resize(found: Any, size: tuple[int, int] | None) -> Any:
-    """Colours of another size: bilinear, with antialiasing, as Pillow does it, but for the last bit."""
+    """Resize RGB pixels: bilinear with antialiasing, equal to Pillow up to the last bit."""
     import torch
 
     given = torch.from_numpy(found).permute(2, 0, 1)[None]
@@ -111,7 +114,7 @@ def resize(found: Any, size: tuple[int, int] | None) -> Any:
 
 @functools.cache
 def _is_vectorised() -> bool:
-    """Whether PyTorch resizes with AVX2, in a third of Pillow's time; elsewhere it takes longer."""
+    """Return whether PyTorch resizes with AVX2, in a third of Pillow's time; without AVX2 it is slower."""
     import torch
 
     return str(torch.backends.cpu.get_cpu_capability()).startswith("AVX")

@@ -23,7 +23,7 @@ LOCK: Final = "._tfrecord_metadata.lock"
 
 @dataclass(frozen=True)
 class Indexed:
-    """What indexing did with one file."""
+    """The result of indexing one file."""
 
     file: str
     entry: FileEntry
@@ -36,16 +36,16 @@ def index_files(
     compression: str | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Indexed]:
-    """Index every file that has not been indexed; a file that has changed is refused, unless forced.
+    """Index every file that is not indexed yet; raise for a changed file unless `force`.
 
-    The metadata of a folder is written when all of its files have been read.
+    The index of a folder is written after all of its files have been read.
     """
     for folder, inside in by_folder(paths).items():
         known = {} if force and _is_unreadable(folder) else load_index(folder)
         gone = [name for name in known if not _exists(posixpath.join(folder, name))]
         if gone and not force:
             shown = listing(gone)
-            raise DataChanged(f"{folder}: files that were indexed are gone: {shown}; {_how(folder)}")
+            raise DataChanged(f"{folder}: indexed files are missing: {shown}; {_how(folder)}")
         made: dict[str, FileEntry] = {}
         for path in inside:
             name = files.name_of(path)
@@ -60,7 +60,7 @@ def index_files(
             if entry.frames is None and name not in made and name not in gone:
                 made[name] = examine_file(
                     posixpath.join(folder, name)
-                )  # of another program, not asked for now
+                )  # indexed by another program, and not among `paths`
         if made or gone:
             merge_index(folder, made, gone, force)
 
@@ -68,7 +68,7 @@ def index_files(
 def merge_index(
     folder: str, made: Mapping[str, FileEntry], gone: Collection[str] = (), force: bool = False
 ) -> None:
-    """Add files to what is known of a folder: somebody may have indexed others of its files meanwhile."""
+    """Add files to the index of a folder, keeping entries that other processes added meanwhile."""
     with _alone(folder):
         known = {} if force and _is_unreadable(folder) else load_index(folder)
         kept = {name: entry for name, entry in known.items() if name not in gone and entry.frames is not None}
@@ -77,7 +77,7 @@ def merge_index(
 
 @contextlib.contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """Let no other process on this machine write the metadata of a folder."""
+    """Prevent other processes on this machine from writing the index of a folder."""
     if files.is_remote(folder):
         yield
         return
@@ -103,22 +103,22 @@ def _exists(path: str) -> bool:
 
 def _how(folder: str) -> str:
     again = f"manyfit data index --force '{posixpath.join(folder, '*')}'"
-    return f"put the old data back, or index it anew: {again}"
+    return f"restore the old data, or index it again: {again}"
 
 
 def find_entries(
     patterns: str | Sequence[str], generate: bool = False, compression: str | None = None
 ) -> dict[str, FileEntry]:
-    """The files of a data set with what is known of them, after a look at their names and sizes.
+    """Return the files of a data set with their index entries, after comparing names and sizes.
 
-    Raises if one was deleted, added or resized. With `generate`, what was never indexed is indexed now.
+    Raises if a file was deleted, added or resized. With `generate`, folders without an index are indexed.
     """
     given = [patterns] if isinstance(patterns, str) else list(patterns)
     paths = files.match_files(given)
     known = {folder: load_index(folder) for folder in by_folder(paths)}
     strange = find_unindexed(paths, given, known)
     if strange and len(strange) < len(paths):
-        log.info("no files of records, and not read: %s", listing(strange))
+        log.info("ignoring files that are not record files: %s", listing(strange))
         paths = [path for path in paths if path not in strange]
     missing = [folder for folder, entries in known.items() if not entries]
     fresh = [
@@ -128,11 +128,11 @@ def find_entries(
     ]
     if missing and not generate:
         raise NotIndexed(
-            f"{missing[0]} has no {FILE}, by which changes of the data are found: write it with "
+            f"{missing[0]} has no {FILE}, which is required to detect changes of the data: write it with "
             f"manyfit data index '{posixpath.join(missing[0], '*')}', or set auto_generate_meta: true"
         )
-    if generate and fresh:  # a file beside others that are known is one that was added
-        log.warning("indexing files of %s, because nobody has yet", ", ".join(fresh))
+    if generate and fresh:  # an unknown file among indexed ones is not indexed: it was added
+        log.warning("indexing files of %s, which have no index yet", ", ".join(fresh))
         unknown = [path for path in paths if files.folder_of(path) in fresh]
         for _ in index_files(unknown, compression=compression):
             pass
@@ -142,12 +142,11 @@ def find_entries(
         lines = "\n".join(f"  {finding}" for finding in findings[:10])
         more = f"\n  and {len(findings) - 10} more" if len(findings) > 10 else ""
         raise DataChanged(
-            f"the data is not what was indexed:\n{lines}{more}\n{_how(files.folder_of(findings[0].file))}"
+            f"the data has changed since it was indexed:\n{lines}{more}\n"
+            f"{_how(files.folder_of(findings[0].file))}"
         )
     found = {path: known[files.folder_of(path)][files.name_of(path)] for path in paths}
-    log.debug(
-        "%d files of records: %s", len(found), listing([f"{p} ({e.records:,})" for p, e in found.items()])
-    )
+    log.debug("%d record files: %s", len(found), listing([f"{p} ({e.records:,})" for p, e in found.items()]))
     for path, entry in found.items():
         if compression is not None and entry.digest and entry.compression != compression:
             with streams.open_bytes(files.local_copy(path)) as data:

@@ -1,4 +1,4 @@
-"""The values of a feature, taken out of many records at once."""
+"""Feature values, extracted from many records at once."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from manyfit.data.tfrecord.ragged import as_objects
 from manyfit.data.tfrecord.wire import LONG, PAD, Buffer, Bytes, Careful, Ints, Malformed, Spans, lengths
 
 BLOCK: Final = 8
-"""Texts of a list that are walked before the lists that ended are put aside."""
+"""The number of bytes values of a list that are parsed before finished lists are set aside."""
 TINY: Final = 6
-"""Bytes of a value, on average, up to which every byte is gathered on its own."""
+"""The average number of bytes of a value up to which single bytes are gathered."""
 SHORT: Final = 32
-"""Bytes of a text that is short; no more than `PAD`."""
+"""The largest number of bytes of a short value; at most `PAD`."""
 
 
 class FeatureValues(NamedTuple):
-    """All values of one feature, behind each other, and where those of each record begin and end."""
+    """All values of one feature, concatenated, and the offsets of the records."""
 
     values: Any
-    """An array of numbers, or one of objects: bytes."""
+    """An array of numbers, or an object array of bytes."""
     splits: Ints
 
 
 def read_numbers(buffer: Buffer, each: Spans, kind: int) -> FeatureValues:
-    """The numbers of a feature in every record; none where it is missing."""
+    """Return the numbers of a feature in every record; none where it is missing."""
     pieces, sizes = _pieces(buffer, each, kind)
     joined = np.frombuffer(pieces, np.uint8)
     if kind == FLOAT:
@@ -41,7 +41,7 @@ def read_numbers(buffer: Buffer, each: Spans, kind: int) -> FeatureValues:
 
 
 def varints(data: Bytes, sizes: Ints) -> FeatureValues:
-    """Decode packed varints, those of all records together."""
+    """Decode the packed varints of all records at once."""
     if not len(data):
         return FeatureValues(np.zeros(0, np.int64), _splits(np.zeros(len(sizes), np.int64)))
     final = data < 0x80
@@ -59,7 +59,7 @@ def varints(data: Bytes, sizes: Ints) -> FeatureValues:
         start = ends[np.argmax(widths > DEEP)] + 1 - widths[np.argmax(widths > DEEP)]
         row = int(np.searchsorted(bounds, start, side="right"))
         raise Malformed(row, "a list of ints has a number that is too long")
-    # At each byte, what a number would be that begins there.
+    # For each byte, the number that would start there.
     kind: Any = np.uint32 if widest <= 4 else np.uint64
     parts = (data & 0x7F).astype(kind)
     values = parts.copy()
@@ -71,7 +71,7 @@ def varints(data: Bytes, sizes: Ints) -> FeatureValues:
 
 
 def texts(buffer: Buffer, each: Spans) -> FeatureValues:
-    """The bytes of a feature in every record; none where it is missing."""
+    """Return the bytes values of a feature in every record; none where it is missing."""
     rows, starts, stops = text_spans(buffer, each)
     values = _cut(buffer, starts, stops)
     splits = _splits(np.bincount(rows, minlength=len(buffer)))
@@ -84,9 +84,9 @@ def texts(buffer: Buffer, each: Spans) -> FeatureValues:
 
 
 def _cut(buffer: Buffer, starts: Ints, stops: Ints) -> Any:
-    """Some parts of a buffer, each as an object."""
+    """Return parts of a buffer as bytes objects."""
     sizes = stops - starts
-    # NumPy makes objects of short texts faster than a loop does, but strips zeros at their end.
+    # NumPy creates objects of short values faster than a loop, but strips trailing zero bytes.
     is_short = (sizes <= SHORT) & (buffer.data[np.maximum(stops - 1, 0)] != 0)
     if len(sizes) and is_short.all():
         return _short(buffer, starts, sizes)
@@ -99,10 +99,10 @@ def _cut(buffer: Buffer, starts: Ints, stops: Ints) -> Any:
 
 
 def _short(buffer: Buffer, starts: Ints, sizes: Ints) -> Any:
-    """Texts of at most `SHORT` bytes: cells of one width, cleared behind the end of each."""
+    """Return values of at most `SHORT` bytes, by way of cells of equal width, zeroed after each value."""
     width = -(-int(sizes.max(initial=1)) // 8) * 8
     cell = np.dtype(f"V{width}")
-    # The cell that begins at each byte of the buffer.
+    # A view with the cell that starts at each byte of the buffer.
     every = np.ndarray((len(buffer.raw) - width + 1,), cell, buffer.raw, strides=(1,))
     keep = np.where(np.arange(width) < np.arange(width + 1)[:, None], 0xFF, 0).astype(np.uint8)
     made = every[starts].view(np.uint64)
@@ -111,7 +111,7 @@ def _short(buffer: Buffer, starts: Ints, sizes: Ints) -> Any:
 
 
 def text_spans(buffer: Buffer, each: Spans) -> tuple[Ints, Ints, Ints]:
-    """The record of each text, and where it begins and ends; but for records that were walked alone."""
+    """Return the record, start and end of each bytes value, except in individually parsed records."""
     wanted = each.kind == BYTES
     wanted[list(each.careful)] = False
     wanted &= each.starts < each.ends
@@ -120,7 +120,7 @@ def text_spans(buffer: Buffer, each: Spans) -> tuple[Ints, Ints, Ints]:
 
 
 def _short_spans(buffer: Buffer, each: Spans, live: Ints) -> tuple[Ints, Ints, Ints] | None:
-    """The same if every list has the usual form and every text is shorter than 128 bytes; None if not."""
+    """Return the same if every list has the usual form and values shorter than 128 bytes, else None."""
     data = buffer.data
     at, ends = each.starts[live], each.ends[live]
     if not _are_short(data, at):
@@ -133,7 +133,9 @@ def _short_spans(buffer: Buffer, each: Spans, live: Ints) -> tuple[Ints, Ints, I
         heads = np.empty((BLOCK, len(live)), np.int64)
         for head in heads:
             head[:] = at
-            at = np.where(at < ends, at + 2 + data.take(at + 1, mode="clip"), at)  # at its end, a list waits
+            at = np.where(
+                at < ends, at + 2 + data.take(at + 1, mode="clip"), at
+            )  # a finished list stays at its end
         inside = heads < ends
         blocks.append((live, heads, inside))
         counts[live] += inside.sum(axis=0)
@@ -166,7 +168,7 @@ def _any_spans(buffer: Buffer, each: Spans, wanted: npt.NDArray[np.bool_]) -> tu
         length, start = lengths(data, at + 1, last)
         stop = start + length
         bad = (data[at] != 0x0A) | (stop > ends)
-        if bad.any():  # a form that is allowed and that nobody writes, or none at all: look closely
+        if bad.any():  # an unusual but valid form, or an invalid one: parse it individually
             alone += live[bad].tolist()
             live, start, stop, ends = live[~bad], start[~bad], stop[~bad], ends[~bad]
         found.append((live, start, stop))
@@ -189,7 +191,7 @@ def _any_spans(buffer: Buffer, each: Spans, wanted: npt.NDArray[np.bool_]) -> tu
 
 
 def find_single(buffer: Buffer, each: Spans) -> tuple[Ints, Ints] | None:
-    """Where the one text of every record lies; None if a record has none or several, or was walked alone."""
+    """Return the positions of the values if every record has exactly one in the usual form, else None."""
     rows, starts, stops = text_spans(buffer, each)
     is_one = len(rows) == len(buffer) and not each.careful and bool((rows == np.arange(len(rows))).all())
     return (starts, stops) if is_one else None
@@ -205,7 +207,7 @@ def _reread(buffer: Buffer, each: Spans, row: int) -> Careful:
 
 
 def values_of(step: bytes, kind: int, row: int) -> Any:
-    """The values of one feature of such a list: an array, or a list of bytes."""
+    """Return the values of one step of a feature list: an array, or a list of bytes."""
     try:
         held, values = feature(step, b"")
     except Broken as error:
@@ -224,7 +226,7 @@ def values_of(step: bytes, kind: int, row: int) -> Any:
 
 
 def _pieces(buffer: Buffer, each: Spans, kind: int) -> tuple[Any, Ints]:
-    """The packed values of all records in one piece, and how many bytes each has."""
+    """Return the concatenated packed values of all records, and the number of bytes of each."""
     here = each.kind == kind
     starts = np.where(here, each.starts, 0)
     ends = np.where(here, each.ends, 0)
@@ -240,7 +242,7 @@ def _pieces(buffer: Buffer, each: Spans, kind: int) -> tuple[Any, Ints]:
 
 
 def join_parts(buffer: Buffer, starts: Ints, ends: Ints) -> Any:
-    """Parts of a buffer behind each other, in memory that can be written to, as tensors want it."""
+    """Concatenate parts of a buffer in writable memory, as tensors require."""
     sizes, strides = ends - starts, np.diff(starts)
     if len(starts) > 1 and strides[0] > 0 and (strides == strides[0]).all() and (sizes == sizes[0]).all():
         view = np.lib.stride_tricks.as_strided(

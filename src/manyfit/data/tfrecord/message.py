@@ -1,4 +1,4 @@
-"""Protobuf messages one by one, by the rules of the format alone: `tf.train.Example` and its parts."""
+"""A complete parser of single Protobuf messages: `tf.train.Example`, `SequenceExample` and their parts."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any, Final
 
 NONE, BYTES, FLOAT, INT64 = 0, 1, 2, 3
 KINDS: Final = {NONE: "nothing", BYTES: "bytes", FLOAT: "float", INT64: "int64"}
-"""What a feature holds: the number of its field in `tf.train.Feature`."""
+"""The kinds of values of a feature, by field number in `tf.train.Feature`."""
 MOST: Final = 1 << 20
-"""Texts of a feature, or steps of a list, that a record may have."""
+"""The largest number of bytes values of a feature, or of steps of a feature list, in a record."""
 WIDEST: Final = 1 << 15
-"""Features that a record may have."""
+"""The largest number of features in a record."""
 DEEP: Final = 10
-"""The most bytes of a varint."""
+"""The largest number of bytes of a varint."""
 
 
 class Broken(ValueError):
-    """Bytes that do not follow the format."""
+    """Bytes that are not in the Protobuf format."""
 
 
 def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The name of each feature, and it as it is written; one that comes twice counts as it came last."""
+    """Yield the name and the encoded value of each feature; of duplicates, the last one counts."""
     return _pairs(data, 1, "a tf.train.Example", "feature")
 
 
 def _pairs(data: bytes, field: int, message: str, item: str) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of the map that a message has in one of its fields."""
+    """Yield the keys and values of the map in one field of a message."""
     for number, wire, payload in _fields(data, message):
         if number != field:
             continue
@@ -41,20 +41,20 @@ def _pairs(data: bytes, field: int, message: str, item: str) -> Iterator[tuple[b
 
 
 def _pair(data: bytes) -> tuple[bytes, bytes]:
-    """The key and the value of an entry."""
+    """Return the key and the value of a map entry."""
     key, value = b"", b""
     for number, wire, payload in _fields(data, "an entry of the features"):
         if number in (1, 2) and wire != 2:
-            raise Broken("a feature without a name or a value that could be read")
+            raise Broken("a feature has no readable name or value")
         if number == 1:
             key = payload
         elif number == 2:
-            value = value + payload  # messages that come in parts are one message
+            value = value + payload  # Protobuf merges a message that is split into several fields
     return key, value
 
 
 def parse_sequences(data: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Name and features of each list of a SequenceExample."""
+    """Yield the name and the encoded features of each feature list of a SequenceExample."""
     for key, value in _pairs(data, 2, "a tf.train.SequenceExample", "list"):
         steps = [p for n, w, p in _fields(value, "a list of features") if n == 1 and _is(w, 2, key)]
         if len(steps) > MOST:
@@ -63,7 +63,7 @@ def parse_sequences(data: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
 
 
 def feature(data: bytes, key: bytes) -> tuple[int, Any]:
-    """The kind of a feature and its values: a list of bytes, or numbers as they are packed."""
+    """Return the kind of a feature and its values: a list of bytes, or packed numbers."""
     held, body = kind(data, key)
     if held == NONE:
         return NONE, None
@@ -86,7 +86,7 @@ def feature(data: bytes, key: bytes) -> tuple[int, Any]:
 
 
 def kind(data: bytes, key: bytes) -> tuple[int, bytes]:
-    """What a feature holds, and the list of it as it is written."""
+    """Return the kind of a feature and its encoded list."""
     held, body = NONE, b""
     for number, wire, payload in _fields(data, "a feature"):
         if number not in (BYTES, FLOAT, INT64):
@@ -98,10 +98,10 @@ def kind(data: bytes, key: bytes) -> tuple[int, bytes]:
 
 
 def list_of_texts(body: bytes, key: bytes = b"") -> list[bytes]:
-    """The texts of a feature that holds bytes."""
+    """Return the values of a feature of kind bytes."""
     found = [p for n, w, p in _fields(body, "a list of bytes") if n == 1 and _is(w, 2, key)]
     if len(found) > MOST:
-        raise Broken(f"the feature {key.decode(errors='replace')!r} has more than {MOST:,} texts")
+        raise Broken(f"the feature {key.decode(errors='replace')!r} has more than {MOST:,} bytes values")
     return found
 
 
@@ -112,13 +112,13 @@ def _is(wire: int, wanted: int, key: bytes) -> bool:
 
 
 def _fields(data: bytes, what: str) -> Iterator[tuple[int, int, bytes]]:
-    """Number, wire type and bytes of each field of a message; a varint as it is written."""
+    """Yield the number, wire type and bytes of each field of a message; varints stay encoded."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at, what)
         number, wire = tag >> 3, tag & 7
         if number == 0 or number >= 1 << 29:
-            raise Broken(f"{what} has a field that no message can have")
+            raise Broken(f"{what} has an invalid field number")
         begin = at
         if wire == 0:
             _, at = _varint(data, at, what)
@@ -130,7 +130,7 @@ def _fields(data: bytes, what: str) -> Iterator[tuple[int, int, bytes]]:
             length, at = _varint(data, at, what)
             begin, at = at, at + length
         else:
-            raise Broken(f"{what} has a field of an unknown kind ({wire})")
+            raise Broken(f"{what} has a field of an unknown wire type ({wire})")
         if at > end:
             raise Broken(f"{what} ends inside a field")
         yield number, wire, data[begin:at]
@@ -144,4 +144,4 @@ def _varint(data: bytes, at: int, what: str) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, position + 1
         shift += 7
-    raise Broken(f"{what} ends inside a number" if at + DEEP > len(data) else f"{what} has a number too long")
+    raise Broken(f"{what} ends inside a number" if at + DEEP > len(data) else f"{what} has a too long number")

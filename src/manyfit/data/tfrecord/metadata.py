@@ -1,7 +1,7 @@
-"""`_tfrecord_metadata.json`: what a folder of records held when it was indexed.
+"""The index of a folder of record files, `_tfrecord_metadata.json`.
 
-For every file: how many records, how many bytes, a digest of them, where each record begins, its checksum,
-and the features. With it a file can be read anywhere, and whatever happened to it since is found.
+For every file: the number of records, the size, a digest, the position and checksum of each record, and the
+features. The index provides random access and detects changes of the files.
 """
 
 from __future__ import annotations
@@ -29,35 +29,38 @@ from manyfit.store import durable
 FILE: Final = "_tfrecord_metadata.json"
 VERSION: Final = 2
 TOGETHER: Final = 4096
-"""Records whose features are looked at together, at most."""
+"""The largest number of records whose features are examined at once."""
 AT_ONCE: Final = 1 << 24
-"""Bytes of them, more or less."""
+"""The approximate limit of the bytes that are examined at once."""
 DENSE: Final = 1100
-"""More bytes than this are never packed into one."""
+"""An upper limit of the compression ratio of gzip and zlib."""
 MOST_FEATURES: Final = 1 << 16
 MOST_EMPTY: Final = 1 << 16
-"""Records without a single byte in one file."""
+"""The largest number of empty records in a file."""
 LARGEST: Final = 1 << 30
-"""Bytes of a metadata file that are read."""
+"""The largest size of a metadata file in bytes."""
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What is known of one file."""
+    """The index entry of one file."""
 
     records: int
     size: int
     digest: str = ""
-    """SHA-256 of the file, as it lies there."""
+    """The SHA-256 of the file as stored (compressed)."""
     md5: str = ""
-    """Of a file that another program has indexed."""
+    """The MD5 of a file that another program indexed."""
     compression: str = ""
     frames: Frames | None = None
     features: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the entry as JSON data.
+
+        `offsets` are stored as frame lengths, which compress better than positions.
+        """
         assert self.frames is not None
         return {
             "records": self.records,
@@ -71,7 +74,7 @@ class FileEntry:
 
     @staticmethod
     def of(found: Any) -> FileEntry:
-        """Read one, whichever program wrote it."""
+        """Create an entry from JSON data, written by manyfit or by another program."""
         if "md5_hash" in found:
             return FileEntry(
                 _count(found["total_records"]), _count(found["file_size"]), md5=str(found["md5_hash"])
@@ -79,16 +82,16 @@ class FileEntry:
         count, size = _count(found["records"]), _count(found["size"])
         compression, digest = found["compression"], str(found["sha256"])
         if compression not in ("", "gzip", "zlib"):
-            raise ValueError(f"the compression {compression!r}")
+            raise ValueError(f"unknown compression {compression!r}")
         if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise ValueError("a digest that is none")
+            raise ValueError("invalid digest")
         if count * AROUND > size * (DENSE if compression else 1):
-            raise ValueError("more records than the file has room for")
+            raise ValueError("more records than fit into the file")
         lengths = np.frombuffer(_unpack(found["offsets"], 8 * count), "<i8").astype(np.int64)
         checksums = np.frombuffer(_unpack(found["checksums"], 4 * count), "<u4").astype(np.uint32)
         most = size * DENSE if compression else size
         if ((lengths < AROUND) | (lengths > most)).any() or (not compression and int(lengths.sum()) != size):
-            raise ValueError("the places of the records do not fit the size of the file")
+            raise ValueError("the positions of the records do not match the size of the file")
         frames = Frames(np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), checksums)
         features = {str(name): str(kind) for name, kind in found["features"].items()}
         return FileEntry(count, size, digest, "", compression, frames, features)
@@ -96,7 +99,7 @@ class FileEntry:
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a number of things")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -108,19 +111,19 @@ def _unpack(text: Any, size: int) -> bytes:
     inflate = zlib.decompressobj()
     data = inflate.decompress(base64.b64decode(text, validate=True), size + 1)
     if len(data) != size:
-        raise ValueError("a list has not as many items as there are records")
+        raise ValueError("the length of a list is not the number of records")
     return data
 
 
 def load_index(folder: str) -> dict[str, FileEntry]:
-    """What is known of the files in a folder; nothing if it was never indexed."""
+    """Return the index entries of the files in a folder; none if it was never indexed."""
     text = _read(folder)
     if text is None:
         return {}
     try:
         found = json.loads(text)
         if found["version"] not in (1, VERSION):
-            raise ValueError(f"a version that is not known: {found['version']!r}")
+            raise ValueError(f"unknown version {found['version']!r}")
         return {str(name): FileEntry.of(entry) for name, entry in found["files"].items()}
     except (
         ValueError,
@@ -133,7 +136,7 @@ def load_index(folder: str) -> dict[str, FileEntry]:
     ) as error:
         reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else error
         raise DataChanged(
-            f"{index_path(folder)} cannot be read ({reason}); if the data is right, index it anew: "
+            f"{index_path(folder)} cannot be read ({reason}); if the data is correct, index it again: "
             f"manyfit data index --force '{posixpath.join(folder, '*')}'"
         ) from error
 
@@ -159,7 +162,7 @@ def _read(folder: str) -> bytes | None:
 
 
 def save_index(folder: str, entries: Mapping[str, FileEntry]) -> None:
-    """Write what is known of a folder, whole or not at all."""
+    """Write the index of a folder atomically."""
     document = {"version": VERSION, "files": {name: entries[name].plain() for name in sorted(entries)}}
     text = json.dumps(document, indent=1) + "\n"
     if files.is_remote(folder):
@@ -170,7 +173,7 @@ def save_index(folder: str, entries: Mapping[str, FileEntry]) -> None:
 
 
 def examine_file(file: str, compression: str | None = None, progress: Progress | None = None) -> FileEntry:
-    """Read all of a file: check every record, and note what there is to know."""
+    """Read a whole file, check every record, and return its index entry."""
     with streams.open_bytes(files.local_copy(file)) as data:
         found = detection.check_compression(data[:16], compression, file)
         offsets, checksums, features = [0], list[int](), dict[str, set[str]]()
@@ -201,7 +204,7 @@ def _collect(file: str, waiting: list[bytes], end: int, features: dict[str, set[
             if len(known) > 1:
                 known.discard("nothing")
         if len(features) > MOST_FEATURES:
-            reason = f"the file has more than {MOST_FEATURES:,} features, which no feeder could list"
+            reason = f"the file has more than {MOST_FEATURES:,} features"
             raise RecordError(file, reason, end - 1)
     except Malformed as error:
         raise RecordError(file, error.reason, end - len(waiting) + error.row) from None
@@ -209,7 +212,7 @@ def _collect(file: str, waiting: list[bytes], end: int, features: dict[str, set[
 
 
 def hash_file(data: Any, algorithm: str = "sha256") -> str:
-    """A hash of a file."""
+    """Return the hash of a file."""
     found = hashlib.new(algorithm, usedforsecurity=False)
     for begin in range(0, len(data), 1 << 24):
         found.update(data[begin : begin + (1 << 24)])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """All values behind each other, and where those of each row begin.
+    """Variable-length rows: all values concatenated, and the offsets of the rows.
 
     >>> rows = Ragged(np.arange(6), np.array([0, 1, 3, 6]))
     >>> rows[1:].padded().tolist()
@@ -22,7 +22,7 @@ class Ragged:
 
     values: Any
     splits: npt.NDArray[np.int64]
-    """One more than there are rows; the first need not be 0."""
+    """The offsets of the rows: one more than there are rows; the first need not be 0."""
 
     def __len__(self) -> int:
         return len(self.splits) - 1
@@ -37,15 +37,15 @@ class Ragged:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """How many values each row has."""
+        """The number of values of each row."""
         return np.diff(self.splits)
 
     def flat(self) -> Any:
-        """The values of these rows alone."""
+        """Return the values of these rows only."""
         return self.values[self.splits[0] : self.splits[-1]]
 
     def take(self, rows: npt.NDArray[np.int64]) -> Ragged:
-        """Some rows, in any order."""
+        """Return some rows, in any order."""
         begins, lengths = self.splits[rows], self.splits[rows + 1] - self.splits[rows]
         splits = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
         places = np.arange(splits[-1]) + np.repeat(begins - splits[:-1], lengths)
@@ -53,17 +53,17 @@ class Ragged:
 
     @staticmethod
     def of(rows: Sequence[Any]) -> Ragged:
-        """Rows that are arrays."""
+        """Create from rows that are arrays."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         splits = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
         return Ragged(np.concatenate(rows) if len(rows) else np.zeros(0), splits)
 
     def rows(self) -> Any:
-        """An array of arrays."""
+        """Return an object array of arrays."""
         return as_objects([row.copy() for row in self])
 
     def padded(self, fill: Any = 0, length: int | None = None) -> Any:
-        """One array: short rows are filled at their end, and those longer than `length` are cut."""
+        """Return one array: short rows are padded at the end, and rows longer than `length` are truncated."""
         lengths = self.lengths
         width = int(lengths.max(initial=0)) if length is None else length
         made = np.empty((len(self), width, *self.values.shape[1:]), self.values.dtype)
@@ -78,5 +78,5 @@ class Ragged:
 
 
 def as_objects(values: Sequence[Any]) -> Any:
-    """A list as an array of objects, whatever they are."""
+    """Return a list as a one-dimensional array of objects."""
     return np.fromiter(values, dtype=object, count=len(values))

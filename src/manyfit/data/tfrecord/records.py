@@ -1,4 +1,4 @@
-"""The records of a data set: files behind each other, any record by its number."""
+"""The records of a data set: all its files as one sequence with random access."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from manyfit.data.tfrecord.wire import PAD, SEQUENCE, Buffer, Malformed, find_se
 log = logging.getLogger("manyfit")
 
 EMPTY: Final = ("", KINDS[NONE], SEQUENCE + KINDS[NONE])
-"""What the index says of a feature without values."""
+"""The kinds that the index gives for a feature without values."""
 
 
 class RecordFile:
-    """One file. It is opened while something is read, so that a data set may have any number of them."""
+    """One file. It is open only during a read, so that a data set can have any number of files."""
 
     def __init__(self, path: str, entry: FileEntry, in_memory: bool) -> None:
         self.path = path
@@ -55,12 +55,12 @@ class RecordFile:
 
     @property
     def frames(self) -> Frames:
-        """Where its records lie."""
+        """The positions and checksums of its records."""
         assert self.entry.frames is not None
         return self.entry.frames
 
     def parts(self, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """Some pieces of it, unpacked; shorter ones where it ends too early."""
+        """Return ranges of the decompressed bytes; shorter ones where the file ends too early."""
         with self._lock:
             if self._place is None:
                 self._place = self._locate()
@@ -71,11 +71,13 @@ class RecordFile:
             return data.parts(begins, ends)
 
     def _locate(self) -> bytes | Path:
-        """Where its bytes lie, unpacked."""
+        """Return the decompressed bytes, or the path of a file that holds them."""
         local, entry = files.local_copy(self.path), self.entry
         with streams.open_bytes(local) as data:
             if len(data) != entry.size:
-                raise DataChanged(f"{self.path} has {len(data):,} bytes; when it was indexed, {entry.size:,}")
+                raise DataChanged(
+                    f"{self.path} has {len(data):,} bytes, but had {entry.size:,} when it was indexed"
+                )
             detection.check_compression(data[:16], entry.compression, self.path)
             if not entry.compression:
                 return local
@@ -97,26 +99,26 @@ class Records:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def digests(self) -> list[str]:
-        """A hash of the content of each file."""
+        """Return the hash of each file."""
         return [file.entry.digest for file in self.files]
 
     def where(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The file of each row, and the place of its record there."""
+        """Return the file number of each row, and the number of its record in the file."""
         which = np.searchsorted(self._ends, rows, side="right")
         begins = np.concatenate((np.zeros(1, np.int64), self._ends))
         return which, rows - begins[which]
 
     def ids(self, rows: npt.NDArray[np.int64]) -> list[str]:
-        """The name of a file and the number of a record in it."""
+        """Return row IDs: the name of the file and the number of the record."""
         which, place = self.where(np.asarray(rows, np.int64))
         return [f"{self._names[f]}:{p}" for f, p in zip(which.tolist(), place.tolist(), strict=True)]
 
     def read(self, rows: npt.NDArray[np.int64]) -> Buffer:
-        """Read some records, in any order. Each is what was indexed, or an error says which one is not."""
+        """Read some records, in any order; raise if one of them is not what was indexed."""
         which, place = self.where(rows)
         begins, ends = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         known = np.zeros(len(rows), np.uint32)
-        is_first = np.ones(len(rows), bool)  # of those that lie behind each other, and are read at once
+        is_first = np.ones(len(rows), bool)  # the first of consecutive records, which are read at once
         is_first[1:] = (np.diff(which) != 0) | (np.diff(place) != 1)
         first = np.flatnonzero(is_first)
         last = np.append(first[1:], len(rows))[: len(first)] - 1
@@ -130,7 +132,7 @@ class Records:
             pieces[runs] = as_objects(file.parts(*bounds))
         wanted = ends[last] - begins[first]
         for i in np.flatnonzero(np.fromiter(map(len, pieces), np.int64, len(pieces)) < wanted).tolist():
-            pieces[i] += bytes(int(wanted[i]) - len(pieces[i]))  # which no checksum fits
+            pieces[i] += bytes(int(wanted[i]) - len(pieces[i]))  # zeros, which fail the checksum below
         data = b"".join([*pieces, bytes(PAD)])
         stops = np.cumsum(ends - begins)
         starts = stops - (ends - begins)
@@ -146,7 +148,7 @@ class Records:
     def columns(
         self, rows: npt.NDArray[np.int64], features: Mapping[str, tuple[str, Feature]], each: Mapper = map
     ) -> dict[str, Any]:
-        """Read some features of some records: columns by their own keys, `{key: (name, feature)}`."""
+        """Read features, given as `{key: (name, feature)}`, of some records; return a column for each key."""
         buffer = self.read(rows)
         name = ""
         try:
@@ -164,7 +166,7 @@ class Records:
             raise RecordError(self.files[int(which[0])].path, reason, int(place[0])) from None
 
     def check(self, features: Sequence[tuple[str, Feature]]) -> None:
-        """See, before anything is read, that every file has the features that are wanted."""
+        """Check against the index, before reading, that every file has the required features."""
         filled = [file for file in self.files if file.entry.records and file.entry.features]
         for file in filled:
             for name, feature in features:
@@ -179,10 +181,10 @@ class Records:
                 continue
             told = f"no record has a feature {name!r}{_instead(name, filled)}"
             if isinstance(feature, FixedLenFeature):
-                log.warning("%s; each row has its default_value", told)
+                log.warning("%s; every row gets its default_value", told)
             elif not getattr(feature, "allow_missing", False):
                 hint = (
-                    " (if that is right, set allow_missing: true)"
+                    " (if this is intended, set allow_missing: true)"
                     if hasattr(feature, "allow_missing")
                     else ""
                 )
@@ -190,20 +192,20 @@ class Records:
 
 
 def _instead(name: str, files: Sequence[RecordFile]) -> str:
-    """What files have that lack a feature."""
+    """Return a hint for a missing feature: the nearest name, or the available ones."""
     known = list(dict.fromkeys(name for file in files for name in file.entry.features))
     best = nearest(name, known)
     return f"; did you mean {best!r}?" if best else f"; there are {listing(known, 12)}"
 
 
 def describe_contents(feature: Feature) -> str:
-    """What a feature holds, as the index calls it."""
+    """Return the kind of values of a feature, as named in the index."""
     before = SEQUENCE if isinstance(feature, SequenceFeature) else ""
     return before + KINDS[wire_type(feature)]
 
 
 def needs_values(feature: Feature) -> bool:
-    """Whether a record without this feature is an error."""
+    """Return whether a record without this feature is an error."""
     if isinstance(feature, FixedLenFeature):
         return feature.default_value is None
     if isinstance(feature, ImageFeature) and feature.pad:
@@ -212,7 +214,7 @@ def needs_values(feature: Feature) -> bool:
 
 
 def complete(path: str, entry: FileEntry) -> FileEntry:
-    """An entry that another program has written says too little: look at the file itself."""
+    """Return a complete entry; read the file if another program wrote an entry without positions."""
     if entry.frames is not None:
         return entry
     for finding in verification.compare_file(path, entry, deep=True):
@@ -221,7 +223,7 @@ def complete(path: str, entry: FileEntry) -> FileEntry:
 
 
 def _short(paths: Sequence[str]) -> list[str]:
-    """Names that tell files apart: without folders, if that is enough."""
+    """Return unique names of files: without folders if that is sufficient."""
     names = [files.name_of(path) for path in paths]
     if len(set(names)) == len(names):
         return names

@@ -19,9 +19,9 @@ WBITS: Final = {"gzip": 31, "zlib": 15}
 
 
 class Bytes:
-    """The bytes of a file, read where they are asked for.
+    """The bytes of a file, with random access.
 
-    Not mapped into memory: a file that somebody cuts short would end the process, and not only the read.
+    Not memory-mapped: truncating a mapped file would kill the process instead of failing the read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,16 +32,16 @@ class Bytes:
         return self._size
 
     def part(self, begin: int, end: int, /) -> bytes:
-        """The bytes from one place to another."""
+        """Return the bytes from `begin` to `end`."""
         found = os.pread(self._file, end - begin, begin)
         while len(found) < end - begin and (
             more := os.pread(self._file, end - begin - len(found), begin + len(found))
         ):
-            found += more  # a large piece may come in several
+            found += more  # pread may return a large range in several parts
         return found
 
     def parts(self, begins: Sequence[int], ends: Sequence[int], /) -> list[bytes]:
-        """Several such pieces."""
+        """Return several ranges of bytes."""
         sizes = list(map(operator.sub, ends, begins))
         found = list(map(os.pread, itertools.repeat(self._file), sizes, begins))
         if list(map(len, found)) == sizes:
@@ -53,13 +53,13 @@ class Bytes:
         return self.part(begin, max(begin, end))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[Bytes]:
-    """The bytes of a file, while it is open."""
+    """Open a file for random access."""
     data = Bytes(path)
     try:
         yield data
@@ -68,7 +68,7 @@ def open_bytes(path: Path) -> Iterator[Bytes]:
 
 
 class Sequential:
-    """Reads bytes from their beginning on, in pieces that are larger than what is asked for."""
+    """A sequential reader of bytes that reads in large pieces."""
 
     def __init__(self, data: Any, seen: Callable[[int], None] | None = None) -> None:
         self._data = data
@@ -78,7 +78,7 @@ class Sequential:
         self._seen = seen
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes."""
+        """Return up to `size` bytes."""
         inside = self._at - self._begin
         if inside + size > len(self._piece):
             self._piece, self._begin, inside = self._data[self._at : self._at + max(size, PIECE)], self._at, 0
@@ -90,7 +90,7 @@ class Sequential:
 
 
 class Inflated:
-    """Unpacks what it reads, never more at once than was asked for."""
+    """A decompressing reader that never decompresses more at once than was requested."""
 
     def __init__(self, stream: Readable, compression: str, name: str) -> None:
         self._stream = stream
@@ -102,7 +102,7 @@ class Inflated:
         self.done = 0
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; fewer only at the end."""
+        """Return up to `size` bytes; fewer only at the end."""
         parts, missing = [], size
         while missing:
             piece = self._piece(min(missing, PIECE))
@@ -123,7 +123,7 @@ class Inflated:
             if not self._rest:
                 self._rest = self._stream.read(PIECE)
                 if not self._rest:
-                    raise RecordError(self._name, f"{self._what} cut short", what="truncated")
+                    raise RecordError(self._name, f"{self._what} truncated", what="truncated")
             try:
                 piece = self._inflate.decompress(self._rest, most)
             except zlib.error as error:
@@ -134,7 +134,7 @@ class Inflated:
 
 
 def stream_of(data: Any, compression: str, name: str, seen: Callable[[int], None] | None = None) -> Readable:
-    """Read the records of a file from its beginning, unpacked."""
+    """Return a stream of the decompressed bytes of a file, from the beginning."""
     plain = Sequential(data, seen)
     return Inflated(plain, compression, name) if compression else plain
 
@@ -142,7 +142,7 @@ def stream_of(data: Any, compression: str, name: str, seen: Callable[[int], None
 def decompress(
     data: Any, compression: str, name: str, size: int, digest: str, in_memory: bool
 ) -> bytes | Path:
-    """The bytes of a compressed file, which can be read anywhere: here, or in a file that is kept."""
+    """Return the decompressed bytes of a file, or the path of a cached file that holds them."""
     if in_memory:
         return b"".join(_read_limited(stream_of(data, compression, name), size, name))
     kept = cache_root() / "unpacked" / digest
@@ -154,7 +154,7 @@ def decompress(
 
 
 def _read_limited(stream: Readable, size: int, name: str) -> Iterator[bytes]:
-    """All of a stream, which must be as long as it was when it was indexed."""
+    """Yield all of a stream; raise unless it is as long as it was when it was indexed."""
     done = 0
     while piece := stream.read(PIECE):
         done += len(piece)
@@ -162,4 +162,4 @@ def _read_limited(stream: Readable, size: int, name: str) -> Iterator[bytes]:
             break
         yield piece
     if done != size:
-        raise RecordError(name, f"unpacked it is not the {size:,} bytes that were indexed")
+        raise RecordError(name, f"its decompressed size is not the {size:,} bytes that were indexed")

@@ -26,7 +26,7 @@ from manyfit.data.tfrecord.metadata import (
 
 @dataclass(frozen=True)
 class FileProblem:
-    """Something that is wrong with a file, in one word and in a sentence."""
+    """A problem with a file: a keyword and a detailed description."""
 
     file: str
     what: str
@@ -37,7 +37,7 @@ class FileProblem:
 
 
 def by_folder(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Files by the folder that they lie in."""
+    """Group files by folder."""
     found: dict[str, list[str]] = {}
     for path in paths:
         found.setdefault(files.folder_of(path), []).append(path)
@@ -50,7 +50,7 @@ def verify_files(
     progress: Progress | None = None,
     known: Mapping[str, Mapping[str, FileEntry]] | None = None,
 ) -> Iterator[FileProblem]:
-    """Compare files with what is known of them: their names and sizes, or, `deep`, all that is in them."""
+    """Compare files with the index: names and sizes, or, with `deep`, the complete contents."""
     given = [
         files.canonical_pattern(each) for each in ([patterns] if isinstance(patterns, str) else patterns)
     ]
@@ -60,22 +60,22 @@ def verify_files(
     read = known or {}
     known = {folder: read[folder] if folder in read else load_index(folder) for folder in folders}
     if not here and not any(known.values()):
-        files.match_files(given)  # which says what is wrong
+        files.match_files(given)  # raises an error that explains which pattern matches nothing
     strange = find_unindexed(list(here), given, known)
     for folder, entries in known.items():
         if not entries and folder in inside:
-            yield FileProblem(index_path(folder), "missing", "nobody has indexed this folder")
+            yield FileProblem(index_path(folder), "missing", "this folder has not been indexed")
             continue
         for name in entries:
             path = posixpath.join(folder, name)
             if path not in here and _fits(path, given):
-                yield FileProblem(path, "deleted", "it was indexed, but is not there any more")
+                yield FileProblem(path, "deleted", "it was indexed, but no longer exists")
         for path in inside.get(folder, ()):
             entry = entries.get(files.name_of(path))
             if entry is None and path in strange:
                 continue
             if entry is None:
-                yield FileProblem(path, "added", "it is there, but was not indexed")
+                yield FileProblem(path, "added", "it exists, but was not indexed")
             else:
                 yield from compare_file(path, entry, deep, progress)
 
@@ -83,20 +83,20 @@ def verify_files(
 def find_unindexed(
     paths: Sequence[str], patterns: Sequence[str], known: Mapping[str, Mapping[str, FileEntry]]
 ) -> list[str]:
-    """Files beside the records that hold none, and that nobody has indexed."""
+    """Return files that hold no records and are not indexed."""
     indexed = {posixpath.join(folder, name) for folder, entries in known.items() for name in entries}
     return detection.find_strangers(paths, patterns, indexed)
 
 
 def list_indexed(patterns: Sequence[str]) -> list[str]:
-    """Those of the files that are there which somebody has indexed."""
+    """Return the existing files that match some patterns and are indexed."""
     paths = present([files.canonical_pattern(each) for each in patterns])
     known = {folder: load_index(folder) for folder in by_folder(paths)}
     return [path for path in paths if files.name_of(path) in known[files.folder_of(path)]]
 
 
 def present(patterns: Sequence[str]) -> list[str]:
-    """The files that are there; patterns that match nothing are passed over."""
+    """Return the existing files; patterns without matches are skipped."""
     found: dict[str, None] = {}
     for pattern in patterns:
         found |= dict.fromkeys(files.find_files(pattern))
@@ -104,7 +104,7 @@ def present(patterns: Sequence[str]) -> list[str]:
 
 
 def _folders(pattern: str) -> list[str]:
-    """The folders in which a pattern looks."""
+    """Return the folders that a pattern searches."""
     if files.is_remote(pattern):
         folder = files.folder_of(pattern)
         return [] if any(mark in folder for mark in files.MAGIC) else [folder]
@@ -116,7 +116,7 @@ def _folders(pattern: str) -> list[str]:
 
 
 def _fits(path: str, patterns: Sequence[str]) -> bool:
-    """Whether one of some patterns would match a file, if it were there."""
+    """Return whether a pattern would match a file if it existed."""
     return any(
         path == pattern
         or files.folder_of(path) == pattern
@@ -132,7 +132,7 @@ def _fits(path: str, patterns: Sequence[str]) -> bool:
 def compare_file(
     path: str, entry: FileEntry, deep: bool, progress: Progress | None = None
 ) -> Iterator[FileProblem]:
-    """What has happened to a file since it was indexed; `deep` or not, a file of another size is read."""
+    """Yield the changes of a file since it was indexed; a file of another size is read even if not `deep`."""
     size = files.size_of(path)
     if not deep and size == entry.size:
         return
@@ -147,12 +147,12 @@ def compare_file(
     if deep:
         yield FileProblem(path, what, detail)
     else:
-        sizes = f"{size:,} bytes; when it was indexed, {entry.size:,}"
+        sizes = f"{size:,} bytes, but {entry.size:,} when it was indexed"
         yield FileProblem(path, "resized", f"{sizes} ({what}: {detail})")
 
 
 def _misread(path: str, entry: FileEntry, progress: Progress | None) -> Iterator[FileProblem]:
-    """A file that is what it was, but of which the index says something else."""
+    """Yield a problem if the index does not describe an unchanged file correctly."""
     found = examine_file(path, None, progress)
     wrong = found.records != entry.records
     if entry.frames is not None and found.frames is not None and not wrong:
@@ -165,7 +165,7 @@ def _misread(path: str, entry: FileEntry, progress: Progress | None) -> Iterator
 
 
 def _explain_change(path: str, entry: FileEntry, progress: Progress | None) -> tuple[str, str]:
-    """In one word and in a sentence, what has become of a file that is not what it was."""
+    """Return a keyword and a description of how a changed file differs from the index."""
     try:
         found = examine_file(path, entry.compression if entry.digest else None, progress)
     except RecordError as error:
@@ -176,12 +176,12 @@ def _explain_change(path: str, entry: FileEntry, progress: Progress | None) -> t
     if entry.features and found.features != entry.features:
         return "schema changed", _schemas(entry.features, found.features)
     count = "" if entry.records == found.records else f"{found.records:,} records, not {entry.records:,}"
-    since = "" if first is None else f"from record {first} on it is another"
-    return "changed", "; ".join(filter(None, (since, count))) or "its bytes are others"
+    since = "" if first is None else f"it differs from record {first} on"
+    return "changed", "; ".join(filter(None, (since, count))) or "its bytes differ"
 
 
 def _first(before: FileEntry, now: FileEntry) -> int | None:
-    """The first record that is not what it was; None if that cannot be known."""
+    """Return the first record that differs; None if an entry has no positions."""
     if before.frames is None or now.frames is None:
         return None
     shared = min(len(before.frames), len(now.frames))
@@ -192,7 +192,7 @@ def _first(before: FileEntry, now: FileEntry) -> int | None:
 
 
 def _schemas(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    parts = [f"{name} is gone" for name in before if name not in now]
+    parts = [f"{name} is missing" for name in before if name not in now]
     parts += [f"{name} is new" for name in now if name not in before]
     parts += [f"{n} was {before[n]}, is {now[n]}" for n in before if n in now and now[n] != before[n]]
     return listing(parts, 6)

@@ -1,8 +1,8 @@
-"""`tf.train.Example` on the wire: where in a buffer the values of each feature lie.
+"""`tf.train.Example` in the wire format: the positions of the values of each feature in a buffer.
 
-Many records are walked at once, one step of the format at a time, with NumPy. A record whose bytes are not in
-the form that every writer uses (or that are no Example at all) is walked alone and with care, so that both
-ways give the same for whatever is valid, and an error for whatever is not.
+NumPy parses many records at once, one element of the format at a time. A record that is not in the form that
+common writers use, or that is not an Example at all, is parsed individually by `message`. Both ways return
+the same result for every valid record, and raise an error for every invalid one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 SEQUENCE: Final = "sequence of "
-"""What stands before that for the lists of a SequenceExample."""
+"""The prefix of the kind of a feature list of a SequenceExample."""
 PAD: Final = 32
-"""Bytes behind the last record that may be looked at."""
+"""The number of bytes after the last record that may be read."""
 FEW: Final = 6
-"""So few records are walked one by one."""
+"""Fewer records than this are parsed one by one."""
 LONG: Final = 256
-"""A record with more features, or a feature with more texts, than this is walked alone."""
+"""A record with more features, or a feature with more bytes values, than this is parsed individually."""
 
 
 class Malformed(ValueError):
-    """Bytes that are no Example. `row` is the place among those that were parsed together."""
+    """Bytes that are not an Example. `row` is the position among the records that are parsed together."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -42,10 +42,10 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True)
 class Buffer:
-    """Several records behind each other."""
+    """Several concatenated records."""
 
     raw: bytes
-    """With at least `PAD` bytes behind the last record."""
+    """The records, with at least `PAD` bytes after the last one."""
     starts: Ints
     ends: Ints
 
@@ -56,7 +56,7 @@ class Buffer:
 
     @staticmethod
     def of(records: list[bytes]) -> Buffer:
-        """Put records behind each other."""
+        """Concatenate records."""
         lengths = np.fromiter(map(len, records), np.int64, len(records))
         ends = np.cumsum(lengths)
         return Buffer(b"".join([*records, bytes(PAD)]), ends - lengths, ends)
@@ -66,34 +66,34 @@ class Buffer:
 
 
 class Careful(NamedTuple):
-    """The values of one feature of one record that was walked alone."""
+    """The values of one feature of a record that was parsed individually."""
 
     kind: int
     values: Any
-    """A list of bytes, or the packed form of numbers: 4 bytes a float, varints of ints."""
+    """A list of bytes, or packed numbers: 4 bytes per float, varints for integers."""
 
 
 @dataclass
 class Spans:
-    """One feature of several records: its kind, and where its list lies."""
+    """One feature of several records: its kind, and the position of its list."""
 
     kind: npt.NDArray[np.uint8]
     starts: Ints
     ends: Ints
-    """For numbers, the packed values; for bytes, the list with a tag and a length before each value."""
+    """The range of numbers are the packed values; that of bytes has a tag and a length before each value."""
     careful: dict[int, Careful] = field(default_factory=dict)
-    """Records whose values are not in one piece."""
+    """Records whose values are not contiguous, or that were parsed individually."""
     steps: list[list[bytes] | None] | None = None
-    """For a list of features, as a SequenceExample has it: those of each record; None where it is missing."""
+    """For a feature list of a SequenceExample: the steps of each record; None where it is missing."""
 
     @staticmethod
     def none(rows: int) -> Spans:
-        """Nothing yet."""
+        """Create spans of a feature that no record has."""
         return Spans(np.zeros(rows, np.uint8), np.zeros(rows, np.int64), np.zeros(rows, np.int64))
 
 
 def spans(buffer: Buffer, names: Iterable[str]) -> dict[str, Spans]:
-    """Find some features of records by name."""
+    """Find features of records by name."""
     rows = len(buffer)
     found = {name.encode(): Spans.none(rows) for name in names}
     walked = np.zeros(rows, bool) if rows < FEW else _together(buffer, found, None)
@@ -107,7 +107,7 @@ def spans(buffer: Buffer, names: Iterable[str]) -> dict[str, Spans]:
 
 
 def find_sequences(buffer: Buffer, names: Collection[str]) -> dict[str, Spans]:
-    """Find some lists of features, which a SequenceExample has beside its context, by name."""
+    """Find the feature lists of SequenceExamples by name."""
     found = {name: Spans.none(len(buffer)) for name in names}
     for each in found.values():
         each.steps = [None] * len(buffer)
@@ -127,7 +127,7 @@ def _record(buffer: Buffer, row: int) -> bytes:
 
 
 def find_schema(buffer: Buffer) -> dict[str, set[str]]:
-    """Every feature of some records, with what it holds."""
+    """Return every feature of some records, with the kinds of its values."""
     kinds: dict[bytes, set[int]] = {}
     found: dict[bytes, Spans] = {}
     rows = len(buffer)
@@ -156,7 +156,7 @@ def find_schema(buffer: Buffer) -> dict[str, set[str]]:
 
 
 def _list_features(data: bytes) -> dict[str, set[int]]:
-    """The lists of features of a record, with what they hold; none if something else is at their place."""
+    """Return the feature lists of a record with their kinds; none if the record is not a SequenceExample."""
     try:
         return {
             name.decode(errors="backslashreplace"): {message.feature(step, name)[0] for step in steps}
@@ -168,10 +168,10 @@ def _list_features(data: bytes) -> dict[str, set[int]]:
 
 
 def _together(buffer: Buffer, found: dict[bytes, Spans], discover: int | None) -> npt.NDArray[np.bool_]:
-    """Walk every record in the usual form; say of which ones that was possible. Find names, up to `discover`.
+    """Parse all records of the usual form; return for which ones it succeeded. Find up to `discover` names.
 
-    `features` fills the record; each entry is a key and then a value, which hold nothing else; a list of
-    numbers is packed in one piece.
+    In the usual form, the record is one `features` message, each entry is a key followed by a value and
+    nothing else, and a list of numbers is packed and contiguous.
     """
     data, rows, last = buffer.data, len(buffer), len(buffer.data) - PAD
     ends = buffer.ends
@@ -189,7 +189,7 @@ def _together(buffer: Buffer, found: dict[bytes, Spans], discover: int | None) -
         if step == LONG:
             ok &= ~live
             break
-        at = np.where(live, at, last)  # the others read padding, and are not listened to
+        at = np.where(live, at, last)  # finished and invalid records read padding, which is ignored
         good = data[at] == 0x0A
         length, key = lengths(data, at + 1, last)
         end = key + length
@@ -227,10 +227,10 @@ def _assign(
     live: npt.NDArray[np.bool_],
     entry: tuple[Ints, Ints, npt.NDArray[np.uint8], Ints, Ints],
 ) -> npt.NDArray[np.bool_]:
-    """Give the entries of one step to the features whose names they have; say whose names are too many."""
+    """Assign the entries of one step to features by name; return the records whose names exceed the limit."""
     name, size, kind, start, end = entry
     left = live.copy()
-    # Most files have the same features in the same order: the one that came at this step before is likely.
+    # Most files have the same features in the same order, so the feature that was seen at this step is first.
     tried = order[step:] + order[:step] if step < len(order) else list(order)
     while left.any():
         for wanted in tried:
@@ -260,7 +260,7 @@ def _assign(
 
 
 def lengths(data: Bytes, at: Ints, last: int) -> tuple[Ints, Ints]:
-    """Read a varint at each place that is a length; one that is too long leads out of the buffer."""
+    """Read a varint length at each position; one that is too long points outside of the buffer."""
     at = np.minimum(at, last)
     byte = data[at]
     value = (byte & 0x7F).astype(np.int64)
@@ -276,16 +276,16 @@ def lengths(data: Bytes, at: Ints, last: int) -> tuple[Ints, Ints]:
         after = after + more
         more = more & (byte >= 0x80)
         shift += 7
-    return value, np.minimum(after, last + 1)  # behind the last record, which none of them reaches
+    return value, np.minimum(after, last + 1)  # after the last record, where no valid entry ends
 
 
 def _entries(buffer: Buffer, row: int) -> dict[bytes, bytes]:
-    """Walk one record by the rules of the format alone: the name of each feature, and it as it is written."""
+    """Parse one record individually; return the encoded value of each feature by name."""
     found: dict[bytes, bytes] = {}
     try:
         for number, (name, value) in enumerate(message.entries(_record(buffer, row))):
             if number == WIDEST:
-                raise Broken(f"a record with more than {WIDEST:,} features")
+                raise Broken(f"the record has more than {WIDEST:,} features")
             found[name] = value
     except Broken as error:
         raise Malformed(row, str(error)) from None

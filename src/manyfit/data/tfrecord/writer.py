@@ -1,4 +1,4 @@
-"""Writing Examples: one record, one file, or a set of shards."""
+"""Writers of records: one record, one file, or the names of a set of shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUFFIX: Final = {"": "", "gzip": ".gz", "zlib": ".zz"}
 
 
 def encode(row: Mapping[str, Any]) -> bytes:
-    """A `tf.train.Example` from values by name: text and bytes, whole numbers, or floats; one or several.
+    """Encode values by name as a `tf.train.Example`: text, bytes, integers or floats; single or several.
 
     >>> encode({"label": 3}).hex()
     '0a100a0e0a056c6162656c12051a030a0103'
@@ -35,7 +35,7 @@ def encode(row: Mapping[str, Any]) -> bytes:
 
 def _feature(name: str, value: Any) -> bytes:
     if value is None or (isinstance(value, list | tuple) and not value):
-        return b""  # of no kind, which is read as none of whatever kind is asked for
+        return b""  # a feature without a kind, which is read as an empty list of any kind
     if isinstance(value, str | bytes):
         return _texts([value])
     if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
@@ -49,7 +49,7 @@ def _feature(name: str, value: Any) -> bytes:
     if array.dtype.kind == "f":
         packed, tag = flat.astype("<f4").tobytes(), b"\x12"
     elif array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise UsageError(f"the feature {name!r} has a number that int64 cannot hold")
+        raise UsageError(f"the feature {name!r} has a number that does not fit into int64")
     else:
         packed, tag = (
             b"".join(_varint(v & 0xFFFF_FFFF_FFFF_FFFF) for v in flat.astype(np.int64).tolist()),
@@ -80,7 +80,7 @@ def _varint(value: int) -> bytes:
 
 
 class RecordWriter:
-    """Writes records to a file, which is seen under its name once it is whole.
+    """A writer of records to a file, which appears under its name once it is complete.
 
     >>> with RecordWriter(Path("train-00000-of-00001")) as file:    # doctest: +SKIP
     ...     file.write(encode({"label": 3}))
@@ -111,7 +111,7 @@ class RecordWriter:
         durable.sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Delete the incomplete file."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -126,7 +126,7 @@ class RecordWriter:
 
 
 def write_records(path: Path, rows: Iterable[Mapping[str, Any]], compression: str = "") -> int:
-    """Write rows as Examples into one file; say how many they were."""
+    """Write rows as Examples to one file and return their number."""
     with RecordWriter(path, compression) as file:
         for row in rows:
             file.write(encode(row))
@@ -134,7 +134,7 @@ def write_records(path: Path, rows: Iterable[Mapping[str, Any]], compression: st
 
 
 def shard_names(prefix: str, count: int, compression: str = "") -> list[str]:
-    """The names of the files that a data set is cut into.
+    """Return the file names of the shards of a data set.
 
     >>> shard_names("train", 2)
     ['train-00000-of-00002', 'train-00001-of-00002']

@@ -1,1 +1,1 @@
-"""Models that variants can name by their file: `toy:DebugToyModel`."""
+"""Models that variants name by file and class: `toy:DebugToyModel`."""

@@ -1,4 +1,4 @@
-"""A model to try things out with."""
+"""A toy model for trying out variants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class DebugToyModel(nn.Module):
-    """Learns to name the number that it sees. It brings its own loss and its own optimiser."""
+    """A model that learns to reproduce its input number, with its own loss and optimizer."""
 
     def __init__(
         self,
@@ -24,12 +24,12 @@ class DebugToyModel(nn.Module):
         self.classes = nn.Linear(hidden_neurons, num_classes)
 
     def forward(self, number: Tensor, target: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Scores of the classes; with a target, also one loss for each row."""
+        """Return the class scores; with a target, also the loss of each row."""
         scores: Tensor = self.classes(torch.relu(self.embedding(number.reshape(-1))))
         if target is None:
             return scores
         return scores, nn.functional.cross_entropy(scores, target, reduction="none")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """What it is trained by."""
+        """Return the optimizer."""
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)

@@ -27,10 +27,10 @@ class Arrays(RowTable):
                 if array.dtype == object and not _is_text(array):
                     raise UsageError(f"{file}: the rows of {name!r} are neither numbers nor text")
                 if not array.shape:
-                    raise UsageError(f"{file}: {name!r} is a single value, and no rows")
+                    raise UsageError(f"{file}: {name!r} is a single value and has no rows")
                 if array.dtype.kind not in "biufSUO":
                     raise UsageError(
-                        f"{file}: {name!r} has the type {array.dtype}, which records do not know"
+                        f"{file}: {name!r} has the type {array.dtype}, which records do not support"
                     )
                 self.shapes[name] = tuple(array.shape), array.dtype
         counts = {shape[0] for shape, _ in self.shapes.values()}
@@ -47,7 +47,7 @@ class Arrays(RowTable):
         return self.count
 
     def rows(self, begin: int, end: int) -> Iterator[Row]:
-        """A value, or the memory of an array, for each name."""
+        """Yield a value, or the raw bytes of an array, for each name."""
         with self._open() as arrays:
             for start in range(begin, end, 1024):
                 stop = min(start + 1024, end)
@@ -69,7 +69,7 @@ class Arrays(RowTable):
         return value
 
     def features(self) -> dict[str, str]:
-        """Numbers by their shape."""
+        """Return the options of each array, by its shape and type."""
         found = {}
         for name, (shape, kind) in self.shapes.items():
             row = list(shape[1:])
@@ -84,13 +84,13 @@ class Arrays(RowTable):
 
 
 def _is_text(array: Any) -> bool:
-    """Whether an array of objects, as HDF5 has them, holds text."""
+    """Return whether an object array of an HDF5 file holds text."""
     h5py: Any = import_optional("h5py", "hdf5")
     return h5py.check_string_dtype(array.dtype) is not None
 
 
 class _Open:
-    """The arrays of a file, while it is open."""
+    """A context manager that opens the arrays of a file."""
 
     def __init__(self, file: Path, is_hdf5: bool) -> None:
         self.file = file
@@ -116,7 +116,7 @@ class _Open:
             return {name: loaded[name] for name in loaded.files}
         except ExtraMissing:
             raise
-        except Exception as error:  # a damaged file makes its reader fail in whatever way
+        except Exception as error:  # readers raise various exceptions for damaged files
             raise UsageError(
                 f"{self.file} cannot be read as arrays: {type(error).__name__}: {error}"
             ) from error

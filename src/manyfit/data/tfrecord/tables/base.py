@@ -1,4 +1,4 @@
-"""Rows to convert: the interface of all tables."""
+"""The interface of all tables."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Row = Mapping[str, Any]
 
 
 class RowTable(ABC):
-    """Rows that can be read from any place on."""
+    """Rows that can be read from any position."""
 
     size: int = 0
-    """Bytes, more or less."""
+    """The approximate size in bytes."""
     classes: Sequence[str] = ()
-    """The names of the classes, by number, if labels are numbers that stand for names."""
+    """The class names, by class number, if labels are class numbers."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
 
     @abstractmethod
     def rows(self, begin: int, end: int) -> Iterator[Row]:
-        """Some rows, as values by name."""
+        """Yield the rows from `begin` to `end`, as values by name."""
 
     @abstractmethod
     def features(self) -> dict[str, str]:
-        """How a feeder reads each feature, as YAML."""
+        """Return the feeder options of each feature, as YAML."""
 
     def beside(self) -> dict[str, str]:
-        """Further files that belong to the records."""
+        """Return the contents of additional files by name, such as the class names."""
         return {CLASSES: "".join(f"{name}\n" for name in self.classes)} if self.classes else {}

@@ -20,10 +20,10 @@ MOST_CLASSES: Final = 10_000
 
 
 class Csv(RowTable):
-    """A CSV file. A column is whole numbers, numbers or text, as all of its cells say.
+    """A CSV file. All cells of a column determine its type: integers, floats or text.
 
-    Its first row says what the columns are called, unless `names` are given; if those are empty, they are
-    called c0, c1 … A label that is text becomes the number of its class, in the order of their names.
+    The first row has the column names, unless `names` are given; if `names` is empty, the columns are named
+    c0, c1 … A text label becomes a class number, in alphabetical order of the classes.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Csv(RowTable):
                 cells = itertools.chain([first], cells)
             elif numbers := [cell for cell in first if NUMBER.fullmatch(cell)]:
                 log.warning(
-                    "the first row of %s is read as the names of its columns, but %s looks like data: "
-                    "--no-header, or --names, if it is",
+                    "the first row of %s is read as column names, but %s looks like data: "
+                    "use --no-header or --names if it is data",
                     file,
                     numbers[0],
                 )
             if not self.header or len(set(self.header)) != len(self.header):
-                raise UsageError(f"{file} has no header, or one in which a name stands twice")
+                raise UsageError(f"{file} has no header, or a header with duplicate names")
             label = next((i for i, name in enumerate(self.header) if name in LABELS), None)
             seen: set[str] = set()
             ranks = [0] * len(self.header)
@@ -72,7 +72,7 @@ class Csv(RowTable):
             self.classes = list(classes) if classes is not None else sorted(seen - {""})
             unknown = sorted(seen - {"", *self.classes})
             if unknown:
-                told = f"classes that {CLASSES}, beside the other records, does not name: {listing(unknown)}"
+                told = f"classes that are not in the {CLASSES} of the existing records: {listing(unknown)}"
                 raise UsageError(f"{file} has {told}")
             ranks[label] = 1  # type: ignore[index]
         else:
@@ -82,11 +82,11 @@ class Csv(RowTable):
         self.gaps = {name for name, has_gaps in zip(self.header, empty, strict=True) if has_gaps}
 
     def _name_columns(self, header: list[str], is_given: bool) -> list[str]:
-        """A name for each column; a table that pandas has written has none for the first of them."""
+        """Return a name for each column; pandas writes an index column without a name."""
         place = header.index("")
         if is_given:
             raise UsageError(f"--names leaves column {place + 1} of {self.file} without a name")
-        log.warning("column %d of %s has no name; it is called c%d", place + 1, self.file, place)
+        log.warning("column %d of %s has no name; it is named c%d", place + 1, self.file, place)
         return [name or f"c{i}" for i, name in enumerate(header)]
 
     def _read(self, reader: Any) -> Iterator[list[str]]:
@@ -99,7 +99,7 @@ class Csv(RowTable):
         return self.count
 
     def rows(self, begin: int, end: int) -> Iterator[Row]:
-        """A value for each cell; an empty one is left out."""
+        """Yield a value for each cell; empty cells are left out."""
         read = {"int64": int, "float32": float, "string": str}
         with self.file.open(newline="", encoding="utf-8-sig") as stream:
             for row in itertools.islice(self._read(csv.reader(stream)), begin + self.first, end + self.first):
@@ -109,7 +109,7 @@ class Csv(RowTable):
                 yield {name: read[self.kinds[name]](cell) for name, cell in cells.items()}
 
     def features(self) -> dict[str, str]:
-        """One value for each column, and something where cells are empty."""
+        """Return the options of each column, with a default value if it has empty cells."""
         fill = {"int64": "0", "float32": ".nan", "string": "''"}
         return {
             name: f"{{type: FixedLenFeature, shape: [1], dtype: {kind}"
@@ -119,7 +119,7 @@ class Csv(RowTable):
 
 
 def _rank(cell: str) -> int:
-    """0 for nothing, 1 for a whole number, 2 for a number, 3 for text."""
+    """Return 0 for an empty cell, 1 for an integer, 2 for a float, 3 for text."""
     if cell == "":
         return 0
     if re.fullmatch(r"[-+]?[0-9]+", cell):

@@ -1,4 +1,4 @@
-"""Folders of images, with a folder for each class."""
+"""Folders of images, one per class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGES: Final = (*AS_THEY_ARE, ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
 class ImageFolder(RowTable):
-    """A folder with a folder for each class. Classes are numbered in the order of their names."""
+    """A folder with one folder of images per class. Classes are numbered in alphabetical order."""
 
     def __init__(self, folder: Path, classes: Sequence[str] | None = None) -> None:
         here = sorted(e.name for e in folder.iterdir() if e.is_dir() and e.name[0] not in "._")
@@ -28,11 +28,11 @@ class ImageFolder(RowTable):
             try:
                 name.encode()
             except UnicodeEncodeError:
-                raise UsageError(f"{folder}: the name of the folder {name!a} is not UTF-8") from None
+                raise UsageError(f"{folder}: the folder name {name!a} is not UTF-8") from None
         unknown = [name for name in here if name not in self.classes]
         if unknown:
             raise UsageError(
-                f"{folder} has classes that {CLASSES}, beside the other records, does not name: "
+                f"{folder} has classes that are not in the {CLASSES} of the existing records: "
                 f"{listing(unknown)}"
             )
         found = {
@@ -41,10 +41,10 @@ class ImageFolder(RowTable):
         }
         self.files = [(file, number) for number, name in enumerate(self.classes) for file in found[name]]
         if not self.files:
-            raise UsageError(f"{folder} has no folders with images in them ({', '.join(IMAGES)})")
+            raise UsageError(f"{folder} has no subfolders with images ({', '.join(IMAGES)})")
         self.folder = folder
         self.size = sum(file.stat().st_size for file, _ in self.files)
-        # Classes are spread over the files: a shard of one class would be a poor sample.
+        # Shuffle, so that every shard has all classes: a shard of one class would be a poor sample.
         order = np.random.RandomState(np.random.MT19937(0)).permutation(len(self.files))
         self.files = [self.files[i] for i in order]
 
@@ -52,7 +52,7 @@ class ImageFolder(RowTable):
         return len(self.files)
 
     def rows(self, begin: int, end: int) -> Iterator[Row]:
-        """The image as it is, its class, and what it is called."""
+        """Yield the encoded image, its format and size, its class, and its file name."""
         image: Any = import_optional("PIL.Image", "images")
         for file, number in self.files[begin:end]:
             data = file.read_bytes()
@@ -67,8 +67,8 @@ class ImageFolder(RowTable):
                     opened.load()
             except MemoryError:
                 raise
-            except Exception as error:  # a damaged image makes its decoder fail in whatever way
-                raise UsageError(f"{file} is not an image that can be read: {error}") from error
+            except Exception as error:  # decoders raise various exceptions for damaged images
+                raise UsageError(f"{file} is not a readable image: {error}") from error
             yield {
                 "image/encoded": data,
                 "image/format": kind,
@@ -80,7 +80,7 @@ class ImageFolder(RowTable):
             }
 
     def _size(self) -> str:
-        """How images are made to have one size, if they have several."""
+        """Return options that resize images to one size, if the first images differ."""
         image: Any = import_optional("PIL.Image", "images")
         sizes = set()
         for file, _ in self.files[:200]:
@@ -89,7 +89,7 @@ class ImageFolder(RowTable):
         return "" if len(sizes) == 1 else "resize_height: 224, resize_width: 224, "
 
     def features(self) -> dict[str, str]:
-        """An image and a class."""
+        """Return the options of the image and the class."""
         return {
             "image/encoded": f"{{type: ImageFeature, {self._size()}channels_first: true}}",
             "image/class/label": "{type: FixedLenFeature, shape: [1], dtype: int64}",

@@ -1,4 +1,4 @@
-"""Text files, tokenized by a vocabulary."""
+"""Text files and CSV columns, tokenized with a vocabulary."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ VOCABULARY: Final = "_vocabulary.txt"
 
 
 class Text(RowTable):
-    """Texts, one a line, or a column of a CSV; words become numbers by a vocabulary.
+    """Texts, one per line, or a column of a CSV file; words become numbers from a vocabulary.
 
-    Number 0 is for padding, 1 for words that the vocabulary has not.
+    Number 0 is padding, 1 stands for words that are not in the vocabulary.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Text(RowTable):
         ]
         if [name for name in taken if name != self.column]:
             raise UsageError(
-                f"{file} has a column {taken[0]!r}, which is what the words are called; rename it"
+                f"{file} has a column {taken[0]!r}, a name that is reserved for the converted text; rename it"
             )
         self.count = 0
         seen: Counter[str] = Counter()
@@ -85,27 +85,27 @@ class Text(RowTable):
         return self.count
 
     def rows(self, begin: int, end: int) -> Iterator[Row]:
-        """The numbers of the words, how many they are, and the other columns."""
+        """Yield the numbers of the words, their count, and the other columns."""
         for row in self._texts(begin, end):
             found = [self.numbers.get(word, 1) for word in words(str(row.get(self.column, "")))]
             rest = {name: value for name, value in row.items() if name != self.column}
             yield {"tokens": np.array(found, np.int64), "length": len(found), **rest}
 
     def features(self) -> dict[str, str]:
-        """Numbers of words, and the other columns."""
+        """Return the options of the word numbers and of the other columns."""
         rest = self.table.features() if self.table is not None else {}
         return {"tokens": "{type: VarLenFeature, dtype: int64}"} | {
             name: how for name, how in rest.items() if name != self.column
         }
 
     def beside(self) -> dict[str, str]:
-        """The vocabulary: the number of a word is its line, counted from 0."""
+        """Return the class names and the vocabulary; the number of a word is its line, counted from 0."""
         listed = "".join(f"{word}\n" for word in ("<pad>", UNKNOWN, *self.words))
         return {**super().beside(), VOCABULARY: listed}
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, and its other signs, in small letters.
+    """Return the words and punctuation marks of a text, in lower case.
 
     >>> words("It's fine.")
     ["it's", 'fine', '.']
