@@ -203,19 +203,19 @@ class ImageFeature(Feature):
             raise UsageError("standard_scaling requires floats: set enforced_dtype: float32")
         if self.pad and self.count is None:
             raise UsageError("pad requires count, which is missing")
-        if self.count is not None and self._one() is None:
+        if self.count is not None and self._image_shape() is None:
             raise UsageError(
                 "with count, all images must have one size: set resize_height, resize_width and channels"
             )
 
     def row(self) -> tuple[tuple[int, ...], str] | None:
         """Return the shape and type if images are resized and their channels are set, else None."""
-        shape = self._one()
+        shape = self._image_shape()
         if shape is None:
             return None
         return shape if self.count is None else (self.count, *shape), np.dtype(self.enforced_dtype).str
 
-    def _one(self) -> tuple[int, ...] | None:
+    def _image_shape(self) -> tuple[int, ...] | None:
         """Return the shape of one image, or None if images differ."""
         if self.resize_height is None or self.resize_width is None or not self.channels:
             return None

@@ -52,7 +52,7 @@ def match_files(patterns: str | Sequence[str]) -> list[str]:
         if not here and len(given) > 1 and not is_data(pattern):
             continue  # a metadata file among the names to which the shell expanded a pattern
         if not here:
-            raise UsageError(_nothing(pattern))
+            raise UsageError(_explain_no_match(pattern))
         chosen |= dict.fromkeys(here)
     return list(chosen)
 
@@ -76,9 +76,7 @@ def _local(pattern: str) -> list[str]:
         pattern = os.path.join(glob.escape(pattern), "*")  # noqa: PTH118
     is_pattern = any(mark in pattern for mark in MAGIC) and not Path(pattern).is_file()
     found = glob.glob(pattern, recursive=True) if is_pattern else [pattern]  # noqa: PTH207
-    if (
-        is_pattern and not found and Path(folder_of(pattern)).is_dir()
-    ):  # a folder whose name contains wildcards
+    if is_pattern and not found and Path(folder_of(pattern)).is_dir():  # wildcards in the folder's name
         found = glob.glob(f"{glob.escape(folder_of(pattern))}/{name_of(pattern)}")  # noqa: PTH207
     return sorted(path for path in found if Path(path).is_file() and is_data(path))
 
@@ -110,7 +108,7 @@ def is_data(path: str) -> bool:
     return not posixpath.basename(path).startswith(("_", "."))
 
 
-def _nothing(pattern: str) -> str:
+def _explain_no_match(pattern: str) -> str:
     folder = os.path.dirname(pattern) or "."  # noqa: PTH120
     if is_remote(pattern) or any(mark in folder for mark in MAGIC):
         return f"no file matches {pattern}"

@@ -85,7 +85,7 @@ def records(stream: Readable, name: str) -> Iterator[tuple[int, int, bytes]]:
         data = stream.read(length)
         footer = stream.read(FOOTER.size) if len(data) == length else b""
         if len(data) < length or len(footer) < FOOTER.size:
-            raise _cut(name, number)
+            raise _truncation_error(name, number)
         (wanted,) = FOOTER.unpack(footer)
         if mask_checksum(data) != wanted:
             raise _damage_error(name, number)
@@ -140,7 +140,7 @@ def _tables() -> list[npt.NDArray[np.uint64]]:
 
 def _header(header: bytes, name: str, number: int) -> int:
     if len(header) < HEADER.size:
-        raise _cut(name, number)
+        raise _truncation_error(name, number)
     length, crc = HEADER.unpack(header)
     if mask_checksum(header[:8]) != crc:
         raise RecordError(name, "the length of the record is damaged", number)
@@ -152,7 +152,7 @@ def _header(header: bytes, name: str, number: int) -> int:
 def why(frame: bytes, size: int, number: int, name: str) -> RecordError:
     """Return the error that explains why a frame differs from the index."""
     if len(frame) < size:
-        return _cut(name, number)
+        return _truncation_error(name, number)
     try:
         length = _header(frame[: HEADER.size], name, number)
     except RecordError as error:
@@ -162,7 +162,7 @@ def why(frame: bytes, size: int, number: int, name: str) -> RecordError:
     return _damage_error(name, number)
 
 
-def _cut(name: str, number: int) -> RecordError:
+def _truncation_error(name: str, number: int) -> RecordError:
     return RecordError(name, "the file ends inside this record: it was truncated", number, "truncated")
 
 

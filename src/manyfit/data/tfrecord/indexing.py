@@ -45,22 +45,21 @@ def index_files(
         gone = [name for name in known if not _exists(posixpath.join(folder, name))]
         if gone and not force:
             shown = listing(gone)
-            raise DataChanged(f"{folder}: indexed files are missing: {shown}; {_how(folder)}")
+            raise DataChanged(f"{folder}: indexed files are missing: {shown}; {_remedy(folder)}")
         made: dict[str, FileEntry] = {}
         for path in inside:
             name = files.name_of(path)
             before = known.get(name)
             if before is not None and not force:
                 for change in compare_file(path, before, True, progress):
-                    raise DataChanged(f"{change}; {_how(folder)}")
+                    raise DataChanged(f"{change}; {_remedy(folder)}")
             if before is None or force or before.frames is None:
                 made[name] = examine_file(path, compression, progress)
             yield Indexed(path, made.get(name) or known[name], name in made)
         for name, entry in known.items():
+            # Indexed by another program, and not among `paths`.
             if entry.frames is None and name not in made and name not in gone:
-                made[name] = examine_file(
-                    posixpath.join(folder, name)
-                )  # indexed by another program, and not among `paths`
+                made[name] = examine_file(posixpath.join(folder, name))
         if made or gone:
             merge_index(folder, made, gone, force)
 
@@ -69,14 +68,14 @@ def merge_index(
     folder: str, made: Mapping[str, FileEntry], gone: Collection[str] = (), force: bool = False
 ) -> None:
     """Add files to the index of a folder, keeping entries that other processes added meanwhile."""
-    with _alone(folder):
+    with _lock_index(folder):
         known = {} if force and _is_unreadable(folder) else load_index(folder)
         kept = {name: entry for name, entry in known.items() if name not in gone and entry.frames is not None}
         save_index(folder, {**kept, **made})
 
 
 @contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def _lock_index(folder: str) -> Iterator[None]:
     """Prevent other processes on this machine from writing the index of a folder."""
     if files.is_remote(folder):
         yield
@@ -101,7 +100,7 @@ def _exists(path: str) -> bool:
     return Path(path).is_file()
 
 
-def _how(folder: str) -> str:
+def _remedy(folder: str) -> str:
     again = f"manyfit data index --force '{posixpath.join(folder, '*')}'"
     return f"restore the old data, or index it again: {again}"
 
@@ -143,7 +142,7 @@ def find_entries(
         more = f"\n  and {len(findings) - 10} more" if len(findings) > 10 else ""
         raise DataChanged(
             f"the data has changed since it was indexed:\n{lines}{more}\n"
-            f"{_how(files.folder_of(findings[0].file))}"
+            f"{_remedy(files.folder_of(findings[0].file))}"
         )
     found = {path: known[files.folder_of(path)][files.name_of(path)] for path in paths}
     log.debug("%d record files: %s", len(found), listing([f"{p} ({e.records:,})" for p, e in found.items()]))

@@ -73,7 +73,7 @@ def varints(data: Bytes, sizes: Ints) -> FeatureValues:
 def texts(buffer: Buffer, each: Spans) -> FeatureValues:
     """Return the bytes values of a feature in every record; none where it is missing."""
     rows, starts, stops = text_spans(buffer, each)
-    values = _cut(buffer, starts, stops)
+    values = _slice_objects(buffer, starts, stops)
     splits = _splits(np.bincount(rows, minlength=len(buffer)))
     alone = {row: as_objects(found.values) for row, found in each.careful.items() if found.kind == BYTES}
     if not alone:
@@ -83,22 +83,22 @@ def texts(buffer: Buffer, each: Spans) -> FeatureValues:
     return FeatureValues(np.concatenate(parts), _splits(np.fromiter(map(len, parts), np.int64, len(parts))))
 
 
-def _cut(buffer: Buffer, starts: Ints, stops: Ints) -> Any:
+def _slice_objects(buffer: Buffer, starts: Ints, stops: Ints) -> Any:
     """Return parts of a buffer as bytes objects."""
     sizes = stops - starts
     # NumPy creates objects of short values faster than a loop, but strips trailing zero bytes.
     is_short = (sizes <= SHORT) & (buffer.data[np.maximum(stops - 1, 0)] != 0)
     if len(sizes) and is_short.all():
-        return _short(buffer, starts, sizes)
+        return _slice_short(buffer, starts, sizes)
     made = np.empty(len(sizes), object)
-    made[is_short] = _short(buffer, starts[is_short], sizes[is_short])
+    made[is_short] = _slice_short(buffer, starts[is_short], sizes[is_short])
     others = np.flatnonzero(~is_short)
     bounds = zip(starts[others].tolist(), stops[others].tolist(), strict=True)
     made[others] = as_objects([buffer.raw[begin:end] for begin, end in bounds])
     return made
 
 
-def _short(buffer: Buffer, starts: Ints, sizes: Ints) -> Any:
+def _slice_short(buffer: Buffer, starts: Ints, sizes: Ints) -> Any:
     """Return values of at most `SHORT` bytes, by way of cells of equal width, zeroed after each value."""
     width = -(-int(sizes.max(initial=1)) // 8) * 8
     cell = np.dtype(f"V{width}")
@@ -133,9 +133,8 @@ def _short_spans(buffer: Buffer, each: Spans, live: Ints) -> tuple[Ints, Ints, I
         heads = np.empty((BLOCK, len(live)), np.int64)
         for head in heads:
             head[:] = at
-            at = np.where(
-                at < ends, at + 2 + data.take(at + 1, mode="clip"), at
-            )  # a finished list stays at its end
+            # A finished list stays at its end.
+            at = np.where(at < ends, at + 2 + data.take(at + 1, mode="clip"), at)
         inside = heads < ends
         blocks.append((live, heads, inside))
         counts[live] += inside.sum(axis=0)

@@ -56,7 +56,9 @@ def _pair(data: bytes) -> tuple[bytes, bytes]:
 def parse_sequences(data: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
     """Yield the name and the encoded features of each feature list of a SequenceExample."""
     for key, value in _pairs(data, 2, "a tf.train.SequenceExample", "list"):
-        steps = [p for n, w, p in _fields(value, "a list of features") if n == 1 and _is(w, 2, key)]
+        steps = [
+            p for n, w, p in _fields(value, "a list of features") if n == 1 and _has_wire_type(w, 2, key)
+        ]
         if len(steps) > MOST:
             raise Broken(f"the list {key.decode(errors='replace')!r} has more than {MOST:,} steps")
         yield key, steps
@@ -99,13 +101,13 @@ def kind(data: bytes, key: bytes) -> tuple[int, bytes]:
 
 def list_of_texts(body: bytes, key: bytes = b"") -> list[bytes]:
     """Return the values of a feature of kind bytes."""
-    found = [p for n, w, p in _fields(body, "a list of bytes") if n == 1 and _is(w, 2, key)]
+    found = [p for n, w, p in _fields(body, "a list of bytes") if n == 1 and _has_wire_type(w, 2, key)]
     if len(found) > MOST:
         raise Broken(f"the feature {key.decode(errors='replace')!r} has more than {MOST:,} bytes values")
     return found
 
 
-def _is(wire: int, wanted: int, key: bytes) -> bool:
+def _has_wire_type(wire: int, wanted: int, key: bytes) -> bool:
     if wire != wanted:
         raise Broken(f"the feature {key.decode(errors='replace')!r} has a value of a wrong type")
     return True
@@ -144,4 +146,5 @@ def _varint(data: bytes, at: int, what: str) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, position + 1
         shift += 7
-    raise Broken(f"{what} ends inside a number" if at + DEEP > len(data) else f"{what} has a too long number")
+    is_cut = at + DEEP > len(data)
+    raise Broken(f"{what} ends inside a number" if is_cut else f"{what} has a number that is too long")

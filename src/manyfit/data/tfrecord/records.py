@@ -93,7 +93,7 @@ class Records:
         packed = sum(e.frames.size for e in entries.values() if e.compression and e.frames is not None)
         self.files = [RecordFile(p, entry, packed <= files.IN_MEMORY) for p, entry in entries.items()]
         self._ends = np.cumsum([len(file.frames) for file in self.files], dtype=np.int64)
-        self._names = _short([file.path for file in self.files])
+        self._names = _unique_names([file.path for file in self.files])
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -222,7 +222,7 @@ def complete(path: str, entry: FileEntry) -> FileEntry:
     return metadata.examine_file(path)
 
 
-def _short(paths: Sequence[str]) -> list[str]:
+def _unique_names(paths: Sequence[str]) -> list[str]:
     """Return unique names of files: without folders if that is sufficient."""
     names = [files.name_of(path) for path in paths]
     if len(set(names)) == len(names):

@@ -68,7 +68,7 @@ def verify_files(
             continue
         for name in entries:
             path = posixpath.join(folder, name)
-            if path not in here and _fits(path, given):
+            if path not in here and _would_match(path, given):
                 yield FileProblem(path, "deleted", "it was indexed, but no longer exists")
         for path in inside.get(folder, ()):
             entry = entries.get(files.name_of(path))
@@ -115,7 +115,7 @@ def _folders(pattern: str) -> list[str]:
     return [str(path) for path in found if Path(path).is_dir()]
 
 
-def _fits(path: str, patterns: Sequence[str]) -> bool:
+def _would_match(path: str, patterns: Sequence[str]) -> bool:
     """Return whether a pattern would match a file if it existed."""
     return any(
         path == pattern
@@ -141,7 +141,7 @@ def compare_file(
             is_same = entry.digest and hash_file(data) == entry.digest
             is_same = is_same or (entry.md5 and hash_file(data, "md5") == entry.md5)
         if is_same:
-            yield from _misread(path, entry, progress)
+            yield from _check_entry(path, entry, progress)
             return
     what, detail = _explain_change(path, entry, progress)
     if deep:
@@ -151,12 +151,14 @@ def compare_file(
         yield FileProblem(path, "resized", f"{sizes} ({what}: {detail})")
 
 
-def _misread(path: str, entry: FileEntry, progress: Progress | None) -> Iterator[FileProblem]:
+def _check_entry(path: str, entry: FileEntry, progress: Progress | None) -> Iterator[FileProblem]:
     """Yield a problem if the index does not describe an unchanged file correctly."""
     found = examine_file(path, None, progress)
     wrong = found.records != entry.records
     if entry.frames is not None and found.frames is not None and not wrong:
-        wrong = _first(entry, found) != found.records or dict(entry.features) != dict(found.features)
+        wrong = _first_difference(entry, found) != found.records or dict(entry.features) != dict(
+            found.features
+        )
         wrong = wrong or entry.compression != found.compression
     if wrong:
         yield FileProblem(
@@ -170,7 +172,7 @@ def _explain_change(path: str, entry: FileEntry, progress: Progress | None) -> t
         found = examine_file(path, entry.compression if entry.digest else None, progress)
     except RecordError as error:
         return error.what, error.reason if error.record is None else f"record {error.record}: {error.reason}"
-    first = _first(entry, found)
+    first = _first_difference(entry, found)
     if first is not None and first == found.records < entry.records:
         return "truncated", f"it ends before record {first}, but {entry.records:,} records were indexed"
     if entry.features and found.features != entry.features:
@@ -180,7 +182,7 @@ def _explain_change(path: str, entry: FileEntry, progress: Progress | None) -> t
     return "changed", "; ".join(filter(None, (since, count))) or "its bytes differ"
 
 
-def _first(before: FileEntry, now: FileEntry) -> int | None:
+def _first_difference(before: FileEntry, now: FileEntry) -> int | None:
     """Return the first record that differs; None if an entry has no positions."""
     if before.frames is None or now.frames is None:
         return None
