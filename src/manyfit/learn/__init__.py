@@ -1,1 +1,13 @@
-"""The `Learner` protocol and its kinds."""
+"""The `Learner` protocol and the kinds of learners.
+
+| module | contents |
+|---|---|
+| `learner` | the `Learner` protocol, and defaults for your own learners |
+| `kind` | kinds of learners, and their registration |
+| `models` | models as a builder returns them |
+| `torch`, `keras`, `estimator` | the built-in kinds |
+| `metrics`, `split_metrics` | metrics of a row, metrics of a whole split |
+| `row_outputs` | which outputs of a model have one entry per row |
+| `packing` | nested states as flat tensors and plain values |
+| `exporting` | checks of an exported model against the original |
+"""

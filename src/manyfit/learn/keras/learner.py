@@ -7,28 +7,32 @@ seeds of dropout), of the optimiser, and of the metrics.
 
 from __future__ import annotations
 
-import copy
 import logging
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from manyfit.core.errors import FolderError, RunFailed, UsageError
+from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import import_optional
-from manyfit.core.names import listing
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
-from manyfit.core.tracebacks import explain_error
 from manyfit.data import Batch
 from manyfit.data.native import native_of
-from manyfit.data.nested import Nested, map_arrays, named_arrays, pair_outputs
+from manyfit.data.nested import Nested, map_arrays, pair_outputs
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.learn.keras.callbacks import Callbacks, expand_logs
+from manyfit.learn.keras.evaluation import (
+    arrays_of,
+    clean_message,
+    has_entry_per_row,
+    measure_function,
+    row_loss,
+)
+from manyfit.learn.keras.names import check_input_names, name_outputs
+from manyfit.learn.keras.variables import Variables, fresh_generator
 from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.row_outputs import PerRow
@@ -37,8 +41,6 @@ from manyfit.learn.split_metrics import SplitMetrics
 log = logging.getLogger("manyfit")
 
 BACKENDS: Final = ("tensorflow", "torch")
-PER_LEARNER: Final = ("KerasLearner.", "TensorFlowTrainer.make_")
-"""Functions of TensorFlow that are made for each learner."""
 
 
 @dataclass
@@ -83,10 +85,11 @@ class KerasLearner(BaseLearner):
         self._whole: dict[str, float] = {}
         self._callbacks = Callbacks(keras, self.callbacks, self.model, self.epochs, self.steps_per_epoch)
         self._random = fresh_generator(derive(self.seed, "keras"))
+        self._variables = Variables(keras, self.model, self._random)
         self._measure: Any = None
         self._has_names = False
-        self._per_row = PerRow(_has_rows)
-        self._row_loss = _row_loss(keras, self.model)
+        self._per_row = PerRow(has_entry_per_row)
+        self._row_loss = row_loss(keras, self.model)
 
     def describe(self) -> str:
         """What it is, in a few words."""
@@ -176,14 +179,14 @@ class KerasLearner(BaseLearner):
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Predict; the metrics of the model see every row, and `whole` says what they are."""
         for batch, output, losses in self._evaluate(batches):
-            rows = {} if losses is None else {"loss": self._numpy(losses).astype(np.float64)[None]}
-            output = self._per_row.of(self._name_outputs(output), len(batch))
+            rows = {} if losses is None else {"loss": self._variables.numpy(losses).astype(np.float64)[None]}
+            output = self._per_row.of(name_outputs(self.model, output, self._has_names), len(batch))
             if not (pairs := pair_outputs(output, batch.target)):
                 raise UsageError("none of the outputs of the model has an entry for each row")
             _, main, shown = pairs[0]
             target = None if shown is None else np.asarray(shown)[None]
-            every = self._every(output, batch.target)
-            yield Outputs(batch.index, self._numpy(main)[None], target, rows, several=every)
+            every = arrays_of(self._variables.numpy, output, batch.target)
+            yield Outputs(batch.index, self._variables.numpy(main)[None], target, rows, several=every)
 
     def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
         """What the model's own metrics say; no row leaves the device."""
@@ -198,7 +201,7 @@ class KerasLearner(BaseLearner):
         self._build()
         if self.backend == "torch":
             self.model.eval()
-        with self._preserve_state(), own_randomness():
+        with self._variables.preserve(), own_randomness():
             seed_for(derive(self.seed, "evaluate"))
             self.model.reset_metrics()
             callbacks = self._callbacks.begun()
@@ -211,67 +214,14 @@ class KerasLearner(BaseLearner):
             if callbacks is not None:
                 callbacks.on_test_end(self._whole)
 
-    def _name_outputs(self, output: Any) -> Any:
-        """Outputs in a list by their names, where targets have names."""
-        names = getattr(self.model, "output_names", None) or ()
-        if isinstance(output, tuple | list) and self._has_names and len(names) == len(output):
-            output = dict(zip(names, output, strict=True))
-        losses = self.model.loss if isinstance(self.model.loss, Mapping) else {}
-        if isinstance(output, Mapping):  # what has a loss is more than what has none
-            return dict(sorted(output.items(), key=lambda item: bool(losses) and losses.get(item[0]) is None))
-        return output
-
-    def _every(self, output: Any, target: Any) -> Callable[[], tuple[Nested, Nested]] | None:
-        if max(len(list(named_arrays(output))), len(list(named_arrays(target)))) < 2:
-            return None
-        return lambda: (
-            map_arrays(lambda value: self._numpy(value)[None], output),
-            map_arrays(lambda value: np.asarray(value)[None], target),
-        )
-
-    @contextmanager
-    def _preserve_state(self) -> Iterator[None]:
-        """Put back what an evaluation changes: the sums of metrics, and the seeds of layers that draw."""
-        weights = {id(v) for v in self.model.non_trainable_weights}
-        seeds = [v for v in self.model.non_trainable_variables if id(v) not in weights]
-        touched = [*self.model.metrics_variables, *seeds, self._random]
-        before = [self._array(variable) for variable in touched]
-        try:
-            yield
-        finally:
-            for variable, value in zip(touched, before, strict=True):
-                variable.assign(value)
-
     def whole(self) -> Sequence[Mapping[str, float]]:
         """What the model's own metrics said of the rows that were evaluated last."""
         return [self._whole]
 
     def _measure_batch(self, inputs: Any, target: Any, weight: Any) -> Any:
         if self._measure is None:
-            self._measure = self._make_measure()
+            self._measure = measure_function(self.backend, self.model, self._row_loss)
         return self._measure(inputs, target, weight)
-
-    def _make_measure(self) -> Callable[[Any, Any, Any], Any]:
-        model = self.model
-
-        def measure(inputs: Any, target: Any, weight: Any) -> Any:
-            if target is None:
-                return model.predict_step((inputs,)), None
-            with _outputs_of(model) as seen:
-                model.test_step((inputs, target, weight))
-            output = seen[-1] if seen else model.predict_step((inputs,))
-            return output, None if self._row_loss is None else self._row_loss(target, output)
-
-        if self.backend == "tensorflow":
-            tf: Any = import_optional("tensorflow", "tensorflow")
-
-            if getattr(model, "run_eagerly", False):
-                return measure
-            logging.getLogger("tensorflow").addFilter(is_not_provoked)
-            graph = tf.autograph.experimental.do_not_convert(measure)
-            found: Callable[[Any, Any, Any], Any] = tf.function(graph, reduce_retracing=True)
-            return found
-        return torch.no_grad()(measure)
 
     # -- callbacks --------------------------------------------------------------------------------
 
@@ -331,7 +281,9 @@ class KerasLearner(BaseLearner):
     def state(self) -> Sequence[State]:
         """Variables of model, optimiser and metrics, and where callbacks stand."""
         self._prepare()
-        tensors = {name: self._tensor(variable) for name, variable in self._variables().items()}
+        tensors = {
+            name: self._variables.tensor(variable) for name, variable in self._variables.by_name().items()
+        }
         values = pack(
             {
                 "step": self.step,
@@ -346,17 +298,8 @@ class KerasLearner(BaseLearner):
     def load(self, states: Sequence[State]) -> None:
         """Go on from a state."""
         self._prepare()
-        state, variables = states[0], self._variables()
-        known = {name for name in state.tensors if name.startswith(KINDS)}
-        if known != set(variables):
-            odd = sorted(known ^ set(variables))
-            raise FolderError(f"the checkpoint does not fit the model: {odd[0]} is only in one of them")
-        for name, variable in variables.items():
-            value = state.tensors[name]
-            if tuple(value.shape) != tuple(variable.shape):
-                shapes = f"{tuple(value.shape)}, not {tuple(variable.shape)}"
-                raise FolderError(f"the checkpoint does not fit the model: {name} has shape {shapes}")
-            variable.assign(value.cpu().numpy().astype(str(variable.dtype).replace("bfloat16", "float32")))
+        state = states[0]
+        self._variables.load(state.tensors)
         parts = unpack(State(state.tensors, state.values))
         self.step, self._since, self._pending = parts["step"], parts["since"], parts["pending"]
         self._stopped = parts["stopped"]
@@ -367,8 +310,8 @@ class KerasLearner(BaseLearner):
         """The variables of the model alone."""
         self._prepare()
         found = {
-            name.removeprefix("model/"): self._tensor(variable)
-            for name, variable in self._variables().items()
+            name.removeprefix("model/"): self._variables.tensor(variable)
+            for name, variable in self._variables.by_name().items()
             if name.startswith("model/")
         }
         return [Weights(found, {})]
@@ -392,22 +335,6 @@ class KerasLearner(BaseLearner):
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         return f"{self.device} ({name}, torch {torch.__version__})"
 
-    def _variables(self) -> dict[str, Any]:
-        # By their places: the names that Keras makes up depend on how many models there were before.
-        groups = {
-            "model": self.model.variables,
-            "optimizer": [v for optimizer in self._optimizers() for v in optimizer.variables],
-            "metrics": self.model.metrics_variables,
-            "random": [self._random],
-        }
-        return {f"{kind}/{i:04d}": v for kind, found in groups.items() for i, v in enumerate(found)}
-
-    def _optimizers(self) -> list[Any]:
-        """The optimiser of the model, and those that it holds for steps of its own."""
-        kind = self._keras.optimizers.Optimizer
-        found = [self.model.optimizer, *(v for v in vars(self.model).values() if isinstance(v, kind))]
-        return list({id(each): each for each in found if isinstance(each, kind)}.values())
-
     def _prepare(self) -> None:
         """Have Keras make whatever it makes late: weights, optimiser, metrics, the train function."""
         if self._prepared:
@@ -416,26 +343,14 @@ class KerasLearner(BaseLearner):
         self.model.make_train_function()
         self._prepared = True
 
-    def _check_names(self, inputs: Any) -> None:
-        """Keras takes what it knows by name out of a dict, and drops the rest."""
-        known = [str(each.name) for each in getattr(self.model, "inputs", None) or ()]
-        if not known or not isinstance(inputs, dict):
-            return
-        lost = [name for name in inputs if name not in known and name not in self.unused]
-        if lost and len(inputs) > len(known):
-            raise UsageError(
-                f"{self.fed_by} gives {listing(lost)}, but the model takes {listing(known)}; rename it, "
-                f"leave it out of the data, or declare it: unused: [{', '.join(lost)}]"
-            )
-
     def _build(self) -> None:
         if self._measure is not None:
             return
         batch = self.example()
-        self._check_names(batch.inputs)
+        check_input_names(self.model, batch.inputs, self.unused, self.fed_by)
         self._has_names = isinstance(batch.target, Mapping)
         data = self._data(batch)
-        before = self._array(self._random)
+        before = self._variables.array(self._random)
         try:
             output, _ = self._measure_batch(*data)
         except Exception as error:
@@ -447,15 +362,15 @@ class KerasLearner(BaseLearner):
                 inputs, target = (map_arrays(np.shape, value) for value in (batch.inputs, batch.target))
                 shapes = f"inputs {inputs}, target {target}"
                 raise UsageError(
-                    f"the model cannot be called on a batch of {shapes}: {_clean_message(error)}"
+                    f"the model cannot be called on a batch of {shapes}: {clean_message(error)}"
                 ) from error
             assert row_loss is not None
-            log.warning("there is no loss for each row: %s", _clean_message(error))
+            log.warning("there is no loss for each row: %s", clean_message(error))
         part = batch.part(0, len(batch) - 1)
         self._per_row.look(
-            self._name_outputs(output),
+            name_outputs(self.model, output, self._has_names),
             len(batch),
-            lambda: self._name_outputs(self._measure_batch(*self._data(part))[0]),
+            lambda: name_outputs(self.model, self._measure_batch(*self._data(part))[0], self._has_names),
         )
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
@@ -463,100 +378,14 @@ class KerasLearner(BaseLearner):
         self.model.reset_metrics()
         self._random.assign(before)
 
-    def _array(self, variable: Any) -> Any:
-        return np.array(self._keras.ops.convert_to_numpy(variable))
-
     def inputs(self, batch: Batch) -> Any:
         """The inputs of a batch as tensors of the backend."""
         return self._data(batch)[0]
 
     def numpy(self, output: Any) -> Any:
         """An output of the model as an array."""
-        return np.array(self._numpy(output))
-
-    def _numpy(self, value: Any) -> Any:
-        found = np.asarray(self._keras.ops.convert_to_numpy(value))
-        return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
-
-    def _tensor(self, variable: Any) -> torch.Tensor:
-        value = variable.value
-        if isinstance(value, torch.Tensor):
-            value = value.detach()
-            return value.to(torch.int64) if value.dtype in UNSIGNED else value
-        found = self._numpy(variable)
-        return torch.from_numpy(found.astype(np.int64) if found.dtype.kind == "u" else np.array(found))
-
-
-KINDS: Final = ("model/", "optimizer/", "metrics/", "random/")
-UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
-
-
-@contextmanager
-def _outputs_of(model: Any) -> Iterator[list[Any]]:
-    """See what a test step hands to the metrics, whoever wrote it."""
-    seen: list[Any] = []
-    original = model.compute_metrics
-
-    def compute_metrics(x: Any, y: Any, y_pred: Any, sample_weight: Any = None, **more: Any) -> Any:
-        seen.append(y_pred)
-        return original(x, y, y_pred, sample_weight=sample_weight, **more)
-
-    model.__dict__["compute_metrics"] = compute_metrics
-    try:
-        yield seen
-    finally:
-        del model.__dict__["compute_metrics"]
-
-
-def _has_rows(value: Any, rows: int) -> bool:
-    return value is not None and bool(len(value.shape)) and value.shape[0] == rows
-
-
-def is_not_provoked(record: logging.LogRecord) -> bool:
-    """Whether TensorFlow speaks of something else than that each learner has functions of its own.
-
-    It takes those of several learners for one that is traced again and again.
-    """
-    text = record.getMessage()
-    return "retracing" not in text or not any(name in text for name in PER_LEARNER)
-
-
-def _row_loss(keras: Any, model: Any) -> Callable[[Any, Any], Any] | None:
-    """The compiled loss before it puts rows together; None for a model with several of them."""
-    given = model.loss
-    if given is None or isinstance(given, dict | list | tuple):
-        return None
-    loss = keras.losses.get(given)
-    if isinstance(loss, keras.losses.Loss):
-        loss = copy.copy(loss)
-        loss.reduction = None
-
-    def rows(target: Any, output: Any) -> Any:
-        if isinstance(target, dict | list | tuple) or isinstance(output, dict | list | tuple):
-            return None
-        if len(target.shape) == len(output.shape) - 1 and output.shape[-1] == 1:
-            target = keras.ops.expand_dims(target, -1)
-        values = loss(target, output)
-        if len(values.shape) == 0:
-            return None  # a function of one's own that has put them together already
-        return keras.ops.mean(keras.ops.reshape(values, (keras.ops.shape(values)[0], -1)), axis=-1)
-
-    return rows
-
-
-def _clean_message(error: Exception) -> str:
-    """What Keras says of a mistake, without its colours and its list of arguments."""
-    lines = [line for line in re.sub(r"\x1b\[\d+m", "", explain_error(error)).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:400]
+        return np.array(self._variables.numpy(output))
 
 
 def _device(model: Any) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def fresh_generator(seed: int) -> Any:
-    """The state of Keras' own generator, from which layers draw that have none, begun anew."""
-    keras: Any = import_optional("keras", "keras")
-    made = keras.random.SeedGenerator(seed & 0x7FFF_FFFF)
-    keras.src.backend.common.global_state.set_global_attribute("global_seed_generator", made)
-    return made.state

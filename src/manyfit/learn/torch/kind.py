@@ -20,8 +20,9 @@ from manyfit.learn.models import Compiled, Made
 from manyfit.learn.packing import unpack
 from manyfit.learn.torch.build import build_loss, build_update, load_weights
 from manyfit.learn.torch.exports import write_onnx, write_program
-from manyfit.learn.torch.learner import TorchLearner, own_optimizers
+from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import TorchObjective
+from manyfit.learn.torch.update import own_optimizers
 
 log = logging.getLogger("manyfit")
 

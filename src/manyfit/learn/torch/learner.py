@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,9 +24,11 @@ from manyfit.learn.packing import pack, unpack
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.objective import TorchObjective
-from manyfit.learn.torch.update import Update
+from manyfit.learn.torch.randomness import cuda_generator, random_state, seed_slow, set_random_state
+from manyfit.learn.torch.row_metrics import RowMetric, call_metric, check_rows
+from manyfit.learn.torch.train_step import split_losses, to_device
+from manyfit.learn.torch.update import Update, own_optimizers
 
-RowMetric = Callable[[Tensor, Tensor], Tensor]
 _NONE, _LOSS = frozenset[str](), frozenset({"loss"})
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -56,7 +57,7 @@ class TorchLearner(BaseLearner):
         self._sums = Sums(self.device)
         self._stepper = getattr(self.module, "train_step", None)
         self._own = own_optimizers(self.module)
-        self._cuda = _cuda_generator(self.device)
+        self._cuda = cuda_generator(self.device)
         self._simple = (
             self.update.plain and self.accumulate == 1 and self.precision == "fp32" and self._stepper is None
         )
@@ -170,40 +171,13 @@ class TorchLearner(BaseLearner):
         """A model with a `train_step` of its own: it gets the batch and the optimisers."""
         optimizers = self.update.optimizers
         given: Any = optimizers[""] if list(optimizers) == [""] else dict(optimizers)
-        inputs = batch.inputs
-        tensor = self.objective.tensor
-        moved = Batch(
-            {name: tensor(array) for name, array in inputs.items()}
-            if isinstance(inputs, dict)
-            else tuple(map(tensor, inputs))
-            if isinstance(inputs, tuple)
-            else tensor(inputs),
-            None if batch.target is None else tensor(batch.target),
-            batch.index,
-            None if batch.weight is None else tensor(batch.weight),
-        )
+        moved = to_device(batch, self.objective.tensor)
         assert self._stepper is not None
         with self._autocast():
-            loss = self._stepper(moved, given)
-        if loss is None:
-            return None
-        if isinstance(loss, Mapping) and loss:
-            named = {str(name): self._single(each) for name, each in loss.items()}
-            total = named.pop("loss", None)
-            self._sums.add_named(named, len(batch))
-            return torch.stack(list(named.values())).sum() if total is None else total
-        return self._single(loss)
-
-    def _single(self, loss: Any) -> Tensor:
-        if isinstance(loss, int | float):
-            return torch.tensor(float(loss), device=self.device)
-        if not (isinstance(loss, Tensor) and loss.ndim == 0):
-            name = type(self.module).__name__
-            raise RunFailed(
-                f"{name}.train_step must return a loss (a tensor with one number), losses by name, or None, "
-                f"not {loss!r:.60}"
-            )
-        return loss.detach()
+            returned = self._stepper(moved, given)
+        loss, named = split_losses(returned, type(self.module).__name__, self.device)
+        self._sums.add_named(named, len(batch))
+        return loss
 
     def _parts(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """The parts of a batch whose gradients are added up, and their shares of it."""
@@ -256,12 +230,12 @@ class TorchLearner(BaseLearner):
                     output, losses, every = self.objective.rows(module, batch)
                 rows = {} if losses is None else {"loss": losses}
                 if losses is not None and losses.ndim:
-                    _check_rows("loss", losses, batch)
+                    check_rows("loss", losses, batch)
                 target = None if batch.target is None else self.objective.tensor(batch.target)
                 if target is not None:
                     for name, metric in self.metrics.items():
                         rows[name] = call_metric(name, metric, output, target)
-                        _check_rows(name, rows[name], batch)
+                        check_rows(name, rows[name], batch)
                 yield batch, output, target, rows, every
 
     @property
@@ -386,89 +360,11 @@ class TorchLearner(BaseLearner):
         return torch.autocast(self.device.type, dtype=DTYPES[self.precision])
 
 
-def _check_rows(name: str, values: Tensor, batch: Batch) -> None:
-    if values.shape != (len(batch),):
-        raise RunFailed(
-            f"the metric {name!r} must return one number for each of {len(batch)} rows, "
-            f"but returned shape {tuple(values.shape)}"
-        )
-
-
-def call_metric(name: str, metric: RowMetric, output: Tensor, target: Tensor) -> Tensor:
-    """Call a metric; what it raises names it."""
-    try:
-        return torch.as_tensor(metric(output, target))
-    except Exception as error:
-        shapes = f"output {tuple(output.shape)}, target {tuple(target.shape)}"
-        raise RunFailed(f"the metric {name!r} failed on {shapes}: {type(error).__name__}: {error}") from error
-
-
 def numpy_of(tensor: Tensor) -> Any:
     """A tensor as an array; bfloat16, which NumPy does not have, as float32."""
     found = tensor.detach()
     return (found.float() if found.dtype is torch.bfloat16 else found).cpu().numpy()
 
 
-def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
-    """The optimisers that a module holds itself, because it updates itself."""
-    found: dict[str, torch.optim.Optimizer] = {}
-
-    def search(value: Any, name: str) -> None:
-        if isinstance(value, torch.optim.Optimizer):
-            found[name] = value
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                search(item, f"{name}.{key}")
-        elif isinstance(value, list | tuple):
-            for i, item in enumerate(value):
-                search(item, f"{name}.{i}")
-
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            if not key.startswith("_") or isinstance(value, torch.optim.Optimizer):
-                search(value, f"{name}.{key}".lstrip("."))
-    return found
-
-
 def _fetch(outputs: Nested, target: Any) -> tuple[Nested, Any]:
     return map_arrays(lambda output: numpy_of(output)[None], outputs), target
-
-
-def seed_slow(seed: int) -> None:
-    """Seed the generators that are too slow to be seeded for each step or batch."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFF_FFFF)
-
-
-def random_state() -> dict[str, Any]:
-    """Python's and NumPy's global generators. torch's are seeded anew for each step."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
-        "numpy": [
-            str(name),
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-    }
-
-
-def set_random_state(state: Mapping[str, Any] | None) -> None:
-    """Put the global generators where they were."""
-    if state is None:
-        return
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal.tolist()), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-
-
-def _cuda_generator(device: torch.device) -> torch.Generator | None:
-    if device.type != "cuda":
-        return None
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return torch.cuda.default_generators[index]

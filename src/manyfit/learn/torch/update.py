@@ -165,3 +165,24 @@ class Update:
                     each.load_state_dict(states[name])
         if self.scaler is not None and "scaler" in parts:
             self.scaler.load_state_dict(parts["scaler"])
+
+
+def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
+    """The optimisers that a module holds itself, because it updates itself."""
+    found: dict[str, torch.optim.Optimizer] = {}
+
+    def search(value: Any, name: str) -> None:
+        if isinstance(value, torch.optim.Optimizer):
+            found[name] = value
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                search(item, f"{name}.{key}")
+        elif isinstance(value, list | tuple):
+            for i, item in enumerate(value):
+                search(item, f"{name}.{i}")
+
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if not key.startswith("_") or isinstance(value, torch.optim.Optimizer):
+                search(value, f"{name}.{key}".lstrip("."))
+    return found

@@ -1,0 +1,117 @@
+"""The function that evaluates a batch: outputs, metrics, and one loss for each row."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from manyfit.core.lazy import import_optional
+from manyfit.core.tracebacks import explain_error
+from manyfit.data.nested import Nested, map_arrays, named_arrays
+
+PER_LEARNER: Final = ("measure_function.", "TensorFlowTrainer.make_")
+"""Functions of TensorFlow that are made for each learner."""
+
+
+def measure_function(
+    backend: str, model: Any, row_loss: Callable[[Any, Any], Any] | None
+) -> Callable[[Any, Any, Any], Any]:
+    """Return a function of a batch that updates the metrics and returns (output, per-row losses or None)."""
+
+    def measure(inputs: Any, target: Any, weight: Any) -> Any:
+        if target is None:
+            return model.predict_step((inputs,)), None
+        with outputs_of(model) as seen:
+            model.test_step((inputs, target, weight))
+        output = seen[-1] if seen else model.predict_step((inputs,))
+        return output, None if row_loss is None else row_loss(target, output)
+
+    if backend == "tensorflow":
+        tf: Any = import_optional("tensorflow", "tensorflow")
+
+        if getattr(model, "run_eagerly", False):
+            return measure
+        logging.getLogger("tensorflow").addFilter(is_not_provoked)
+        graph = tf.autograph.experimental.do_not_convert(measure)
+        found: Callable[[Any, Any, Any], Any] = tf.function(graph, reduce_retracing=True)
+        return found
+    return torch.no_grad()(measure)
+
+
+@contextmanager
+def outputs_of(model: Any) -> Iterator[list[Any]]:
+    """See what a test step hands to the metrics, whoever wrote it."""
+    seen: list[Any] = []
+    original = model.compute_metrics
+
+    def compute_metrics(x: Any, y: Any, y_pred: Any, sample_weight: Any = None, **more: Any) -> Any:
+        seen.append(y_pred)
+        return original(x, y, y_pred, sample_weight=sample_weight, **more)
+
+    model.__dict__["compute_metrics"] = compute_metrics
+    try:
+        yield seen
+    finally:
+        del model.__dict__["compute_metrics"]
+
+
+def has_entry_per_row(value: Any, rows: int) -> bool:
+    """Return whether an output has one entry for each row."""
+    return value is not None and bool(len(value.shape)) and value.shape[0] == rows
+
+
+def is_not_provoked(record: logging.LogRecord) -> bool:
+    """Whether TensorFlow speaks of something else than that each learner has functions of its own.
+
+    It takes those of several learners for one that is traced again and again.
+    """
+    text = record.getMessage()
+    return "retracing" not in text or not any(name in text for name in PER_LEARNER)
+
+
+def row_loss(keras: Any, model: Any) -> Callable[[Any, Any], Any] | None:
+    """The compiled loss before it puts rows together; None for a model with several of them."""
+    given = model.loss
+    if given is None or isinstance(given, dict | list | tuple):
+        return None
+    loss = keras.losses.get(given)
+    if isinstance(loss, keras.losses.Loss):
+        loss = copy.copy(loss)
+        loss.reduction = None
+
+    def rows(target: Any, output: Any) -> Any:
+        if isinstance(target, dict | list | tuple) or isinstance(output, dict | list | tuple):
+            return None
+        if len(target.shape) == len(output.shape) - 1 and output.shape[-1] == 1:
+            target = keras.ops.expand_dims(target, -1)
+        values = loss(target, output)
+        if len(values.shape) == 0:
+            return None  # a function of one's own that has put them together already
+        return keras.ops.mean(keras.ops.reshape(values, (keras.ops.shape(values)[0], -1)), axis=-1)
+
+    return rows
+
+
+def arrays_of(
+    numpy: Callable[[Any], Any], output: Any, target: Any
+) -> Callable[[], tuple[Nested, Nested]] | None:
+    """Return a function that returns all outputs and targets as arrays; None if there is one of each."""
+    if max(len(list(named_arrays(output))), len(list(named_arrays(target)))) < 2:
+        return None
+    return lambda: (
+        map_arrays(lambda value: numpy(value)[None], output),
+        map_arrays(lambda value: np.asarray(value)[None], target),
+    )
+
+
+def clean_message(error: Exception) -> str:
+    """What Keras says of a mistake, without its colours and its list of arguments."""
+    lines = [line for line in re.sub(r"\x1b\[\d+m", "", explain_error(error)).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:400]

@@ -1,0 +1,51 @@
+"""The random generators that training draws from: seeding, and their state in a checkpoint."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_slow(seed: int) -> None:
+    """Seed the generators that are too slow to be seeded for each step or batch."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFF_FFFF)
+
+
+def random_state() -> dict[str, Any]:
+    """Python's and NumPy's global generators. torch's are seeded anew for each step."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+    }
+
+
+def set_random_state(state: Mapping[str, Any] | None) -> None:
+    """Put the global generators where they were."""
+    if state is None:
+        return
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def cuda_generator(device: torch.device) -> torch.Generator | None:
+    """Return the default generator of a CUDA device; None for other devices."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return torch.cuda.default_generators[index]
