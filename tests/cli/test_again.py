@@ -163,7 +163,7 @@ def test_an_export_that_does_not_agree_is_not_kept(finished):
                 return super().forward(images) + self.shift
         """,
     )
-    with pytest.raises(manyfit.ManyfitError, match="does not say the same as the original"):
+    with pytest.raises(manyfit.ManyfitError, match="differ from those of the original"):
         manyfit.train(finished.changed(model={"class": "odd.Odd"}), folder="runs/odd", callbacks=[])
     assert not (finished.root / "runs/odd/exported").exists()
 

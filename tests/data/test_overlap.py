@@ -251,6 +251,9 @@ def test_a_feature_that_the_model_does_not_take_names_its_feeder(project, cli):
     )
     found = cli("train", "variants/two.yaml")
     assert found.code == 2
-    assert "train.train_feeder gives bonus, but Two.forward takes bonos, x; did you mean bonos?" in found.err
+    assert (
+        "train.train_feeder provides bonus, but Two.forward accepts bonos, x; did you mean bonos?"
+        in found.err
+    )
     assert "train.unused: [bonus]" in found.err
     assert cli("train", "variants/two.yaml", "train.unused=[bonus]").code == 0

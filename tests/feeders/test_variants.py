@@ -386,7 +386,7 @@ def test_warm_start_and_fine_tuning(project):
     assert first["body.weight"].equal(second["body.weight"])
     assert not first["head.weight"].equal(second["head.weight"])
     assert run("train", "net", "-p", "model.model_dir", "third", "--warm-start-vars", "x") == 2
-    with pytest.raises(UsageError, match="no parameter lies in 'hed'; did you mean head"):
+    with pytest.raises(UsageError, match="'hed' contains no parameters; did you mean head"):
         manyfit.train("net", ["train.fine_tune=[hed]"], folder="fourth")
 
 

@@ -183,7 +183,7 @@ def test_it_runs_in_a_study(kind, cli, on):
 
 def test_what_it_does_not_use_is_refused(kind):
     kind.config({**kind.tree, "train": {**kind.tree["train"], "clip_norm": 1.0}})
-    with pytest.raises(UsageError, match=r"train\.clip_norm: a perceptron decides this itself"):
+    with pytest.raises(UsageError, match=r"train\.clip_norm: does not apply to a perceptron"):
         manyfit.train(kind.run, callbacks=[])
 
 
@@ -211,7 +211,7 @@ def test_its_formats_may_stand_in_a_config(kind):
     ("before", "after", "message"),
     [
         ('    name = "perceptron"\n', "", "the kind PerceptronKind needs a name"),
-        ('"") == "Perceptron"', '"") == missing', "the kind 'perceptron' cannot say whether .* NameError"),
+        ('"") == "Perceptron"', '"") == missing', "the kind 'perceptron' failed in claims.* NameError"),
         (
             "        return PerceptronLearner(setup",
             "        return print(setup",

@@ -259,7 +259,7 @@ def test_every_row_of_every_output_is_that_of_a_plain_forward_pass(heads, style,
         assert not any(name.startswith(("prediction", "target")) for name in measured)
     named = "metrics (right) measure the output"
     assert (named in caplog.text) == (form != "one output")
-    assert ("reports leave out the outputs 'a'" in caplog.text) == (form == "of no row")
+    assert ("reports omit the outputs 'a'" in caplog.text) == (form == "of no row")
     predicted = manyfit.predict(folder)
     columns = {"id", "prediction", "confidence", *([f"prediction_{second}"] if form != "one output" else [])}
     assert set(predicted) == columns

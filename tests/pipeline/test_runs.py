@@ -191,7 +191,7 @@ def test_an_estimator_is_fitted_in_one_step(tiny):
         tiny.write("again", model_builder_class="models.Forest", model_builder={"trees": 7}, seed=3)
     )
     assert again.test == result.test
-    with pytest.raises(UsageError, match=r"train\.clip_norm: an estimator decides this itself"):
+    with pytest.raises(UsageError, match=r"train\.clip_norm: does not apply to an estimator"):
         train(
             tiny.write("new", model_builder_class="models.Forest", model_builder={}), ["+train.clip_norm=1.0"]
         )

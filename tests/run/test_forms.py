@@ -351,7 +351,7 @@ def test_what_is_frozen_does_not_move(project):
     assert not torch.equal(before["model/layers.4.weight"], after["model/layers.4.weight"])
     for wrong, says in (
         ({"up_to": "layers.9"}, "there is no module"),
-        ({"match": "nothing"}, "no parameter is frozen"),
+        ({"match": "nothing"}, "'nothing' matches no parameter"),
     ):
         with pytest.raises(UsageError, match=says):
             manyfit.train(project.changed(train__freeze=[wrong]), folder="runs/c", callbacks=[])
@@ -388,7 +388,7 @@ def test_warm_start_by_a_pattern(project):
         assert torch.allclose(found["layers.1.weight"], source["layers.1.weight"])
         assert not torch.allclose(found["layers.4.weight"], source["layers.4.weight"])
     for wrong, says in (
-        ({"path": "runs/a", "match": "head"}, "no weight of"),
+        ({"path": "runs/a", "match": "head"}, "no weight in"),
         ({"path": "runs/zzz"}, "holds no weights"),
     ):
         with pytest.raises(UsageError, match=says):
@@ -399,7 +399,7 @@ def test_warm_start_by_a_pattern(project):
 
 
 def test_class_weights_need_a_loss_that_takes_them(project):
-    with pytest.raises(UsageError, match="takes no weight for classes"):
+    with pytest.raises(UsageError, match="does not accept class weights"):
         manyfit.train(
             project.changed(train__class_weights="balanced", train__loss="mse"), folder="runs/b", callbacks=[]
         )

@@ -51,7 +51,7 @@ def test_cut_short_and_resumed(project, device, changes):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_class_that_the_model_does_not_have_is_said_and_spoils_nothing(project, device):
     model = {"class": "torch.nn.Linear", "in_features": 64, "out_features": 9}
-    with pytest.raises(UsageError, match="the model has 9 outputs, but targets go from 0 to 9: see model"):
+    with pytest.raises(UsageError, match="the model has 9 outputs, but targets range from 0 to 9: see model"):
         manyfit.train(project.changed(model=model, train__device=device), folder="runs/b", callbacks=[])
     assert manyfit.train(project.changed(train__device=device), folder="runs/c", callbacks=[]).step == 8
 

@@ -272,7 +272,7 @@ def test_every_output_is_reported_and_seen_by_functions(reported, caplog):
         reported, model={"class": "reported.TwoHeads"}, train__loss=None, data__batch_size=15,
         evaluate={"functions": {"both": "reported.sum_of_both"}, "outputs": "full"},
     )  # fmt: skip
-    assert caplog.text.count("reports leave out the outputs 'batch', 'fixed', 'sparse'") == 1
+    assert caplog.text.count("reports omit the outputs 'batch', 'fixed', 'sparse'") == 1
     assert "metrics (accuracy) measure the output 'kind'; only functions of one row see 'size'" in caplog.text
     model = manyfit.load_model("runs/a").eval()
     source = load_config("runs/a").run.data.build().source("test")
@@ -311,7 +311,7 @@ def test_what_is_of_no_row_is_not_measured(reported, caplog, form, name):
     assert np.allclose([float(row[f"prediction_{name}"]) for row in found], size[:, 0], atol=1e-5)
     assert "prediction_temperature" not in found[0]
     assert "prediction_0" not in found[0]
-    assert caplog.text.count("reports leave out the outputs") == 1
+    assert caplog.text.count("reports omit the outputs") == 1
 
 
 def test_small_arrays_stay_in_the_report(reported, caplog):

@@ -588,7 +588,7 @@ def test_an_estimator_that_keeps_a_secret_is_refused(planted, cli):
     planted.config(planted.changed(model=model, train=train))
     answer = cli("train", "runs/a")
     assert answer.code == 2, answer.err
-    assert "has kept a secret" in answer.err
+    assert "holds a secret" in answer.err
     assert not leaked(planted, answer.out, answer.err)
 
 
@@ -605,7 +605,7 @@ def test_an_export_that_holds_a_secret_is_not_kept(tmp_path, monkeypatch):
         if text == "nothing":
             check_secrets(tmp_path / "m.keras")
             continue
-        with pytest.raises(UsageError, match="has kept a secret"):
+        with pytest.raises(UsageError, match="holds a secret"):
             check_secrets(tmp_path / "m.keras")
 
 

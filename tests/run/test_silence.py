@@ -187,23 +187,23 @@ NO_LOSS = {"train__loss": None, "train__metrics": []}
     [
         (
             {"model": {"class": "silent.Typo"}, "data": {"class": "silent.Keyed"}, **NO_LOSS},
-            ["silent.Keyed gives labels, but Typo.forward takes images, label", "did you mean label?", "data.unused: [labels]"],
+            ["silent.Keyed provides labels, but Typo.forward accepts images, label", "did you mean label?", "data.unused: [labels]"],
         ),
         (
             {"model": {"class": "models.MLP"}, "data": {"class": "silent.Keyed", "keys": "images bonus"}},
-            ["gives bonus, but MLP.forward takes images", "data.unused: [bonus]"],
+            ["provides bonus, but MLP.forward accepts images", "data.unused: [bonus]"],
         ),
         (
             {"model": {"class": "silent.Needs"}, "data": {"class": "silent.Keyed"}, **NO_LOSS},
             ["Needs.forward needs mask, but", "silent.Keyed gives images, labels"],
         ),
-        ({"model": {"class": "silent.NoLoss"}, **NO_LOSS}, ["NoLoss gave no loss in the first step"]),
-        ({"model": {"class": "silent.Detached"}}, ["no gradient of the loss reaches what the optimizer trains"]),
+        ({"model": {"class": "silent.NoLoss"}, **NO_LOSS}, ["NoLoss returned no loss in the first step"]),
+        ({"model": {"class": "silent.Detached"}}, ["no gradient of the loss reaches the parameters of the optimizer ("]),
         (
             {"model": {"class": "silent.Half"}, "train__optimizer": {"used": "sgd", "idle": "sgd"}},
-            ["no gradient of the loss reaches what the optimizer 'idle' trains (2 parameters of Half)"],
+            ["no gradient of the loss reaches the parameters of the optimizer 'idle' (2 parameters of Half)"],
         ),
-        ({"model": {"class": "silent.Idle"}}, ["Idle.train_step has not stepped any optimizer"]),
+        ({"model": {"class": "silent.Idle"}}, ["Idle.train_step did not step any optimizer"]),
     ],
     ids=["typo", "unused", "missing", "no loss", "detached", "idle", "idle step"],
 )  # fmt: skip
@@ -238,7 +238,7 @@ def test_a_model_that_is_frozen_at_first_moves_later(silent):
 def test_a_loss_that_couples_rows_is_measured_batch_by_batch(silent, caplog, loss, model, said):
     changes = {"train__loss": loss, "model": {"class": model}, "data": {"class": "points.Blobs", "rows": 41}}
     result = train(silent, "train.epochs=3", **changes)
-    assert caplog.text.count("it couples rows, so it is measured batch by batch") == 1
+    assert caplog.text.count("it couples rows, so it is measured per batch") == 1
     assert said in caplog.text
     import silent as code
 
@@ -289,7 +289,7 @@ def test_a_coupled_loss_resumes_and_is_said_by_check(silent, cli):
 
 
 def test_weights_cannot_weigh_rows_that_are_coupled(silent):
-    with pytest.raises(UsageError, match=r"Weighted has weights for rows, but train\.loss couples"):
+    with pytest.raises(UsageError, match=r"Weighted has sample weights, but train\.loss couples"):
         train(silent, train__loss="silent.contrastive", data={"class": "silent.Weighted"})
 
 
@@ -325,11 +325,11 @@ def test_every_rate_is_logged(silent):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": {"class": "silent.Doubles"}}, ["MLP.forward was given float64[16, 64] by", "cast it where it is read"]),
-        ({"data": {"class": "silent.FloatClasses"}}, ["train.loss was given float32[16, 10] and float32[16]", "as int64"]),
+        ({"data": {"class": "silent.Doubles"}}, ["MLP.forward received float64[16, 64] from", "cast the data to np.float32 on reading"]),
+        ({"data": {"class": "silent.FloatClasses"}}, ["train.loss received float32[16, 10] and float32[16]", "as int64"]),
         (
             {"model": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 9}},
-            ["the model has 9 outputs, but targets go from 0 to 9: see model"],
+            ["the model has 9 outputs, but targets range from 0 to 9: see model"],
         ),
         ({"train__loss": "silent.matrix"}, ["returned shape (16,): see train.loss"]),
     ],
@@ -715,7 +715,7 @@ def test_a_loss_that_is_no_number_is_not_taken_for_a_coupled_one(silent):
 
 def test_an_unused_input_that_is_not_there_is_said(silent, caplog):
     train(silent, data={"class": "silent.Keyed", "keys": "images", "unused": ["bonos"]})
-    assert "data.unused names bonos, which the data does not give" in caplog.text
+    assert "data.unused names bonos, which the data does not provide" in caplog.text
 
 
 def test_a_source_of_ones_own_may_hold_another_one():
@@ -736,7 +736,7 @@ def test_a_model_with_outputs_by_name_is_exported(silent):
     built = build(manyfit.load_config(silent.changed(model={"class": "heads.Heads"}, **NO_LOSS)))
     output = built.learner.module.cpu()(torch.zeros(2, 64))
     compare_outputs(output, output, "itself")
-    with pytest.raises(RunFailed, match="does not say the same"):
+    with pytest.raises(RunFailed, match="differ from those of the original"):
         compare_outputs(output, ({**output[0], "twice": output[0]["twice"] + 1}, None), "another")
-    with pytest.raises(RunFailed, match="another has 1 outputs, but the original 2"):
+    with pytest.raises(RunFailed, match="another has 1 outputs, but the original has 2"):
         compare_outputs(output, output[0]["logits"], "another")

@@ -9,5 +9,5 @@
 | `metrics`, `split_metrics` | metrics of a row, metrics of a whole split |
 | `row_outputs` | which outputs of a model have one entry per row |
 | `packing` | nested states as flat tensors and plain values |
-| `exporting` | checks of an exported model against the original |
+| `exporting` | descriptions of inputs, and the comparison of an export with the original |
 """

@@ -1,4 +1,4 @@
-"""Exports: how the inputs of a model are described, and how an export is compared with the original."""
+"""Exports: the description of a model's inputs, and the comparison of an export with the original."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from manyfit.data.nested import named_arrays
 
 
 def describe_inputs(inputs: Any) -> Any:
-    """Return the shapes and types of the inputs of a batch, without the rows."""
+    """Return the shapes and dtypes of the inputs of a batch, without the dimension of rows."""
     if isinstance(inputs, dict):
         return {name: describe_inputs(item) for name, item in inputs.items()}
     if isinstance(inputs, tuple | list):
@@ -22,7 +22,7 @@ def describe_inputs(inputs: Any) -> Any:
 
 
 def example_inputs(inputs: Any) -> Any:
-    """Return one row of zeros in the form that `describe_inputs` gave."""
+    """Return one row of zeros for a description by `describe_inputs`."""
     if isinstance(inputs, list):
         return tuple(example_inputs(item) for item in inputs)
     if set(inputs) == {"shape", "dtype"} and isinstance(inputs["dtype"], str):
@@ -31,19 +31,22 @@ def example_inputs(inputs: Any) -> Any:
 
 
 def compare_outputs(original: Any, other: Any, what: str, loose: bool = False) -> None:
-    """Refuse an export whose outputs differ from those of the original."""
+    """Raise an error if the outputs of an export differ from those of the original."""
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if loose else {"rtol": 1e-5, "atol": 1e-6}
     outputs, found = list(named_arrays(original)), list(named_arrays(other))
     if len(outputs) != len(found):
-        raise RunFailed(f"{what} has {len(found)} outputs, but the original {len(outputs)}; not kept")
-    if dict(outputs).keys() == dict(found).keys():  # they may come in another order
+        raise RunFailed(
+            f"{what} has {len(found)} outputs, but the original has {len(outputs)}; the export was discarded"
+        )
+    if dict(outputs).keys() == dict(found).keys():  # the order may differ
         found = [(name, dict(found)[name]) for name, _ in outputs]
     for (_, one), (_, two) in zip(outputs, found, strict=True):
         left, right = (
             v.detach().cpu() if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (one, two)
         )
         if left.shape != right.shape or not torch.allclose(left, right, equal_nan=True, **tolerance):
-            far = (left - right).abs().max().item() if left.shape == right.shape else "another shape"
+            far = (left - right).abs().max().item() if left.shape == right.shape else "in shape"
             raise RunFailed(
-                f"{what} does not say the same as the original on a batch (difference {far}); not kept"
+                f"the outputs of {what} differ from those of the original on a batch (difference {far}); "
+                "the export was discarded"
             )

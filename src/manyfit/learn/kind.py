@@ -1,6 +1,6 @@
-"""Kinds of learners. A kind knows which models it trains, and everything about them that `run/` has to ask.
+"""Kinds of learners. A kind decides which models it trains, and answers everything `run/` asks about them.
 
-A kind of your own is one class in one file; registering it makes its models usable in every config:
+A custom kind is one class in one file; registering it makes its models usable in every config:
 
     @register
     class PerceptronKind(LearnerKind):
@@ -36,45 +36,45 @@ BUILT_IN: Final = (
     "manyfit.learn.estimator.kind.EstimatorKind",
     "manyfit.learn.torch.kind.TorchKind",
 )
-"""In the order in which they are asked; those that were registered are asked before them."""
+"""The built-in kinds, in the order in which they are asked; registered kinds are asked first."""
 TORCH_ONLY: Final = (
     "loss", "optimizer", "groups", "freeze", "fine_tune", "scheduler", "accumulate", "clip_norm",
     "clip_value", "precision", "ema", "class_weights", "warm_start", "metrics", "device",
 )  # fmt: skip
-"""Keys of `train` that say how a module of PyTorch is trained."""
+"""Keys of `train` that apply to PyTorch modules only."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a learner is built from."""
+    """Everything a learner is built from."""
 
     config: Config
     made: Made
     device: Any
-    """The torch device that the config asks for."""
+    """The torch device of the config."""
     order: Order
     train: Source
     validation: Source | None
     steps_per_epoch: int
     epochs: int
     metrics: Mapping[str, Any]
-    """Metrics that give a number for each row."""
+    """Metrics with one value per row."""
     warm: bool
-    """Whether to begin with the weights that `train.warm_start` names."""
+    """Whether to load the weights of `train.warm_start`."""
     fed_by: str
-    """What feeds the model, in the words of the config."""
+    """The data source, as error messages name it."""
     unused_key: str
     """The key of the config that declares inputs as unused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A form in which a model can be exported."""
+    """An export format."""
 
     name: str
-    """The name of the file, or folder, in `exported/`."""
+    """The name of the file or folder in `exported/`."""
     write: Callable[[Any, Batch, Path], None]
-    """Write the model of a learner to a path, and check it on a batch against the original."""
+    """Write the model of a learner to a path, and compare it with the original on a batch."""
     is_folder: bool = False
 
 
@@ -83,59 +83,59 @@ class LearnerKind(ABC):
 
     name: ClassVar[str]
     noun: ClassVar[str] = ""
-    """What a model of this kind is called in messages, with its article."""
+    """The name of a model of this kind in messages, with its article."""
     unused: ClassVar[Collection[str]] = TORCH_ONLY
-    """Keys of `train` that models of this kind decide themselves; to set one is an error."""
+    """Keys of `train` that do not apply to this kind; setting one is an error."""
     takes_callbacks: ClassVar[bool] = False
-    """Whether a model builder may bring callbacks."""
+    """Whether a model builder may return callbacks."""
     formats: ClassVar[Mapping[str, Format]] = {}
-    """Forms in which its models can be exported, beside safetensors."""
+    """Export formats besides safetensors."""
     loaders: ClassVar[Mapping[str, Callable[[Path, Collection[str]], Any]]] = {}
-    """By suffix: functions that load a model from a file; the second argument allows code by its name."""
+    """By file suffix: functions that load a model; the second argument names the code that may be run."""
 
     @abstractmethod
     def claims(self, model: Any) -> bool:
-        """Whether a model, or a class of models, is of this kind."""
+        """Return whether a model, or a model class, is of this kind."""
 
     @abstractmethod
     def build(self, setup: Setup) -> Learner:
-        """Return the learner of a model."""
+        """Return a learner for a model."""
 
     @abstractmethod
     def restore(self, model: Any, state: Mapping[str, Any], inputs: Any = None) -> Any:
-        """Return a model with the weights of an export or of `model_state`, ready to predict.
+        """Return the model with the weights of an export or of `model_state`, ready to predict.
 
-        `inputs` describes the inputs of a batch, for models that have no weights before they are called.
+        `inputs` describes the inputs of a batch, for models that create their weights on the first call.
         """
 
     def model_state(self, state: State) -> Mapping[str, Any]:
-        """Return what of the state of a learner belongs to its model."""
+        """Return the part of a learner's state that belongs to its model."""
         return dict(state.tensors)
 
     def check(self, config: Config, made: Made) -> None:
-        """Refuse what was set and would have no effect."""
+        """Raise an error for settings that would have no effect."""
         for key in self.unused:
             given, default = getattr(config.run.train, key), getattr(Train, key, None)
             if given != default and given not in ((), {}, None):
                 where = config.origin(f"train.{key}")
-                raise UsageError(f"{where}: train.{key}: {self.noun or self.name} decides this itself")
+                raise UsageError(f"{where}: train.{key}: does not apply to {self.noun or self.name}")
         if made.callbacks and not self.takes_callbacks:
             raise UsageError(
-                f"{config.run.model.origin}: {made.builder}.get_callbacks gives callbacks, but only Keras "
-                f"models take them, not a {type(made.model).__name__}; use train.stop for early stopping"
+                f"{config.run.model.origin}: {made.builder}.get_callbacks returns callbacks, but only Keras "
+                f"models accept them, not a {type(made.model).__name__}; use train.stop for early stopping"
             )
 
     def prepare(self, config: Config, made: Made, device: Any, warm: bool) -> None:  # noqa: B027
-        """Do what can fail before the data is read: move the model to its device, load weights."""
+        """Do what can fail before the data is read: move the model to its device and load weights."""
 
     def budget(self, train: Train, count_steps: Callable[[], int]) -> tuple[int, int]:
-        """Return how many epochs are trained, and of how many steps."""
+        """Return the number of epochs and the number of steps per epoch."""
         return train.epochs, count_steps()
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
-        """Return the formats that are exported though nobody has asked for them by name.
+        """Return the formats that are exported without being named in the config.
 
-        `is_auto` is whether the config leaves the choice to the kind.
+        `is_auto`: the config leaves the choice to the kind.
         """
         return []
 
@@ -145,9 +145,9 @@ K = TypeVar("K", bound=type[LearnerKind])
 
 
 def register(kind: K) -> K:
-    """Make a kind known. One that is defined again, by a module that is imported again, replaces itself."""
+    """Register a kind. A kind with the same name, as after a repeated import, is replaced."""
     if not isinstance(getattr(kind, "name", None), str):
-        raise UsageError(f"the kind {kind.__name__} needs a name: {kind.__name__}.name is the word for it")
+        raise UsageError(f"the kind {kind.__name__} needs a name: set {kind.__name__}.name to a string")
     _registered[:] = [each for each in _registered if each.name != kind.name]
     made = kind()
     _registered.insert(0, made)
@@ -157,11 +157,11 @@ def register(kind: K) -> K:
 
 
 def is_claimed(kind: LearnerKind, model: Any) -> bool:
-    """Ask a kind whether a model is its own; what goes wrong names the kind."""
+    """Return whether a kind claims a model; errors name the kind."""
     try:
         return bool(kind.claims(model))
     except Exception as error:
-        text = f"the kind {kind.name!r} cannot say whether {model!r:.60} is its own"
+        text = f"the kind {kind.name!r} failed in claims({model!r:.60})"
         raise UsageError(f"{text}: {type(error).__name__}: {error}\n  at {user_frame(error)}") from error
 
 
@@ -173,15 +173,15 @@ def _load_built_in(path: str) -> LearnerKind:
 
 
 def kinds() -> list[LearnerKind]:
-    """Return all kinds, in the order in which they are asked whether a model is theirs."""
+    """Return all kinds, in the order in which they are asked to claim a model."""
     return [*_registered, *map(_load_built_in, BUILT_IN)]
 
 
 def kind_of(model: Any) -> LearnerKind:
-    """Return the kind that trains a model. PyTorch is asked last, and takes what looks like a module."""
+    """Return the kind that trains a model; PyTorch if no kind claims it."""
     return next((kind for kind in kinds() if is_claimed(kind, model)), _load_built_in(BUILT_IN[-1]))
 
 
 def all_formats() -> list[str]:
-    """Return the names of all forms of export."""
+    """Return the names of all export formats."""
     return list(dict.fromkeys(["safetensors", *(name for kind in kinds() for name in kind.formats)]))

@@ -1,7 +1,7 @@
-"""What a trainer trains. One protocol; everything that trains implements it.
+"""The `Learner` protocol, which everything that trains implements, and defaults for it.
 
-A learner drives a cohort of n runs at once. Everything that it returns about them has a leading n; it returns
-one state for each run, in the form in which a run of its own would have it.
+A learner trains a cohort of n runs at once. Everything it returns about them has a leading dimension n; the
+state of each run is the same as if the run were trained alone.
 """
 
 from __future__ import annotations
@@ -21,44 +21,45 @@ from manyfit.learn.split_metrics import SplitMetrics
 Metrics: TypeAlias = Mapping[str, Any]
 """Arrays of shape (n,), on the device.
 
-Of training: `train_loss` is a mean over rows, `train_<name>` a further loss, `lr` the last rate of the only
-optimiser, `lr_<name>` that of each one of several."""
+In training, `train_loss` is the mean over rows, `train_<name>` a further loss, `lr` the last learning rate of
+the only optimizer, and `lr_<name>` that of each of several optimizers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What one batch gave, row by row: arrays of shape (n, rows, ...)."""
+    """The outputs for one batch: arrays of shape (n, rows, ...)."""
 
     index: npt.NDArray[np.int64]
     output: npt.NDArray[Any]
     target: npt.NDArray[Any] | None
     rows: Mapping[str, npt.NDArray[np.float64]]
-    """Numbers for each row: `loss`, where there is one, and every metric, of shape (n, rows)."""
+    """Per-row values of shape (n, rows): `loss`, where there is one, and every metric."""
     shared: frozenset[str] = frozenset()
-    """Those of them that are numbers of the whole batch, the same for all its rows."""
+    """The names in `rows` whose values belong to the whole batch and are the same for all its rows."""
     several: Callable[[], tuple[Nested, Nested]] | None = None
-    """Where there is more than one output or target: all of them, as the model and the data give them.
+    """With more than one output or target: a function that returns all of them, structured as the model and
+    the data have them.
 
-    `output` and `target` are then the main ones. It is called only where rows are reported."""
+    `output` and `target` are then the main ones. It is called only for row reports."""
 
     def every(self, member: int) -> tuple[Nested, Nested]:
-        """All outputs and targets of one run of a cohort."""
+        """Return all outputs and targets of one run of a cohort."""
         every = (self.output, self.target) if self.several is None else self.several()
         return tuple(map_arrays(lambda array: array[member], value) for value in every)
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a model, as an export holds them: tensors, and what else its state has."""
+    """The weights of a model as exported: tensors, and the other values of its state."""
 
     tensors: Mapping[str, Any]
     extra: Mapping[str, Any]
 
 
 class MembersFailed(Exception):
-    """Some runs of a cohort have failed; the others have done what was asked.
+    """Error of some runs of a cohort; the others have completed the operation.
 
-    `found` has what the others returned, with None for those that failed.
+    `found` holds the results of the others, with None for the failed runs.
     """
 
     def __init__(self, errors: Mapping[int, BaseException], found: Sequence[Any] = ()) -> None:
@@ -68,7 +69,7 @@ class MembersFailed(Exception):
 
 
 def split_by_run(metrics: Metrics, n: int) -> list[dict[str, float]]:
-    """Return the metrics of each run, without those that are masked for it; one transfer for all of them."""
+    """Return the metrics of each run, without those masked for it, in one transfer from the device."""
     columns = fetch_all(metrics)
     masks = {name: np.ma.getmaskarray(value) for name, value in metrics.items() if np.ma.isMaskedArray(value)}
     return [
@@ -82,7 +83,7 @@ def split_by_run(metrics: Metrics, n: int) -> list[dict[str, float]]:
 
 
 def fetch_all(metrics: Metrics) -> dict[str, npt.NDArray[np.float64]]:
-    """Bring metrics from their device; those that are alike come together."""
+    """Copy metrics to the CPU; those of the same device, dtype and shape in one transfer."""
     alike: dict[Any, list[str]] = {}
     for name, value in metrics.items():
         if hasattr(value, "detach") and getattr(value, "is_cuda", False):
@@ -97,70 +98,70 @@ def fetch_all(metrics: Metrics) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def fetch(value: Any) -> npt.NDArray[np.float64]:
-    """Bring one of a learner's metrics from its device."""
+    """Copy a metric of a learner from its device to the CPU."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=np.float64)
 
 
 class Learner(Protocol):
-    """Weights, optimiser, schedule and steps of n runs. `run/` calls nothing that is not listed here."""
+    """Weights, optimizers, schedules and training step of n runs. `run/` calls nothing but these methods."""
 
     @property
     def n(self) -> int:
-        """The number of runs that it trains."""
+        """The number of runs."""
         ...
 
     @property
     def step(self) -> int:
-        """Steps that were trained."""
+        """The number of steps trained so far."""
         ...
 
     @property
     def grain(self) -> int:
-        """Training pauses only at multiples of so many steps: 1, or the steps of an epoch."""
+        """Training pauses only at multiples of this many steps: 1, or the steps of an epoch."""
         ...
 
     @property
     def backend(self) -> str:
-        """The framework that computes: a run resumes on the same one."""
+        """The framework that computes; a run must resume on the same one."""
         ...
 
     @property
     def reads_data(self) -> bool:
-        """Whether it reads the rows to train on itself, all at once, instead of being given batches."""
+        """Whether it reads all training rows itself instead of receiving batches."""
         ...
 
     @property
     def stands_between_batches(self) -> bool:
-        """Whether `step` counts what was trained whenever a batch is asked for."""
+        """Whether `step` is up to date whenever the learner requests a batch."""
         ...
 
     def describe(self) -> str:
-        """Describe it in a few words."""
+        """Describe the learner in a few words."""
         ...
 
     def details(self) -> Iterator[str]:
-        """Yield what somebody who debugs a run wants to know, line by line."""
+        """Yield details for debugging, one line each."""
         ...
 
     def hardware(self) -> str:
-        """Return the device and what drives it, for provenance."""
+        """Return the device and the framework that uses it, for provenance."""
         ...
 
     # -- before the first step --------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can predict: some models can only once they were trained."""
+        """Whether it can predict; some models can only after training."""
         ...
 
     @property
     def models(self) -> Sequence[Any]:
-        """The objects that are trained, one for each run."""
+        """The trained objects, one per run."""
         ...
 
     @property
     def row_metrics(self) -> Sequence[str]:
-        """The metrics that `evaluate` gives for each row, beside the loss."""
+        """The per-row metrics that `evaluate` returns besides the loss."""
         ...
 
     @property
@@ -169,35 +170,34 @@ class Learner(Protocol):
         ...
 
     def rehearse(self) -> None:
-        """Raise a `UsageError` for whatever can be found out before the first step."""
+        """Raise a `UsageError` for problems that can be detected before the first step."""
         ...
 
     def without_callbacks(self) -> Learner:
-        """Return a learner that calls none of the callbacks that a model brings: they may write files."""
+        """Return a learner that calls no callbacks of the model, since they may write files."""
         ...
 
     # -- training ---------------------------------------------------------------------------------
 
     def train(self, batches: Any, steps: int) -> None:
-        """Train to the next boundary. Where a run pauses changes neither its weights nor its means.
+        """Train for this many steps. Where a run pauses affects neither its weights nor its means.
 
-        `batches` is an iterator of `Batch`; a learner of several runs gets a `manyfit.data.walk.Walk`. With
-        the first step of an epoch, a learner seeds whatever random generators its training draws from. A
-        learner that can tell which of its runs has failed trains the others first, and then raises
-        `MembersFailed`.
+        `batches` is an iterator of `Batch`; a learner of several runs receives a `manyfit.data.walk.Walk`. At
+        the first step of an epoch, a learner seeds all random generators that its training uses. A learner
+        that can tell which of its runs failed trains the others first, and then raises `MembersFailed`.
         """
         ...
 
     def take(self) -> Metrics:
-        """Return named losses and rates since the last call."""
+        """Return the mean losses since the last call and the current learning rates, by name."""
         ...
 
     def has_gradients(self) -> bool:
-        """Whether the last step gave any weight a gradient; True where that cannot be known."""
+        """Return whether any weight received a gradient in the last step; True if that is unknown."""
         ...
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Take what was measured at a validation, or that an epoch has ended without one."""
+        """Receive the metrics of each run after a validation, or after an epoch without one."""
         ...
 
     def stop_reasons(self) -> Sequence[str]:
@@ -205,49 +205,49 @@ class Learner(Protocol):
         ...
 
     def end(self) -> None:
-        """Finish: the training is over."""
+        """Finish the training."""
         ...
 
     def options(self) -> Any:
-        """Return what the optimisers are set to, as the config asks for it before a state is loaded."""
+        """Return the options of the optimizers, as the config sets them before a state is loaded."""
         ...
 
     def set_options(self, options: Any) -> None:
-        """Train with other options of the optimisers from now on."""
+        """Set the options of the optimizers for all further steps."""
         ...
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Go on with these runs only; the others leave the cohort."""
+        """Continue with these runs only; the others leave the cohort."""
         ...
 
     # -- evaluation -------------------------------------------------------------------------------
 
     def measure(self, batches: Any, further: Sequence[SplitMetrics] = ()) -> Metrics:
-        """Return the means over all rows: of the loss, of row metrics, of what the model measures itself.
+        """Return the means over all rows: of the loss, of per-row metrics and of the model's own metrics.
 
-        They are computed on the device; rows stay there. `further` are metrics of a whole split for each run,
-        which see every batch.
+        They are computed on the device; rows stay there. `further` holds, for each run, metrics of the whole
+        split, which are updated with every batch.
         """
         ...
 
     def evaluate(self, batches: Any) -> Iterator[Outputs]:
-        """Predict, row by row, without learning. `batches` is as in `train`."""
+        """Yield per-row predictions, without training. `batches` is as in `train`."""
         ...
 
     def whole(self) -> Sequence[Mapping[str, float]]:
-        """Return what the model has measured itself of all rows that were evaluated last, for each run."""
+        """Return, for each run, the model's own metrics over all rows of the last evaluation."""
         ...
 
     def predict(self, batch: Batch, model: Any = None) -> Nested:
-        """Return the outputs of the first run's model, or of another model in its place, as arrays."""
+        """Return the outputs of the first run's model, or of `model` in its place, as arrays."""
         ...
 
     # -- state ------------------------------------------------------------------------------------
 
     def state(self) -> Sequence[State]:
-        """Return one state for each run: tensors and plain values, nothing else.
+        """Return one state per run: tensors and plain values, nothing else.
 
-        The tensors are the live ones: copy a state to keep it while training continues.
+        The tensors are live: copy a state to keep it while training continues.
         """
         ...
 
@@ -256,14 +256,14 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Sequence[Weights]:
-        """Return the weights that are evaluated and exported, for each run."""
+        """Return, for each run, the weights that are evaluated and exported."""
         ...
 
 
 class BaseLearner:
-    """Defaults for a learner of a kind of your own, which overrides what it has.
+    """Defaults for custom learners.
 
-    To implement: `describe`, `train`, `take`, `evaluate`, `predict`, `state`, `load` and `weights`.
+    Subclasses implement `describe`, `train`, `take`, `evaluate`, `predict`, `state`, `load` and `weights`.
     """
 
     n: int = 1
@@ -275,75 +275,75 @@ class BaseLearner:
     model: Any
 
     def details(self) -> Iterator[str]:
-        """Nothing beyond the description."""
+        """Yield nothing beyond the description."""
         return iter(())
 
     def hardware(self) -> str:
-        """The CPU."""
+        """Return the CPU."""
         return "cpu"
 
     @property
     def is_ready(self) -> bool:
-        """It can predict from the start."""
+        """True: it can predict before training."""
         return True
 
     @property
     def models(self) -> Sequence[Any]:
-        """The one model."""
+        """The one model, for each run."""
         return [self.model] * self.n
 
     @property
     def row_metrics(self) -> Sequence[str]:
-        """None beside the loss."""
+        """No metrics besides the loss."""
         return []
 
     @property
     def couples_rows(self) -> bool:
-        """Each row has a loss of its own."""
+        """False: the loss of a row does not depend on other rows."""
         return False
 
     def rehearse(self) -> None:
-        """Nothing can be found out in advance."""
+        """Check nothing."""
 
     def without_callbacks(self) -> Any:
-        """It calls none."""
+        """Return itself: it calls no callbacks."""
         return self
 
     def has_gradients(self) -> bool:
-        """Unknown."""
+        """Return True: unknown."""
         return True
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Nothing depends on it."""
+        """Ignore the metrics."""
 
     def stop_reasons(self) -> Sequence[str]:
-        """It never stops a run."""
+        """Return no reasons: it never stops a run."""
         return [""] * self.n
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def options(self) -> Any:
-        """There are none that could be changed."""
+        """Return None: it has no options."""
 
     def set_options(self, options: Any) -> None:
-        """There are none that could be changed."""
+        """Do nothing: it has no options."""
 
     def keep(self, indices: Sequence[int]) -> None:
-        """All runs can be kept; to leave some behind takes a learner of several."""
+        """Accept only the complete list of runs; a learner of several runs must override this."""
         if list(indices) != list(range(self.n)):
-            raise ValueError(f"this learner cannot go on with {list(indices)} of its {self.n} runs")
+            raise ValueError(f"this learner cannot continue with only {list(indices)} of its {self.n} runs")
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
-        """To be implemented."""
+        """Raise an error: subclasses implement this."""
         raise NotImplementedError
 
     def whole(self) -> Sequence[Mapping[str, float]]:
-        """Every number belongs to a row."""
+        """Return none: every metric is per row."""
         return [{} for _ in range(self.n)]
 
     def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
-        """Means of what `evaluate` gives for each row."""
+        """Return the means of the per-row values of `evaluate`."""
         sums: dict[str, RowMeans] = {}
         for outputs in self.evaluate(batches):
             for name, values in outputs.rows.items():
@@ -357,7 +357,7 @@ class BaseLearner:
 
 
 class RowMeans:
-    """The mean over rows: undefined for a loss that is so somewhere, else of the rows that have a number."""
+    """The mean over rows. Rows without a value are skipped, except for the loss, where NaN propagates."""
 
     def __init__(self, name: str) -> None:
         self._is_loss = name == "loss"
@@ -365,12 +365,12 @@ class RowMeans:
         self._counts: list[Any] = []
 
     def add(self, values: npt.NDArray[np.float64]) -> None:
-        """Add the rows of a batch, of shape (n, rows)."""
+        """Add the values of a batch, of shape (n, rows)."""
         known = np.ones(values.shape, dtype=bool) if self._is_loss else ~np.isnan(values)
         self._sums.append(np.where(known, values, 0.0).sum(axis=1))
         self._counts.append(known.sum(axis=1))
 
     def mean(self) -> npt.NDArray[np.float64]:
-        """Return the mean for each run."""
+        """Return the mean of each run."""
         with np.errstate(invalid="ignore"):
             return np.asarray(np.sum(self._sums, axis=0) / np.sum(self._counts, axis=0))

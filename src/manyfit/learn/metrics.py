@@ -1,7 +1,7 @@
-"""Metrics that have a value for each row; the metric of a split is their mean.
+"""Metrics with one value per row; the metric of a split is their mean.
 
 A metric is a function of (output, target), both with a leading dimension of rows, that returns one number
-for each row. A user's own metric is the same.
+per row. Custom metrics have the same signature.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from torch import Tensor
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """The share of a row's elements whose class is the target: a row has one, or one for each pixel or token.
+    """Return the fraction of each row's elements (the row itself, its pixels or its tokens) that are correct.
 
-    Outputs are scores of classes, along dimension 1, or classes; targets are classes, or one-hot. Elements
-    whose target is no class (-100, or 255 among fewer classes) do not count.
+    Outputs are class scores along dimension 1, or class indices; targets are class indices, or one-hot.
+    Elements whose target is not a class (-100, or 255 with fewer classes) are ignored.
     """
     classes = 0
     if not output.is_floating_point():
         found = output
     elif output.ndim < 2:
-        raise ValueError("accuracy needs scores of classes, but there is one number; see binary_accuracy")
+        raise ValueError(
+            "accuracy needs class scores, but the output is one number per row; see binary_accuracy"
+        )
     elif output.shape[1] == 1:
-        raise ValueError("accuracy needs a score for each class, but there is only one; see binary_accuracy")
+        raise ValueError(
+            "accuracy needs one score per class, but the output has only one; see binary_accuracy"
+        )
     else:
         found, classes = output.argmax(dim=1), output.shape[1]
         if target.is_floating_point() and target.shape == output.shape:
@@ -39,25 +43,25 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def top_k_accuracy(output: Tensor, target: Tensor, k: int = 5) -> Tensor:
-    """1 where the target is among the k classes with the highest scores."""
+    """Return 1 for each row whose target is among the k classes with the highest scores."""
     return (output.topk(k, dim=1).indices == target[:, None]).any(dim=1)
 
 
 def binary_accuracy(output: Tensor, target: Tensor, threshold: float = 0.0) -> Tensor:
-    """1 where the score is above the threshold (0 for logits) exactly when the target is."""
+    """Return 1 where score > threshold (0 for logits) agrees with target > 0.5, averaged within a row."""
     output, target = align(output, target)
     agree = (output > threshold) == (target > 0.5)
     return agree.flatten(1).float().mean(dim=1) if agree.ndim > 1 else agree
 
 
 def absolute_error(output: Tensor, target: Tensor) -> Tensor:
-    """The absolute difference, averaged within a row."""
+    """Return the absolute error, averaged within a row."""
     output, target = align(output, target)
     return (output - target).abs().flatten(1).mean(dim=1) if output.ndim > 1 else (output - target).abs()
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
-    """The squared difference, averaged within a row."""
+    """Return the squared error, averaged within a row."""
     output, target = align(output, target)
     return (
         (output - target).square().flatten(1).mean(dim=1) if output.ndim > 1 else (output - target).square()
@@ -65,7 +69,7 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
 
 
 def align(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """A column of single numbers fits a list of them, on either side; nothing else is stretched."""
+    """Drop a trailing dimension of 1 that only one of the two has; nothing else is broadcast."""
     if output.ndim == target.ndim + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)
     elif target.ndim == output.ndim + 1 and target.shape[-1] == 1:

@@ -1,4 +1,4 @@
-"""What stands at `model:` in a config, made: a module, a compiled Keras model, or an estimator."""
+"""The model that `model:` in a config builds: a module, a compiled Keras model or an estimator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyfit.core.tracebacks import user_frame
 
 @dataclass(frozen=True)
 class Compiled:
-    """A PyTorch module with what it is trained by, as `get_compiled_model` may return it.
+    """A PyTorch module with its loss and optimizer, as `get_compiled_model` may return it.
 
     >>> Compiled(module, torch.nn.CrossEntropyLoss(), torch.optim.Adam(module.parameters()))  # doctest: +SKIP
     """
@@ -23,12 +23,12 @@ class Compiled:
     loss: Callable[..., Any] | None = None
     optimizer: Any = None
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """Functions of (output, target) of a batch that give a number for each row."""
+    """Functions of (output, target) of a batch that return one number per row."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A model, and what a model builder says about its training."""
+    """A model, with the training settings of its model builder."""
 
     model: Any
     callbacks: Sequence[Any] = ()
@@ -39,8 +39,8 @@ class Made:
 
 
 def make_model(component: Component) -> Made:
-    """Build the model; a model builder is asked for it."""
-    from manyfit.learn.kind import is_claimed, kinds  # which are made of models
+    """Build the model, directly or through a model builder."""
+    from manyfit.learn.kind import is_claimed, kinds  # kind.py imports this module
 
     found = component.build()
     if not hasattr(found, "get_compiled_model"):
@@ -64,7 +64,7 @@ def make_model(component: Component) -> Made:
 
 
 def _class_weight(component: Component, builder: Any) -> dict[int, float] | None:
-    """Weights by class; keys of YAML are text, and mean numbers here."""
+    """Return the class weights; keys from YAML may be strings and are converted to integers."""
     given = _call_builder(component, builder, "get_class_weight")
     if not given:
         return None
@@ -76,7 +76,7 @@ def _class_weight(component: Component, builder: Any) -> dict[int, float] | None
 
 
 def _check_callbacks(component: Component, builder: Any, found: Any) -> list[Any]:
-    """The callbacks of a builder, which are a list."""
+    """Return the callbacks of a builder, after checking that they are a list."""
     if found is None or isinstance(found, list | tuple):
         return list(found or ())
     name = f"{type(builder).__name__}.get_callbacks"

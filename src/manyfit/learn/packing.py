@@ -1,7 +1,7 @@
-"""Nested state (as `state_dict` returns it) ↔ named tensors and JSON.
+"""Conversion of nested state, as `state_dict` returns it, to named tensors and JSON, and back.
 
-safetensors holds tensors by name and JSON has neither tuples nor numbers as keys, so both are spelled out.
-Nothing here is code: unpacking can only make dicts, lists, tuples, scalars and tensors.
+safetensors stores tensors by name, and JSON has neither tuples nor numeric keys, so both are encoded
+explicitly. No code is stored: unpacking creates only dicts, lists, tuples, scalars and tensors.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from manyfit.core.state import State
 
 
 def pack(parts: Mapping[str, Any]) -> State:
-    """Split nested state into tensors and plain values. The tensors are those that were given, not copies."""
+    """Split nested state into tensors and plain values. The tensors are not copied."""
     tensors: dict[str, Tensor] = {}
     return State(tensors, {name: _pack(part, name, tensors) for name, part in parts.items()})
 
 
 def unpack(state: State) -> dict[str, Any]:
-    """Put nested state together again."""
+    """Reassemble nested state."""
     try:
         return {name: _unpack(value, state.tensors) for name, value in state.values.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise FolderError(f"the state of a checkpoint is not what manyfit writes: {error!r:.200}") from error
+        raise FolderError(f"the state of a checkpoint was not written by manyfit: {error!r:.200}") from error
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -49,14 +49,14 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"float": value.hex()}
     raise RunFailed(
         f"the state at {path!r} holds a {type(value).__name__}, which a checkpoint cannot hold: "
-        "only tensors, numbers, text, lists, tuples and dicts"
+        "only tensors, numbers, strings, lists, tuples and dicts"
     )
 
 
 def _key(key: Any, path: str) -> Any:
     if isinstance(key, str | int) and not isinstance(key, bool):
         return key
-    raise RunFailed(f"the state at {path!r} has the key {key!r}; only text and whole numbers can be kept")
+    raise RunFailed(f"the state at {path!r} has the key {key!r}; keys must be strings or integers")
 
 
 def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""Metrics that see a whole split and give one number for it: those of torchmetrics."""
+"""Metrics with one value per split, in the interface of torchmetrics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from manyfit.core.errors import RunFailed
 
 
 def is_split_metric(metric: Any) -> bool:
-    """Whether a metric is one of torchmetrics: it sees all rows and then gives one number."""
+    """Return whether a metric has the interface of torchmetrics: `update`, `compute` and `reset`."""
     return hasattr(metric, "update") and hasattr(metric, "compute") and hasattr(metric, "reset")
 
 
 class SplitMetrics:
-    """The metrics of one run and one pass over a split."""
+    """The metrics of one run over one pass through a split."""
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = {name: metric.clone() for name, metric in metrics.items()}
@@ -26,7 +26,7 @@ class SplitMetrics:
         return bool(self._metrics)
 
     def update(self, output: Any, target: Any) -> None:
-        """Show a batch to every metric; on the device, if it is there."""
+        """Update every metric with a batch, on the device of the outputs."""
         if not self._metrics or target is None:
             return
         import torch
@@ -45,13 +45,13 @@ class SplitMetrics:
                 ) from error
 
     def values(self) -> dict[str, float]:
-        """Return one number for each metric."""
+        """Return the value of each metric."""
         found = {}
         for name, metric in self._metrics.items():
             value = metric.compute()
             if getattr(value, "numel", lambda: 1)() != 1:
                 raise RunFailed(
-                    f"the metric {name!r} must give one number, but gave shape {tuple(value.shape)}; "
+                    f"the metric {name!r} must return one number, but returned shape {tuple(value.shape)}; "
                     "choose an average"
                 )
             found[name] = float(value)

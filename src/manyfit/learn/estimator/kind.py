@@ -1,4 +1,4 @@
-"""Estimators with `fit` and `predict`, such as those of scikit-learn."""
+"""The kind of estimators with `fit` and `predict`, such as those of scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from manyfit.learn.kind import Format, LearnerKind, Setup
 
 
 def write_skops(learner: EstimatorLearner, batch: Batch, file: Path) -> None:
-    """Write an estimator as a file that skops opens, also where there is no manyfit."""
+    """Write an estimator as a skops file, which can be loaded without manyfit."""
     skops: Any = import_optional("skops.io", "estimators")
     skops.dump(learner.model, file)
 
 
 class EstimatorKind(LearnerKind):
-    """Everything about estimators."""
+    """The kind of learner for estimators."""
 
     name: ClassVar[str] = "estimator"
     noun: ClassVar[str] = "an estimator"
     formats: ClassVar[Mapping[str, Format]] = {"skops": Format("model.skops", write_skops)}
 
     def claims(self, model: Any) -> bool:
-        """Whether it can be fitted, and predict."""
+        """Return whether a model has `fit` and `predict`."""
         return hasattr(model, "fit") and hasattr(model, "predict")
 
     def budget(self, train: Train, count_steps: Callable[[], int]) -> tuple[int, int]:
-        """One epoch of one step: the fit."""
+        """Return one epoch of one step: the fit."""
         return 1, 1
 
     def build(self, setup: Setup) -> EstimatorLearner:
@@ -42,11 +42,11 @@ class EstimatorKind(LearnerKind):
         return EstimatorLearner(setup.made.model, setup.train, setup.order.batch_size, setup.config.run.seed)
 
     def restore(self, model: Any, state: Mapping[str, Any], inputs: Any = None) -> Any:
-        """Return the estimator that skops has written."""
+        """Return the estimator that a skops file holds."""
         learner = EstimatorLearner(model, ArraySource(np.zeros((0, 1))))
         learner.load([State(dict(state), {"step": 1, "loss": None})])
         return learner.model
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
-        """A file of skops, always."""
+        """Return skops, always."""
         return ["skops"]

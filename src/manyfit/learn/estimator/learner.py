@@ -1,6 +1,7 @@
-"""The learner for models that are not trained in steps: an estimator with `fit` and `predict`.
+"""The learner for models that are not trained step by step: estimators with `fit` and `predict`.
 
-All of its training is one step. It is kept by skops, which says what has to be trusted; never by pickle.
+The whole training is one step. The estimator is stored with skops, never with pickle: skops lists the types
+that must be trusted before it loads them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ LIBRARIES: Final = (
 
 @dataclass
 class EstimatorLearner(BaseLearner):
-    """Fits one estimator to all rows at once. Its loss is a log loss, an error of 0 or 1, or squared."""
+    """Learner that fits one estimator to all rows at once.
+
+    Its loss is the log loss, the zero-one loss or the squared error.
+    """
 
     model: Any
     source: Source
@@ -61,39 +65,39 @@ class EstimatorLearner(BaseLearner):
         self._loss: float | None = None
 
     def describe(self) -> str:
-        """What it is, in a few words."""
+        """Describe the estimator in a few words."""
         return f"{type(self.model).__name__}, fitted in one step"
 
     def train(self, batches: Iterator[Batch], steps: int) -> None:
-        """Fit, on the first step; there is no second one."""
+        """Fit on the first step; further steps do nothing."""
         if self.step == 0:
             inputs, target, weight = self._gather()
             with own_randomness():
                 seed_for(derive(self.seed, "model"))
                 self.model.fit(inputs, target, **self._weights(weight))
             self._loss = float(self._losses(self._predict(inputs), target).mean())
-            self.load(self.state())  # what cannot be loaded is better found now
+            self.load(self.state())  # fail now, not on resume, if the state cannot be loaded
         self.step += steps
 
     @property
     def is_ready(self) -> bool:
-        """Only what was fitted can predict."""
+        """Whether the estimator is fitted: only then can it predict."""
         return bool(self.step)
 
     def rehearse(self) -> None:
-        """Find out before the fit whether it can be kept, and whether there is something to fit it to."""
+        """Check before the fit that the estimator can be stored and that the targets can be fitted."""
         if self.step:
             return
         try:
             self.load(self.state())
         except ManyfitError:
             raise
-        except Exception as error:  # of skops, about whatever the estimator holds
+        except Exception as error:  # skops raises many types, depending on what the estimator holds
             name = type(self.model).__name__
-            raise UsageError(f"{name} cannot be kept by skops: {type(error).__name__}: {error}") from error
+            raise UsageError(f"{name} cannot be stored by skops: {type(error).__name__}: {error}") from error
         first = next(once(self.source, self.batch_size))
         if first.target is not None and np.asarray(first.target).dtype.kind not in "biuf":
-            raise UsageError("an estimator needs targets that are numbers: encode them in label_preprocess")
+            raise UsageError("an estimator needs numeric targets: encode them in label_preprocess")
 
     def _weights(self, weight: Any) -> dict[str, Any]:
         if weight is None or (np.asarray(weight) == 1).all():
@@ -103,13 +107,13 @@ class EstimatorLearner(BaseLearner):
         steps = getattr(self.model, "steps", None)
         if steps and "sample_weight" in inspect.signature(steps[-1][1].fit).parameters:
             return {f"{steps[-1][0]}__sample_weight": weight}
-        log.warning("%s takes no weights of rows: they do not count", type(self.model).__name__)
+        log.warning("%s does not accept sample weights: they are ignored", type(self.model).__name__)
         return {}
 
     def _gather(self) -> tuple[Any, Any, Any]:
         found = list(once(self.source, self.batch_size))
         if any(batch.target is None for batch in found):
-            raise RunFailed("an estimator is fitted to targets, but the data has none")
+            raise RunFailed("an estimator needs targets, but the data has none")
         weights = [batch.weight for batch in found]
         counts = None if any(w is None for w in weights) else np.concatenate([np.asarray(w) for w in weights])
         inputs = np.concatenate([_rows(batch) for batch in found])
@@ -117,7 +121,7 @@ class EstimatorLearner(BaseLearner):
         return inputs, target[:, 0] if target.ndim == 2 and target.shape[1] == 1 else target, counts
 
     def take(self) -> Metrics:
-        """The mean loss on the rows that it was fitted to."""
+        """Return the mean loss on the training rows, once after the fit."""
         found: dict[str, Any] = {"lr": np.zeros(1)}
         if self._loss is not None:
             found["train_loss"] = np.array([self._loss])
@@ -125,7 +129,7 @@ class EstimatorLearner(BaseLearner):
         return found
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
-        """Predict: probabilities of classes where there are any."""
+        """Yield predictions: class probabilities where the estimator provides them."""
         for batch in batches:
             output = self._predict(_rows(batch))
             target = None if batch.target is None else np.asarray(batch.target)
@@ -135,32 +139,32 @@ class EstimatorLearner(BaseLearner):
             yield Outputs(batch.index, output[None], None if target is None else target[None], rows)
 
     def stop_reasons(self) -> Sequence[str]:
-        """After its only step there is nothing more to train."""
+        """Return the reason to stop: after its only step there is nothing more to train."""
         return ["fitted in one step" if self.step else ""]
 
     def predict(self, batch: Batch, model: Any = None) -> Nested:
-        """The outputs of the estimator, or of another one in its place."""
+        """Return the outputs of the estimator, or of `model` in its place."""
         learner = replace(self, model=self.model if model is None else model)
         (found,) = learner.evaluate(iter([replace(batch, target=None)]))
         return found.every(0)[0]
 
     def weights(self) -> Sequence[Weights]:
-        """The estimator in the form of skops."""
+        """Return the estimator as the bytes of a skops file."""
         return [Weights(self.state()[0].tensors, {})]
 
     def state(self) -> Sequence[State]:
-        """The estimator in the form of skops, and whether it was fitted."""
+        """Return the estimator as the bytes of a skops file, with the step and the loss."""
         skops = import_optional("skops.io", "estimators")
         kept = skops.dumps(self.model)
         with zipfile.ZipFile(io.BytesIO(kept)) as archive:
             if any(holds_secret(archive.read(name)) for name in archive.namelist()):
                 name = type(self.model).__name__
-                raise UsageError(f"{name} has kept a secret, which would be written with it")
+                raise UsageError(f"{name} holds a secret, which would be written to the checkpoint")
         data = np.frombuffer(bytearray(kept), dtype=np.uint8)
         return [State({KEPT: torch.from_numpy(data)}, {"step": self.step, "loss": self._loss})]
 
     def load(self, states: Sequence[State]) -> None:
-        """Go on from a state. Only what scikit-learn and the user's own code define is made anew."""
+        """Load a state. Only types that scikit-learn or the user's own package define are created."""
         skops = import_optional("skops.io", "estimators")
         data = states[0].tensors[KEPT].numpy().tobytes()
         known = self._parts()
@@ -168,11 +172,13 @@ class EstimatorLearner(BaseLearner):
             odd = skops.get_untrusted_types(data=data)
             refused = [name for name in odd if name not in known and not self._is_expected(name)]
             if refused:
-                raise RunFailed(f"the estimator holds a {refused[0]}, which could be anything: not loaded")
+                raise RunFailed(
+                    f"the estimator holds a {refused[0]}, which is not a trusted type: not loaded"
+                )
             loaded = skops.loads(data, trusted=odd)
         except ManyfitError:
             raise
-        except Exception as error:  # of skops, about what it did not write
+        except Exception as error:  # skops raises many types on bytes that it did not write
             text = f"{type(error).__name__}: {error}"
             raise RunFailed(f"the state of the estimator cannot be read: {text}") from error
         if type(loaded) is not type(self.model):
@@ -182,16 +188,17 @@ class EstimatorLearner(BaseLearner):
         self.step, self._loss = states[0].values["step"], states[0].values["loss"]
 
     def _parts(self) -> set[str]:
-        """The classes of the estimator and of its parts, as they were built from the config."""
+        """Return the classes of the estimator and of its parts, as built from the config."""
         parts = [self.model, *getattr(self.model, "get_params", dict)().values()]
         found = [each for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
         found = [each for part in found for each in (part if isinstance(part, tuple) else [part])]
         return {f"{type(part).__module__}.{type(part).__qualname__}" for part in found}
 
     def _is_expected(self, name: str) -> bool:
-        """Whether an estimator may hold this: classes of scikit-learn, and what its own package defines.
+        """Return whether an estimator may hold a type: one of scikit-learn, or of its own package.
 
-        Which package that is, its class says, never its parameters: those come with the state.
+        The package is that of the estimator's class, never that of a parameter: parameters are part of the
+        untrusted state.
         """
         package, own = name.partition(".")[0], type(self.model).__module__.partition(".")[0]
         if package == "sklearn":
@@ -225,7 +232,7 @@ class EstimatorLearner(BaseLearner):
 
 
 def _is_defined(name: str, is_fit: Callable[[Any], bool]) -> bool:
-    """Whether a name is that of something in the module that defines it, and not of what it has imported."""
+    """Return whether a name refers to an object in the module that defines it, not to an imported one."""
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
@@ -235,9 +242,9 @@ def _is_defined(name: str, is_fit: Callable[[Any], bool]) -> bool:
 
 
 def _rows(batch: Batch) -> npt.NDArray[Any]:
-    """The inputs of a batch as a table."""
+    """Return the inputs of a batch as a table."""
     if isinstance(batch.inputs, dict | tuple | list):
-        raise RunFailed("an estimator takes one array of inputs")
+        raise RunFailed("an estimator accepts a single input array")
     found = np.asarray(batch.inputs)
-    is_text = found.ndim == 1 and found.dtype.kind in "USO"  # which vectorisers take as a list
+    is_text = found.ndim == 1 and found.dtype.kind in "USO"  # vectorizers accept a list of texts
     return found if is_text else found.reshape(len(found), -1)

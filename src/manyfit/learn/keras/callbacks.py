@@ -1,4 +1,4 @@
-"""Callbacks of Keras in a run: told of everything that `fit` would tell them, and kept in checkpoints."""
+"""Keras callbacks in a run: called as `fit` would call them, with their state in checkpoints."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OURS: Final = ("params", "model", "_model")
 
 
 class Callbacks:
-    """Some callbacks and what they have changed about themselves since the training began.
+    """Callbacks, and the attributes that they have changed since training began.
 
-    Only that is kept: what a person has set, such as a patience, may be set anew for the next start.
+    Only these attributes are stored: settings such as a patience may differ when the run is resumed.
     """
 
     def __init__(self, keras: Any, given: Iterable[Any], model: Any, epochs: int, steps: int) -> None:
@@ -32,11 +32,11 @@ class Callbacks:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether one of them wants the training to end."""
+        """Whether a callback has requested that training stop."""
         return bool(getattr(self._model, "stop_training", False))
 
     def begin(self) -> Any:
-        """The list of them, which is told that the training begins when it is first asked for."""
+        """Return the callback list; the first call runs `on_train_begin` and restores loaded state."""
         if self._list is None:
             self._list = self._kind(self._given, **self._options)
             self._model.stop_training = False
@@ -48,11 +48,11 @@ class Callbacks:
         return self._list
 
     def begun(self) -> Any:
-        """The list, if the training has begun."""
+        """Return the callback list if training has begun, else None."""
         return self._list
 
     def state(self) -> Mapping[str, Any]:
-        """What they have changed about themselves, by their places."""
+        """Return the changed attributes of each callback, by position and class name."""
         if self._list is None:
             return self._loaded
         return {
@@ -61,7 +61,7 @@ class Callbacks:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Put that back when the training begins."""
+        """Load a state; it is restored when training begins."""
         self._loaded, self._list = state, None
 
     def _keys(self) -> list[str]:
@@ -69,20 +69,20 @@ class Callbacks:
 
 
 def flatten_callbacks(given: Iterable[Any]) -> Iterable[Any]:
-    """Callbacks, also those in lists of lists."""
+    """Yield all callbacks of nested lists."""
     for each in given:
         yield from flatten_callbacks(each) if isinstance(each, list | tuple) else [each]
 
 
 def _is_own(callback: Any, method: str) -> bool:
-    """Whether a callback has written a method itself; Keras marks those of its base."""
+    """Return whether a callback overrides a method; Keras marks those of its base class."""
     return not getattr(getattr(callback, method), "_is_default", False)
 
 
 def _state(callback: Any) -> dict[str, Any]:
-    """Numbers, texts, arrays, and lists and dicts of them; nothing else can be kept."""
+    """Return the attributes that can be stored: numbers, strings, arrays, and lists and dicts of them."""
     own = {name: value for name, value in vars(callback).items() if name not in OURS}
-    # What was set of a callback of Keras stays as it is set: Keras itself changes some of it at the start.
+    # Parameters of Keras' own callbacks are settings, not state, though Keras changes some of them at start.
     set_ = {
         name
         for base in type(callback).__mro__
@@ -128,7 +128,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def expand_logs(logs: Mapping[str, Any], numpy: Any) -> dict[str, float]:
-    """Logs as numbers; a metric that has several of them becomes several."""
+    """Return logs as numbers; a metric with several values becomes several entries."""
     found: dict[str, float] = {}
     for name, value in logs.items():
         array: Sequence[float] = np.asarray(numpy(value), dtype=np.float64).reshape(-1).tolist()

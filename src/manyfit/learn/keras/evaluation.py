@@ -1,4 +1,4 @@
-"""The function that evaluates a batch: outputs, metrics, and one loss for each row."""
+"""Evaluation of a batch: outputs, metrics and per-row losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manyfit.core.tracebacks import explain_error
 from manyfit.data.nested import Nested, map_arrays, named_arrays
 
 PER_LEARNER: Final = ("measure_function.", "TensorFlowTrainer.make_")
-"""Functions of TensorFlow that are made for each learner."""
+"""Parts of the names of TensorFlow functions that exist once per learner."""
 
 
 def measure_function(
@@ -47,7 +47,7 @@ def measure_function(
 
 @contextmanager
 def outputs_of(model: Any) -> Iterator[list[Any]]:
-    """See what a test step hands to the metrics, whoever wrote it."""
+    """Record the outputs that `test_step`, also a custom one, passes to the metrics."""
     seen: list[Any] = []
     original = model.compute_metrics
 
@@ -63,21 +63,21 @@ def outputs_of(model: Any) -> Iterator[list[Any]]:
 
 
 def has_entry_per_row(value: Any, rows: int) -> bool:
-    """Return whether an output has one entry for each row."""
+    """Return whether an output has one entry per row."""
     return value is not None and bool(len(value.shape)) and value.shape[0] == rows
 
 
 def is_not_provoked(record: logging.LogRecord) -> bool:
-    """Whether TensorFlow speaks of something else than that each learner has functions of its own.
+    """Return whether a log record is not a retracing warning that manyfit itself causes.
 
-    It takes those of several learners for one that is traced again and again.
+    TensorFlow mistakes the functions of several learners for one function that is retraced repeatedly.
     """
     text = record.getMessage()
     return "retracing" not in text or not any(name in text for name in PER_LEARNER)
 
 
 def row_loss(keras: Any, model: Any) -> Callable[[Any, Any], Any] | None:
-    """The compiled loss before it puts rows together; None for a model with several of them."""
+    """Return the compiled loss without reduction; None for a model with several losses."""
     given = model.loss
     if given is None or isinstance(given, dict | list | tuple):
         return None
@@ -93,7 +93,7 @@ def row_loss(keras: Any, model: Any) -> Callable[[Any, Any], Any] | None:
             target = keras.ops.expand_dims(target, -1)
         values = loss(target, output)
         if len(values.shape) == 0:
-            return None  # a function of one's own that has put them together already
+            return None  # a custom function that has already reduced the rows
         return keras.ops.mean(keras.ops.reshape(values, (keras.ops.shape(values)[0], -1)), axis=-1)
 
     return rows
@@ -112,6 +112,6 @@ def arrays_of(
 
 
 def clean_message(error: Exception) -> str:
-    """What Keras says of a mistake, without its colours and its list of arguments."""
+    """Return the message of a Keras error without its colors and its list of arguments."""
     lines = [line for line in re.sub(r"\x1b\[\d+m", "", explain_error(error)).splitlines() if line.strip()]
     return " ".join(lines[:2])[:400]

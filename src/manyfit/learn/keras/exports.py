@@ -1,4 +1,4 @@
-"""Models of Keras as `.keras` files and SavedModels, and what may be loaded from a `.keras` file."""
+"""Keras models as `.keras` files and SavedModels, and the safe loading of `.keras` files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ log = logging.getLogger("manyfit")
 
 
 def write_keras(learner: KerasLearner, batch: Batch, file: Path) -> None:
-    """Write `model.keras`, and see that it can be loaded without running code of its own."""
+    """Write `model.keras`, and check that it can be loaded without running code that it contains."""
     learner.model.save(file)
     carried = find_carried_code(file)
     if carried:
         log.warning(
-            "model.keras holds code (%s): load_model refuses it unless it is named, allow=%s",
+            "model.keras contains code (%s): load_model refuses it unless it is allowed, allow=%s",
             ", ".join(carried),
             carried,
         )
@@ -42,20 +42,20 @@ def write_keras(learner: KerasLearner, batch: Batch, file: Path) -> None:
 
 
 def write_saved_model(learner: KerasLearner, batch: Batch, folder: Path) -> None:
-    """Write a SavedModel for TensorFlow's servers, and check what it says."""
+    """Write a SavedModel for TensorFlow Serving, and compare its outputs."""
     if learner.backend != "tensorflow":
         raise UsageError(f"a SavedModel needs Keras on tensorflow, not on {learner.backend}")
     tensorflow: Any = import_optional("tensorflow", "tensorflow")
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         learner.model.export(str(folder), verbose=False)
-        loaded = tensorflow.saved_model.load(str(folder))  # which has to live while it is called
+        loaded = tensorflow.saved_model.load(str(folder))  # must stay referenced while it is called
         found = _call_saved_model(loaded, _cast(tensorflow, learner.inputs(batch), learner.model))
     compare_outputs(learner.predict(batch), map_arrays(learner.numpy, found), "the SavedModel", loose=True)
 
 
 def _call_saved_model(loaded: Any, given: Any) -> Any:
-    """Call a SavedModel with several inputs as it wants them: together, or one by one."""
+    """Call a SavedModel, trying its inputs as one structure and as separate arguments."""
     ways: list[Callable[[], Any]] = [lambda: loaded.serve(given)]
     if isinstance(given, tuple | list):
         ways += [lambda: loaded.serve(list(given)), lambda: loaded.serve(*given)]
@@ -70,7 +70,7 @@ def _call_saved_model(loaded: Any, given: Any) -> Any:
 
 
 def _cast(tensorflow: Any, given: Any, model: Any) -> Any:
-    """Inputs in the types that a model has declared: Keras converts them itself, a SavedModel does not."""
+    """Cast inputs to the dtypes that a model declares: Keras does so itself, a SavedModel does not."""
     flat, declared = tensorflow.nest.flatten(given), list(getattr(model, "inputs", None) or ())
     if len(flat) != len(declared):
         return given
@@ -80,13 +80,13 @@ def _cast(tensorflow: Any, given: Any, model: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep exporters from talking on standard output."""
+    """Suppress the standard output of exporters."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123
         yield
 
 
 def _custom_objects(file: Path, allow: Collection[str]) -> dict[str, Any]:
-    """The user's own classes that a `.keras` file names and somebody allows, imported from the project."""
+    """Import the allowed custom classes of a `.keras` file from the project."""
     found: dict[str, Any] = {}
     for name in allow:
         module, _, attribute = name.rpartition(".")
@@ -100,11 +100,11 @@ UNREADABLE: Final = (
     OSError, KeyError, ValueError, RuntimeError, NotImplementedError, RecursionError, zipfile.BadZipFile,
     zlib.error,
 )  # fmt: skip
-"""What reading a file raises that is no archive, or not one that Keras wrote."""
+"""Errors of reading a file that is not an archive, or not one that Keras wrote."""
 
 
 def find_carried_code(file: Path) -> list[str]:
-    """What in a `.keras` file is not a listed part of Keras: it may carry code, name it, or load it."""
+    """Return the parts of a `.keras` file that are not on the list of safe classes and may run code."""
     if not file.is_file():
         raise FolderError(f"there is no file {file}")
     try:
@@ -129,7 +129,7 @@ def find_carried_code(file: Path) -> list[str]:
 
 
 def _is_listed(part: Mapping[str, Any]) -> bool:
-    """Whether a part of a Keras config is a class that only computes."""
+    """Return whether a part of a Keras config is a class on the list of safe ones."""
     name, module = part["class_name"], part.get("module") or "keras.layers"
     if name in KERAS_DATA:
         return part.get("module") is None
@@ -144,24 +144,24 @@ def _is_listed(part: Mapping[str, Any]) -> bool:
 
 
 def _name_of(part: Mapping[str, Any]) -> str:
-    """What a part is called when it is refused, and by whoever allows it."""
+    """Return the name of a part in error messages and in `allow`."""
     name, module = str(part["class_name"]), part.get("module")
     own = isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins")
     return f"{module}.{name}" if own else name
 
 
 def load_keras(file: Path, allow: Collection[str] = ()) -> Any:
-    """Load a `.keras` file. Code that it carries or names is refused, unless it is named here."""
+    """Load a `.keras` file. Code that it contains or refers to is refused unless named in `allow`."""
     keras: Any = import_optional("keras", "keras")
     refused = [name for name in find_carried_code(file) if name not in allow]
     if refused:
         raise UsageError(
-            f"{file} holds code ({', '.join(refused)}), which is not run; if you trust it: allow={refused}"
+            f"{file} contains code ({', '.join(refused)}), which is not run; if you trust it: allow={refused}"
         )
     named = any(name in ("Lambda", "__lambda__") for name in allow)
     try:
         found = _custom_objects(file, allow)
         return keras.saving.load_model(file, custom_objects=found, safe_mode=not named)
-    except Exception as error:  # of Keras and h5py, about a file that is not what they wrote
+    except Exception as error:  # Keras and h5py raise many types on files that they did not write
         reason = " ".join(str(error).split())[:400]
         raise FolderError(f"{file} cannot be loaded: {type(error).__name__}: {reason}") from error

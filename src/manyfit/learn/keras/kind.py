@@ -1,4 +1,4 @@
-"""Compiled models of Keras, on TensorFlow and on torch."""
+"""The kind of compiled Keras models, on TensorFlow and on torch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from manyfit.store.weights import read_weights
 log = logging.getLogger("manyfit")
 
 MODEL: str = "model/"
-"""How the names of the model's own variables begin in a state."""
+"""The prefix of the model's own variables in a state."""
 
 
 class KerasKind(LearnerKind):
-    """Everything about models of Keras."""
+    """The kind of learner for Keras models."""
 
     name: ClassVar[str] = "keras"
-    noun: ClassVar[str] = "a compiled model of Keras"
+    noun: ClassVar[str] = "a compiled Keras model"
     unused: ClassVar[Collection[str]] = tuple(key for key in TORCH_ONLY if key != "warm_start")
     takes_callbacks: ClassVar[bool] = True
     formats: ClassVar[Mapping[str, Format]] = {
@@ -40,11 +40,11 @@ class KerasKind(LearnerKind):
     loaders: ClassVar[Mapping[str, Callable[[Path, Collection[str]], Any]]] = {".keras": load_keras}
 
     def claims(self, model: Any) -> bool:
-        """Whether it is a model of Keras, on whatever backend."""
+        """Return whether a model is a Keras model, on any backend."""
         return has_base(model if isinstance(model, type) else type(model), (KERAS,))
 
     def build(self, setup: Setup) -> KerasLearner:
-        """Build the learner; weights from elsewhere go into the variables that Keras has made by then."""
+        """Build the learner, and assign the weights of a warm start to the variables that exist by then."""
         validation, size = setup.validation, setup.order.batch_size
         first: Source = validation if validation is not None and len(validation) else setup.train
         run = setup.config.run
@@ -59,33 +59,33 @@ class KerasKind(LearnerKind):
             fed_by=setup.fed_by,
         )
         if setup.warm and (count := assign_weights(setup.config, learner.model.variables)):
-            log.info("began with %d variables from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
+            log.info("warm start: loaded %d variables from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
         return learner
 
     def model_state(self, state: State) -> Mapping[str, Any]:
-        """The variables of the model, by their places."""
+        """Return the variables of the model, by position."""
         return {n.removeprefix(MODEL): t for n, t in state.tensors.items() if n.startswith(MODEL)}
 
     def restore(self, model: Any, state: Mapping[str, Any], inputs: Any = None) -> Any:
-        """Assign the variables, one by one."""
+        """Assign the variables by position."""
         if not model.built:
             if inputs is None:
                 raise UsageError("this model has no weights before it is called; load its export instead")
             model(example_inputs(inputs))
         own = list(model.variables)
         if len(own) != len(state):
-            raise FolderError(f"the model has {len(own)} variables, but {len(state)} were written")
+            raise FolderError(f"the model has {len(own)} variables, but {len(state)} are stored")
         for variable, name in zip(own, sorted(state, key=int), strict=True):
             variable.assign(state[name].numpy().astype(str(variable.dtype).replace("bfloat16", "float32")))
         return model
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
-        """A `.keras` file, and a SavedModel on TensorFlow, always."""
+        """Return `keras`, and on TensorFlow also `saved_model`."""
         return ["keras", "saved_model"] if learner.backend == "tensorflow" else ["keras"]
 
 
 def assign_weights(config: Config, variables: Sequence[Any]) -> int:
-    """Assign weights from elsewhere to variables, which are kept by their places; return how many."""
+    """Assign the weights of `train.warm_start` to variables by position; return how many."""
     wanted = config.run.train.warm_start
     if wanted is None:
         return 0

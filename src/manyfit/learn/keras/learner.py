@@ -1,8 +1,8 @@
 """The learner for a compiled Keras model, on the TensorFlow and the torch backend.
 
-It trains by calling the model's own compiled train function up to the next boundary, so that it costs what
-`model.fit` costs. All that a run needs to go on is in variables: those of the model (weights, running means,
-seeds of dropout), of the optimiser, and of the metrics.
+It trains by calling the model's own compiled train function up to the next boundary, so it is as fast as
+`model.fit`. All the state of a run is in variables: of the model (weights, running means, dropout seeds),
+of the optimizer and of the metrics.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ BACKENDS: Final = ("tensorflow", "torch")
 
 @dataclass
 class KerasLearner(BaseLearner):
-    """Trains one compiled model."""
+    """Learner of one compiled model."""
 
     model: Any
     steps_per_epoch: int
     example: Callable[[], Batch]
-    """A batch, for what Keras only makes when it has seen one."""
+    """Returns a batch; Keras builds weights, optimizer and metrics only when it has seen one."""
     callbacks: Sequence[Any] = ()
     epochs: int = 1
     seed: int = 0
     n: int = 1
     step: int = 0
     unused: Collection[str] = ()
-    """Inputs that the model need not take."""
+    """Inputs that the model may ignore."""
     fed_by: str = "the data"
-    """Whom to name if it takes others than there are."""
+    """The data source, as error messages name it."""
 
     def __post_init__(self) -> None:
         keras: Any = import_optional("keras", "keras")
@@ -68,13 +68,13 @@ class KerasLearner(BaseLearner):
         self.backend = keras.backend.backend()
         if self.backend not in BACKENDS:
             raise UsageError(
-                f"Keras runs on {self.backend!r} here; manyfit trains it on {' and '.join(BACKENDS)}: "
+                f"the Keras backend is {self.backend!r}; manyfit supports {' and '.join(BACKENDS)}: "
                 "set the environment variable KERAS_BACKEND"
             )
         if not getattr(self.model, "compiled", False):
             raise UsageError("the model is not compiled: call model.compile(optimizer=..., loss=...)")
         if int(getattr(self.model, "steps_per_execution", 1) or 1) != 1:
-            raise UsageError("steps_per_execution must be 1: a run pauses at any step")
+            raise UsageError("steps_per_execution must be 1: a run can pause at any step")
         self.device = _device(self.model) if self.backend == "torch" else torch.device("cpu")
         self._stream = derive(self.seed, "model")
         self._prepared = False
@@ -92,7 +92,7 @@ class KerasLearner(BaseLearner):
         self._row_loss = row_loss(keras, self.model)
 
     def describe(self) -> str:
-        """What it is, in a few words."""
+        """Describe the model in a few words."""
         self._build()
         count, name = self.model.count_params(), type(self.model).__name__
         trained = sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
@@ -101,13 +101,13 @@ class KerasLearner(BaseLearner):
     # -- training ---------------------------------------------------------------------------------
 
     def train(self, batches: Iterator[Batch], steps: int) -> None:
-        """Train for some steps. Metrics are those of the epoch so far, as Keras shows them."""
+        """Train for this many steps. Metrics cover the epoch so far, as in Keras."""
         self._prepare()
         callbacks = self._began()
         while steps:
             position = self.step % self.steps_per_epoch
             if position == 0:
-                self.observe([{}])  # if nobody has done so
+                self.observe([{}])  # end the previous epoch, unless a validation has done so
                 self.model.reset_metrics()
                 callbacks.on_epoch_begin(self.step // self.steps_per_epoch)
             count = min(steps, self.steps_per_epoch - position)
@@ -136,16 +136,16 @@ class KerasLearner(BaseLearner):
             count -= ready
 
     def _reseed(self, step: int) -> None:
-        """On torch, dropout draws from the global generators: they are functions of the seed and the step."""
+        """Seed torch's global generators, which dropout uses, as a function of the seed and the step."""
         seed = (self._stream + step) & 0x7FFF_FFFF_FFFF_FFFF
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def _to_feed(self, batch: Batch | None) -> Any:
-        """A batch in the form in which a train function takes it."""
+        """Return a batch in the form that a train function accepts."""
         if batch is None:
-            raise RunFailed(f"the data ended at step {self.step}; a source goes on, epoch after epoch")
+            raise RunFailed(f"the data ended at step {self.step}; a source must continue from epoch to epoch")
         data = self._data(batch)
         return iter((data,)) if self.backend == "tensorflow" else [data]
 
@@ -155,7 +155,7 @@ class KerasLearner(BaseLearner):
         return inputs, target, weight
 
     def take(self) -> Metrics:
-        """What metrics say of this epoch so far, if it was trained since the last call; and the rate."""
+        """Return the learning rate, and the metrics of the epoch so far if a step was trained since."""
         found: dict[str, Any] = {"lr": np.array([self._rate()])}
         if self._since:
             logs = self._results()
@@ -177,19 +177,19 @@ class KerasLearner(BaseLearner):
     # -- evaluation -------------------------------------------------------------------------------
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
-        """Predict; the metrics of the model see every row, and `whole` says what they are."""
+        """Yield predictions. The model's metrics are updated with every row; `whole` returns them."""
         for batch, output, losses in self._evaluate(batches):
             rows = {} if losses is None else {"loss": self._variables.numpy(losses).astype(np.float64)[None]}
             output = self._per_row.of(name_outputs(self.model, output, self._has_names), len(batch))
             if not (pairs := pair_outputs(output, batch.target)):
-                raise UsageError("none of the outputs of the model has an entry for each row")
+                raise UsageError("none of the outputs of the model has one entry per row")
             _, main, shown = pairs[0]
             target = None if shown is None else np.asarray(shown)[None]
             every = arrays_of(self._variables.numpy, output, batch.target)
             yield Outputs(batch.index, self._variables.numpy(main)[None], target, rows, several=every)
 
     def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
-        """What the model's own metrics say; no row leaves the device."""
+        """Return the model's own metrics; no row leaves the device."""
         if any(further):
             return super().measure(batches, further)
         for _ in self._evaluate(batches):
@@ -197,7 +197,7 @@ class KerasLearner(BaseLearner):
         return {name: np.array([value]) for name, value in self._whole.items()}
 
     def _evaluate(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any, Any]]:
-        """Every batch with its output and the losses of its rows, once the model's metrics have seen it."""
+        """Yield every batch with its output and per-row losses, after updating the model's metrics."""
         self._build()
         if self.backend == "torch":
             self.model.eval()
@@ -215,7 +215,7 @@ class KerasLearner(BaseLearner):
                 callbacks.on_test_end(self._whole)
 
     def whole(self) -> Sequence[Mapping[str, float]]:
-        """What the model's own metrics said of the rows that were evaluated last."""
+        """Return the model's own metrics over the rows of the last evaluation."""
         return [self._whole]
 
     def _measure_batch(self, inputs: Any, target: Any, weight: Any) -> Any:
@@ -226,7 +226,7 @@ class KerasLearner(BaseLearner):
     # -- callbacks --------------------------------------------------------------------------------
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Tell callbacks what an epoch gave; they may change the rate, or end the training."""
+        """Pass the metrics of an epoch to the callbacks, which may change the rate or stop training."""
         if not self._pending:
             return
         self._pending = False
@@ -235,7 +235,7 @@ class KerasLearner(BaseLearner):
         self._look_for_a_stop()
 
     def _began(self) -> Any:
-        """The callbacks, told that the training goes on; one may have set the rate on that occasion."""
+        """Return the callbacks after `on_train_begin`, and restore the rate, which one may have set there."""
         callbacks = self._callbacks.begin()
         if self._loaded_rate is not None:
             self._set_rate(self._loaded_rate)
@@ -243,29 +243,29 @@ class KerasLearner(BaseLearner):
         return callbacks
 
     def stop_reasons(self) -> Sequence[str]:
-        """Why a callback has ended the training."""
+        """Return the reason if a callback has stopped the training."""
         return [self._stopped]
 
     def end(self) -> None:
-        """Tell callbacks that the training is over."""
+        """Call `on_train_end` of the callbacks."""
         if self._callbacks.begun() is not None:
             self._callbacks.begun().on_train_end()
 
     def _look_for_a_stop(self) -> None:
         if self._callbacks.has_stopped:
-            self._stopped = f"a callback of the model has stopped it in epoch {self._epoch + 1}"
+            self._stopped = f"stopped by a callback of the model in epoch {self._epoch + 1}"
 
     @property
     def _epoch(self) -> int:
-        """The epoch that the last step belongs to, from 0 on."""
+        """The epoch of the last step, counted from 0."""
         return max(0, self.step - 1) // self.steps_per_epoch
 
     def options(self) -> Any:
-        """The rate, if it is a number and not a schedule."""
+        """Return the learning rate."""
         return self._rate()
 
     def set_options(self, options: Any) -> None:
-        """Train with another rate from now on, and forget that a callback had stopped it."""
+        """Set the learning rate, unless it is a schedule, and forget that a callback stopped the training."""
         self._stopped = ""
         self._loaded_rate = options
         self._set_rate(options)
@@ -279,7 +279,7 @@ class KerasLearner(BaseLearner):
     # -- state ------------------------------------------------------------------------------------
 
     def state(self) -> Sequence[State]:
-        """Variables of model, optimiser and metrics, and where callbacks stand."""
+        """Return the variables of model, optimizer and metrics, and the state of the callbacks."""
         self._prepare()
         tensors = {
             name: self._variables.tensor(variable) for name, variable in self._variables.by_name().items()
@@ -296,7 +296,7 @@ class KerasLearner(BaseLearner):
         return [State({**tensors, **values.tensors}, values.values)]
 
     def load(self, states: Sequence[State]) -> None:
-        """Go on from a state."""
+        """Load a state."""
         self._prepare()
         state = states[0]
         self._variables.load(state.tensors)
@@ -307,7 +307,7 @@ class KerasLearner(BaseLearner):
         self._loaded_rate = self._rate()
 
     def weights(self) -> Sequence[Weights]:
-        """The variables of the model alone."""
+        """Return the variables of the model only."""
         self._prepare()
         found = {
             name.removeprefix("model/"): self._variables.tensor(variable)
@@ -317,16 +317,16 @@ class KerasLearner(BaseLearner):
         return [Weights(found, {})]
 
     def predict(self, batch: Batch, model: Any = None) -> Nested:
-        """The outputs of the model, or of another one in its place."""
+        """Return the outputs of the model, or of `model` in its place."""
         model = self.model if model is None else model
         return map_arrays(self.numpy, model(self.inputs(batch), training=False))
 
     def without_callbacks(self) -> KerasLearner:
-        """The same model without its callbacks."""
+        """Return a learner of the same model without callbacks."""
         return replace(self, callbacks=())
 
     def hardware(self) -> str:
-        """The device, as the backend sees it."""
+        """Return the device of the backend."""
         if self.backend == "tensorflow":
             found = import_optional("tensorflow", "tensorflow").config.get_visible_devices("GPU")
             return f"{len(found)} GPUs (tensorflow)" if found else "cpu"
@@ -336,7 +336,7 @@ class KerasLearner(BaseLearner):
         return f"{self.device} ({name}, torch {torch.__version__})"
 
     def _prepare(self) -> None:
-        """Have Keras make whatever it makes late: weights, optimiser, metrics, the train function."""
+        """Create everything Keras creates lazily: weights, optimizer, metrics and the train function."""
         if self._prepared:
             return
         self._build()
@@ -355,7 +355,7 @@ class KerasLearner(BaseLearner):
             output, _ = self._measure_batch(*data)
         except Exception as error:
             row_loss, self._row_loss, self._measure = self._row_loss, None, None
-            try:  # the loss may be one that does not work row by row
+            try:  # the loss may not support a single row
                 output, _ = self._measure_batch(*data)
             except Exception:
                 self._measure = None
@@ -365,7 +365,7 @@ class KerasLearner(BaseLearner):
                     f"the model cannot be called on a batch of {shapes}: {clean_message(error)}"
                 ) from error
             assert row_loss is not None
-            log.warning("there is no loss for each row: %s", clean_message(error))
+            log.warning("per-row losses are not available: %s", clean_message(error))
         part = batch.part(0, len(batch) - 1)
         self._per_row.look(
             name_outputs(self.model, output, self._has_names),
@@ -379,11 +379,11 @@ class KerasLearner(BaseLearner):
         self._random.assign(before)
 
     def inputs(self, batch: Batch) -> Any:
-        """The inputs of a batch as tensors of the backend."""
+        """Return the inputs of a batch as tensors of the backend."""
         return self._data(batch)[0]
 
     def numpy(self, output: Any) -> Any:
-        """An output of the model as an array."""
+        """Return an output of the model as an array."""
         return np.array(self._variables.numpy(output))
 
 

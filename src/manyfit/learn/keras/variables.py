@@ -17,7 +17,7 @@ UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class Variables:
-    """Everything that a checkpoint holds of one model."""
+    """The variables of one model that a checkpoint holds."""
 
     def __init__(self, keras: Any, model: Any, random: Any) -> None:
         """`random` is the state of the global generator."""
@@ -27,7 +27,7 @@ class Variables:
 
     def by_name(self) -> dict[str, Any]:
         """Return all variables by their names in a checkpoint."""
-        # By their places: the names that Keras makes up depend on how many models there were before.
+        # Numbered: the names that Keras generates depend on how many models were created before.
         groups = {
             "model": self._model.variables,
             "optimizer": [v for optimizer in self._optimizers() for v in optimizer.variables],
@@ -37,13 +37,13 @@ class Variables:
         return {f"{kind}/{i:04d}": v for kind, found in groups.items() for i, v in enumerate(found)}
 
     def _optimizers(self) -> list[Any]:
-        """The optimiser of the model, and those that it holds for steps of its own."""
+        """Return the optimizer of the model, and those in its attributes for a custom `train_step`."""
         kind = self._keras.optimizers.Optimizer
         found = [self._model.optimizer, *(v for v in vars(self._model).values() if isinstance(v, kind))]
         return list({id(each): each for each in found if isinstance(each, kind)}.values())
 
     def load(self, tensors: Mapping[str, Any]) -> None:
-        """Assign what was kept of the variables."""
+        """Assign the values of a checkpoint to the variables."""
         variables = self.by_name()
         known = {name for name in tensors if name.startswith(KINDS)}
         if known != set(variables):
@@ -58,7 +58,7 @@ class Variables:
 
     @contextmanager
     def preserve(self) -> Iterator[None]:
-        """Put back what an evaluation changes: the sums of metrics, and the seeds of layers that draw."""
+        """Restore, on exit, what an evaluation changes: metric variables and the seeds of random layers."""
         weights = {id(v) for v in self._model.non_trainable_weights}
         seeds = [v for v in self._model.non_trainable_variables if id(v) not in weights]
         touched = [*self._model.metrics_variables, *seeds, self._random]
@@ -89,7 +89,7 @@ class Variables:
 
 
 def fresh_generator(seed: int) -> Any:
-    """The state of Keras' own generator, from which layers draw that have none, begun anew."""
+    """Reset Keras' global generator, which layers without their own use, and return its state variable."""
     keras: Any = import_optional("keras", "keras")
     made = keras.random.SeedGenerator(seed & 0x7FFF_FFFF)
     keras.src.backend.common.global_state.set_global_attribute("global_seed_generator", made)

@@ -1,4 +1,4 @@
-"""The parts of a torch learner that a config describes: who trains which parameters, and how."""
+"""Loss, optimizers, schedules and frozen parameters of a PyTorch learner, built from a config."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Named = dict[str, nn.Parameter]
 
 
 def build_loss(config: Config, device: torch.device, train: Source) -> Any:
-    """The loss, with class weights where they are asked for; None if the model has its own."""
+    """Build the loss, with class weights if the config has any; None if the model has its own loss."""
     given = config.run.train
     if given.loss is None:
         if given.class_weights is not None:
             raise UsageError(
-                f"{config.origin('train.class_weights')}: train.class_weights: there is no loss to weigh"
+                f"{config.origin('train.class_weights')}: train.class_weights: there is no loss to weight"
             )
         return None
     component = given.loss
@@ -39,7 +39,7 @@ def build_loss(config: Config, device: torch.device, train: Source) -> Any:
         where = config.origin("train.class_weights")
         name = _weight_parameter(component)
         if not name:
-            raise UsageError(f"{where}: train.class_weights: {component.path} takes no weight for classes")
+            raise UsageError(f"{where}: train.class_weights: {component.path} does not accept class weights")
         weights = given.class_weights
         values = balance_classes(train) if isinstance(weights, str) else np.asarray(weights, dtype=np.float64)
         tensor = torch.tensor(values, dtype=torch.float32, device=device)
@@ -55,14 +55,14 @@ def _weight_parameter(loss: Component) -> str:
 
 
 def balance_classes(source: Source) -> Any:
-    """A weight for each class, so that all classes count the same: rows / (classes · rows of the class)."""
-    source = inner(source)  # all rows, however few are trained on
+    """Return weights that balance the classes: rows / (classes · rows of the class)."""
+    source = inner(source)  # all rows, also if only some are trained on
     target = getattr(source, "target", None)
     if target is None:
         target = np.concatenate([np.asarray(batch.target) for batch in once(source, 1024)])
     values = np.asarray(target)
     if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
-        raise UsageError("train.class_weights: balanced needs targets that are class numbers")
+        raise UsageError("train.class_weights: balanced needs targets that are class indices")
     counts = np.bincount(values.ravel())
     return counts.sum() / (len(counts) * np.maximum(counts, 1))
 
@@ -70,7 +70,7 @@ def balance_classes(source: Source) -> Any:
 def build_update(
     config: Config, module: nn.Module, device: torch.device, steps_per_epoch: int, own: Any = None
 ) -> Update:
-    """Optimisers with their parameters, or the model's `own`; schedules, clipping, scaling and freezing."""
+    """Build optimizers, or use the model's `own`; with schedules, clipping, scaling and freezing."""
     train = config.run.train
     named = dict(module.named_parameters())
     frozen = build_frozen(config, module, named, steps_per_epoch)
@@ -86,7 +86,7 @@ def build_update(
         optimizers = {"": own}
     if train.scheduler is not None and not optimizers:
         where = config.origin("train.scheduler")
-        raise UsageError(f"{where}: train.scheduler: there is no optimizer that it could go with")
+        raise UsageError(f"{where}: train.scheduler: there is no optimizer to schedule")
     schedulers = {
         name: build_scheduler(component, train, optimizers[name], steps_per_epoch)
         for name, component in train.schedulers().items()
@@ -107,7 +107,7 @@ def build_update(
 
 
 def assign_parameters(config: Config, trained: Named) -> list[Any]:
-    """For each optimiser, what it is given: parameters, or groups of them with options of their own."""
+    """Return, for each optimizer, its parameters, or groups of parameters with their own options."""
     train = config.run.train
     names = list(train.optimizers())
     chosen: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -117,8 +117,8 @@ def assign_parameters(config: Config, trained: Named) -> list[Any]:
         matched = {name: p for name, p in left.items() if re.search(group.match, name)}
         if not matched:
             raise UsageError(
-                f"{where}: train.groups.{i}.match: no parameter that is trained, and in no group before, "
-                f"matches {group.match!r}; there are {listing(list(left))}"
+                f"{where}: train.groups.{i}.match: no trained parameter outside the previous groups matches "
+                f"{group.match!r}; there are {listing(list(left))}"
             )
         by_owner: dict[str, list[nn.Parameter]] = {}
         for name, parameter in matched.items():
@@ -139,7 +139,7 @@ def assign_parameters(config: Config, trained: Named) -> list[Any]:
         count = sum(len(group["params"]) for group in lost)
         raise UsageError(
             f"{where}: train.optimizer: {count} parameters belong to no optimizer; name the optimizers after "
-            f"the parts of the model that they train, or say it in train.groups ({listing(list(trained))})"
+            f"the parts of the model that they train, or use train.groups ({listing(list(trained))})"
         )
     for name, groups in chosen.items():
         if not groups and name in names:
@@ -158,15 +158,18 @@ _NOBODY = "\0"
 
 
 def _owner(parameter: str, names: Sequence[str]) -> str:
-    """The optimiser of a parameter: the only one, or that which is called like the part that it lies in."""
+    """Return the optimizer of a parameter: the only one, or the one named after its part of the model."""
     if list(names) == [""]:
         return ""
     return next((n for n in names if parameter == n or parameter.startswith(f"{n}.")), _NOBODY)
 
 
 def norms_of(module: nn.Module, frozen: Sequence[nn.Parameter]) -> list[nn.Module]:
-    """Layers whose running statistics stand still with these parameters: all of their own, or, where they
-    have none, all of the part of the model that they lie in."""
+    """Return the layers whose running statistics are frozen with these parameters.
+
+    These are the layers whose own parameters are all frozen or, for layers without parameters, those of
+    their parent module.
+    """
     ids, parts = {id(p) for p in frozen}, dict(module.named_modules())
     found: list[nn.Module] = []
     for name, part in parts.items():
@@ -178,7 +181,7 @@ def norms_of(module: nn.Module, frozen: Sequence[nn.Parameter]) -> list[nn.Modul
 
 
 def fine_tuned(config: Config, module: nn.Module, named: Named) -> list[Frozen]:
-    """Everything outside of the scopes that are fine-tuned."""
+    """Return everything outside the scopes of `train.fine_tune`, as frozen."""
     inside: set[str] = set()
     for i, scope in enumerate(config.run.train.fine_tune):
         lies = {name for name in named if name == scope or name.startswith(f"{scope}.")}
@@ -187,14 +190,14 @@ def fine_tuned(config: Config, module: nn.Module, named: Named) -> list[Frozen]:
             parts = list(dict.fromkeys(name.rpartition(".")[0] or name for name in named))
             best = nearest(scope, parts)
             hint = f"did you mean {best}?" if best else f"there are {listing(parts)}"
-            raise UsageError(f"{where}: train.fine_tune.{i}: no parameter lies in {scope!r}; {hint}")
+            raise UsageError(f"{where}: train.fine_tune.{i}: {scope!r} contains no parameters; {hint}")
         inside |= lies
     outside = [parameter for name, parameter in named.items() if name not in inside]
     return [Frozen(outside, None, norms_of(module, outside))] if inside and outside else []
 
 
 def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoch: int) -> list[Frozen]:
-    """What is not trained, and until when."""
+    """Return the frozen parameters, and until when they are frozen."""
     found = fine_tuned(config, module, named)
     for i, entry in enumerate(config.run.train.freeze):
         where = f"{config.origin(f'train.freeze.{i}') or config.origin('train.freeze')}: train.freeze.{i}"
@@ -218,7 +221,7 @@ def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoc
             chosen = [p for name, p in named.items() if re.search(freeze.match or "", name)]
         if not chosen:
             what = freeze.match or freeze.up_to
-            raise UsageError(f"{where}: no parameter is frozen by {what!r}; there are {listing(list(named))}")
+            raise UsageError(f"{where}: {what!r} matches no parameter; there are {listing(list(named))}")
         norms = [] if freeze.statistics else norms_of(module, chosen)
         until = None if freeze.epochs is None else freeze.epochs * steps_per_epoch
         found.append(Frozen(chosen, until, norms))
@@ -228,7 +231,7 @@ def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoc
 def build_scheduler(
     component: Component, train: Train, optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> Any:
-    """Build a schedule; if its length or its rate was left out, they follow from the training's."""
+    """Build a schedule; a missing length or learning rate is derived from the training settings."""
     scale = steps_per_epoch if train.scheduler_every == "step" else 1
     total = (train.horizon or train.epochs) * scale
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -236,7 +239,7 @@ def build_scheduler(
 
 
 def set_length(component: Component, total: int, rates: list[float]) -> Component:
-    """A schedule with its length; those of a sequence last from one milestone to the next."""
+    """Return a schedule with its length set; in a sequence, each lasts from one milestone to the next."""
     params = dict(component.params)
     if missing := missing_horizon(component.path, params):
         params[missing] = total
@@ -247,7 +250,7 @@ def set_length(component: Component, total: int, rates: list[float]) -> Componen
         ends = [*params.get("milestones", ()), total] if "milestones" in params else [total] * len(parts)
         begins = [0, *ends] if "milestones" in params else [0] * len(parts)
         lengths = [max(1, int(end) - int(begin)) for begin, end in zip(begins, ends, strict=False)]
-        lengths += [1] * len(parts)  # if there are too few milestones, torch says so
+        lengths += [1] * len(parts)  # torch raises an error if there are too few milestones
         params["schedulers"] = [
             set_length(part, length, rates) for part, length in zip(parts, lengths, strict=False)
         ]
@@ -255,7 +258,7 @@ def set_length(component: Component, total: int, rates: list[float]) -> Componen
 
 
 def load_weights(config: Config, module: nn.Module) -> int:
-    """Begin with weights from elsewhere, those whose names match and whose shapes fit; say how many."""
+    """Load the weights of `train.warm_start` whose names match; return how many."""
     wanted = config.run.train.warm_start
     if wanted is None:
         return 0
@@ -265,7 +268,7 @@ def load_weights(config: Config, module: nn.Module) -> int:
     matched = [name for name in found if name in own and re.search(wanted.match, name)]
     if not matched:
         raise UsageError(
-            f"{where}: no weight of {wanted.path} has a name that the model knows and that matches "
+            f"{where}: no weight in {wanted.path} has a name of the model and matches "
             f"{wanted.match!r}; it has {listing(list(found))}"
         )
     wrong = [n for n in matched if own[n].shape != found[n].shape]

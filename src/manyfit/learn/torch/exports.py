@@ -1,4 +1,4 @@
-"""Modules of PyTorch as programs of `torch.export` and as ONNX."""
+"""PyTorch modules as `torch.export` programs and as ONNX models."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ log = logging.getLogger("manyfit")
 
 
 def write_program(learner: TorchLearner, batch: Batch, file: Path) -> None:
-    """Write a `torch.export` program. manyfit never reads one: its loader unpickles."""
+    """Write a `torch.export` program. manyfit never loads one, since its loader unpickles."""
     module = copy.deepcopy(learner.evaluated).eval().cpu()
     args, named = call_arguments(learner, batch)
     try:
         program = torch.export.export(module, args, named, dynamic_shapes=_dynamic(args, named))
-    except Exception:  # of whatever kind: not every model can be told about several sizes
-        log.info("only the number of rows is free in the exported program", exc_info=True)
+    except Exception:  # of any type: not every model supports several dynamic dimensions
+        log.info("only the number of rows is dynamic in the exported program", exc_info=True)
         program = torch.export.export(module, args, named, dynamic_shapes=_dynamic(args, named, rows=True))
     compare_outputs(module(*args, **named), program.module()(*args, **named), "the exported program")
     torch.export.save(program, file)
 
 
 def write_onnx(learner: TorchLearner, batch: Batch, file: Path) -> None:
-    """Write ONNX, and check it with onnxruntime."""
+    """Write an ONNX model, and check it with onnxruntime."""
     import_optional("onnx", "onnx")
     import_optional("onnxscript", "onnx")
     runtime = import_optional("onnxruntime", "onnx")
@@ -52,8 +52,8 @@ def write_onnx(learner: TorchLearner, batch: Batch, file: Path) -> None:
 
     try:
         convert(rows=False)
-    except Exception:  # of whatever kind: not every model can be told about several sizes
-        log.info("only the number of rows is free in the ONNX model", exc_info=True)
+    except Exception:  # of any type: not every model supports several dynamic dimensions
+        log.info("only the number of rows is dynamic in the ONNX model", exc_info=True)
         convert(rows=True)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
@@ -74,7 +74,7 @@ def output_names(output: Any) -> list[str]:
 
 
 def call_arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return the inputs of a batch as a model is called with them: by position, or by name."""
+    """Return the inputs of a batch as positional and keyword arguments of the model."""
     inputs = batch.inputs
     if isinstance(inputs, dict):
         taken = learner.objective.select_inputs(inputs)
@@ -84,10 +84,10 @@ def call_arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, .
 
 
 def _dynamic(args: tuple[Tensor, ...], named: Mapping[str, Tensor], rows: bool = False) -> Any:
-    """Any number of rows, and whatever else the model allows."""
+    """Return the dynamic dimensions: rows, and with `rows=False` also all others that the model allows."""
 
     def free(tensor: Tensor) -> dict[int, Any]:
-        sizes = enumerate(tensor.shape)  # a size of 1 is taken to be so always
+        sizes = enumerate(tensor.shape)  # a size of 1 counts as static
         return {i: torch.export.Dim.AUTO for i, size in sizes if i == 0 or (size > 1 and not rows)}
 
     return {name: free(tensor) for name, tensor in named.items()} if named else tuple(map(free, args))

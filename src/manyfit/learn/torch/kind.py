@@ -1,4 +1,4 @@
-"""Modules of PyTorch: with the loss and the optimiser of the config, or with their own."""
+"""The kind of PyTorch modules, with the loss and the optimizer of the config or with their own."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from manyfit.learn.torch.update import own_optimizers
 log = logging.getLogger("manyfit")
 
 AVERAGED: Final = "module."
-"""What `AveragedModel` puts before the names of a module."""
+"""The prefix that `AveragedModel` adds to the names of a module."""
 
 
 class TorchKind(LearnerKind):
-    """Everything about modules of PyTorch."""
+    """The kind of learner for PyTorch modules."""
 
     name: ClassVar[str] = "torch"
     noun: ClassVar[str] = "a torch.nn.Module"
@@ -42,19 +42,19 @@ class TorchKind(LearnerKind):
     }
 
     def claims(self, model: Any) -> bool:
-        """Whether it is a module, or has parameters as one has."""
+        """Return whether a model is a module, or has `parameters` like one."""
         cls = model if isinstance(model, type) else type(model)
         return has_base(cls, (MODULE,)) or hasattr(model, "parameters")
 
     def prepare(self, config: Config, made: Made, device: Any, warm: bool) -> None:
-        """Move the module to its device, and load the weights that it begins with."""
+        """Move the module to its device, and load the weights of a warm start."""
         check_gpu(device)
         made.model.to(device)
         if warm and (count := load_weights(config, made.model)):
-            log.info("began with %d tensors from %s", count, config.run.train.warm_start.path)  # type: ignore[union-attr]
+            log.info("warm start: loaded %d tensors from %s", count, config.run.train.warm_start.path)  # type: ignore[union-attr]
 
     def build(self, setup: Setup) -> TorchLearner:
-        """Build loss, optimisers and schedules around the module."""
+        """Build loss, optimizers and schedules for the module."""
         config, module = setup.config, setup.made.model
         train = config.run.train
         check_own_step(config, module)
@@ -62,7 +62,7 @@ class TorchKind(LearnerKind):
         loss = build_loss(config, setup.device, setup.train) if train.loss is not None else compiled.loss
         if compiled.optimizer is not None and train.optimizer is not None:
             where = config.origin("train.optimizer")
-            raise UsageError(f"{where}: train.optimizer: the model brings an optimizer already")
+            raise UsageError(f"{where}: train.optimizer: the model already has an optimizer")
         update = build_update(config, module, setup.device, setup.steps_per_epoch, compiled.optimizer)
         is_moved = update.optimizers or hasattr(module, "train_step") or own_optimizers(module)
         if setup.made.builder and not is_moved:
@@ -87,7 +87,7 @@ class TorchKind(LearnerKind):
         )
 
     def model_state(self, state: State) -> Mapping[str, Any]:
-        """The state of the module: of the average of its weights, if there is one."""
+        """Return the state of the module, or of its averaged weights if there are any."""
         parts = unpack(state)
         if "average" not in parts:
             return dict(parts["model"])
@@ -95,26 +95,26 @@ class TorchKind(LearnerKind):
         return {name.removeprefix(AVERAGED): value for name, value in found if name.startswith(AVERAGED)}
 
     def restore(self, model: Any, state: Mapping[str, Any], inputs: Any = None) -> Any:
-        """Load the weights, and switch to evaluation."""
+        """Load the weights, and switch to evaluation mode."""
         model.load_state_dict(dict(state))
         return model.eval()
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
-        """A program of `torch.export`, if the config leaves the choice."""
+        """Return a `torch.export` program if the config leaves the choice to the kind."""
         return ["torch"] if is_auto else []
 
 
 def check_gpu(device: torch.device) -> None:
-    """Refuse to train on the CPU if a GPU was asked for."""
+    """Raise an error if a GPU was requested and only the CPU is available."""
     asked = os.environ.get(PINNED)
     if asked and device.type == "cpu" and not torch.cuda.is_available():
         built = torch.version.cuda
-        reason = f"it was built for CUDA {built}, but finds no GPU" if built else "it was built without CUDA"
+        reason = f"it was built for CUDA {built} but finds no GPU" if built else "it was built without CUDA"
         raise UsageError(f"--gpu {asked}: torch cannot use a GPU here: {reason}")
 
 
 def check_own_step(config: Config, module: torch.nn.Module) -> None:
-    """Refuse settings of a step for a module that has a `train_step` of its own."""
+    """Raise an error for settings of the training step if the module has its own `train_step`."""
     train = config.run.train
     asked = {
         "accumulate": train.accumulate > 1,
@@ -124,13 +124,13 @@ def check_own_step(config: Config, module: torch.nn.Module) -> None:
     }
     for key in (key for key, is_asked in asked.items() if is_asked and hasattr(module, "train_step")):
         raise UsageError(
-            f"{config.origin(f'train.{key}')}: train.{key}: {type(module).__name__} has a train_step of "
-            "its own, so this has to be done there"
+            f"{config.origin(f'train.{key}')}: train.{key}: {type(module).__name__} has its own train_step; "
+            "implement this there"
         )
 
 
 def _own_optimizer(config: Config, module: torch.nn.Module) -> Any:
-    """The optimiser that a module configures itself, if the config names none."""
+    """Return the optimizer of the module's `configure_optimizers`, if the config names none."""
     own: Callable[[], Any] | None = getattr(module, "configure_optimizers", None)
     if own is None or config.run.train.optimizer is not None or hasattr(module, "train_step"):
         return None

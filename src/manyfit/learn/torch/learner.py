@@ -35,7 +35,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass
 class TorchLearner(BaseLearner):
-    """Trains one module. Randomness inside the model is a function of (seed, step)."""
+    """Learner of one module. Randomness inside the model is a function of (seed, step)."""
 
     module: nn.Module
     objective: TorchObjective
@@ -44,7 +44,7 @@ class TorchLearner(BaseLearner):
     accumulate: int = 1
     precision: str = "fp32"
     average: Any = None
-    """An exponential moving average of the module; it is what is evaluated and exported."""
+    """An exponential moving average of the module, which is evaluated and exported instead of it."""
     seed: int = 0
     n: int = 1
     step: int = 0
@@ -63,7 +63,7 @@ class TorchLearner(BaseLearner):
         )
 
     def train(self, batches: Iterator[Batch], steps: int) -> None:
-        """Train for some steps."""
+        """Train for this many steps."""
         self.module.train()
         update, sums = self.update, self._sums
         one = self._one_simple if self._simple else self._one
@@ -75,7 +75,9 @@ class TorchLearner(BaseLearner):
             self._reseed()
             batch = next(batches, None)
             if batch is None:
-                raise RunFailed(f"the data ended at step {self.step}; a source goes on, epoch after epoch")
+                raise RunFailed(
+                    f"the data ended at step {self.step}; a source must continue from epoch to epoch"
+                )
             loss = self._first(batch) if is_first else one(batch)
             is_first = False
             if loss is not None:
@@ -90,11 +92,11 @@ class TorchLearner(BaseLearner):
                 update.thaw(self.step)
 
     def take(self) -> Metrics:
-        """Means since the last call, and the last rate."""
+        """Return the mean losses since the last call, and the last learning rates."""
         return self._sums.take(per_row=not self.objective.sums)
 
     def _first(self, batch: Batch) -> Tensor | None:
-        """The first step: whoever shall train the model has to find something to do in it."""
+        """Train the first step, and check that every optimizer has something to train."""
         moved: set[str] = set()
         hooks = [
             optimizer.register_step_post_hook(lambda *_, name=name: moved.add(name))
@@ -109,11 +111,11 @@ class TorchLearner(BaseLearner):
         name = type(self.module).__name__
         if self._stepper is not None:
             if not moved:
-                raise UsageError(f"{name}.train_step has not stepped any optimizer in the first step")
+                raise UsageError(f"{name}.train_step did not step any optimizer in the first step")
             return loss
         if loss is None:
             raise UsageError(
-                f"{name} gave no loss in the first step, so the optimizer of the config has nothing to do: "
+                f"{name} returned no loss in the first step, so the config's optimizer has nothing to do: "
                 "forward must return (outputs, loss), or an output alone for train.loss; a model that "
                 "updates itself needs train.optimizer: null"
             )
@@ -122,30 +124,30 @@ class TorchLearner(BaseLearner):
             if trained and all(p.grad is None for p in trained):
                 which = f"the optimizer {key!r}" if key else "the optimizer"
                 raise UsageError(
-                    f"no gradient of the loss reaches what {which} trains ({len(trained)} parameters of "
-                    f"{name}): it moves nothing"
+                    f"no gradient of the loss reaches the parameters of {which} ({len(trained)} parameters "
+                    f"of {name}): nothing is trained"
                 )
         return loss
 
     def _one_simple(self, batch: Batch) -> Tensor | None:
-        """One step, where nothing was asked for but a loss and an optimiser."""
+        """Train one step of a loss and one optimizer, without further settings."""
         self.update.zero()
         _, loss = self.objective(self.module, batch)
         if loss is None:
             return None
-        if loss.requires_grad:  # nothing does while everything is frozen
+        if loss.requires_grad:  # not while everything is frozen
             torch.autograd.backward(loss)
             self.update.step()
         return loss.detach()
 
     def _one(self, batch: Batch) -> Tensor | None:
-        """One step of any kind."""
+        """Train one step with any settings."""
         if self._stepper is not None:
             return self._call_train_step(batch)
         first: list[Tensor | None] = []
 
         def closure() -> Tensor:
-            """Gradients of the whole batch, part by part; an optimiser may ask for them more than once."""
+            """Accumulate the gradients of the batch, part by part; LBFGS calls this more than once."""
             self.update.zero()
             total: Tensor | None = None
             for part, share in self._parts(batch):
@@ -168,7 +170,7 @@ class TorchLearner(BaseLearner):
         return first[0]
 
     def _call_train_step(self, batch: Batch) -> Tensor | None:
-        """A model with a `train_step` of its own: it gets the batch and the optimisers."""
+        """Call the model's own `train_step` with the batch and the optimizers."""
         optimizers = self.update.optimizers
         given: Any = optimizers[""] if list(optimizers) == [""] else dict(optimizers)
         moved = to_device(batch, self.objective.tensor)
@@ -180,14 +182,14 @@ class TorchLearner(BaseLearner):
         return loss
 
     def _parts(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
-        """The parts of a batch whose gradients are added up, and their shares of it."""
+        """Yield the parts of a batch whose gradients are accumulated, with their shares of it."""
         rows, parts = len(batch), min(self.accumulate, len(batch))
         bounds = [rows * i // parts for i in range(parts + 1)]
         for begin, end in itertools.pairwise(bounds):
             yield (batch, 1.0) if parts == 1 else (batch.part(begin, end), (end - begin) / rows)
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
-        """Predict, with a loss and every metric for each row."""
+        """Yield predictions with per-row losses and metrics."""
         for batch, output, target, rows, every in self._evaluate(batches):
             shared = _LOSS if "loss" in rows and not rows["loss"].ndim else _NONE
             found = {
@@ -199,14 +201,14 @@ class TorchLearner(BaseLearner):
             yield Outputs(batch.index, numpy_of(output)[None], shown, found, shared, several)
 
     def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
-        """Means over rows; only they leave the device."""
+        """Return means over rows; only they leave the device."""
         sums: dict[str, RowSums] = {}
         for batch, output, target, rows, _ in self._evaluate(batches):
             for name, values in rows.items():
                 if name not in sums:
                     sums[name] = RowSums(self.device, skips_undefined=name != "loss")
                 sums[name].add(values.expand(len(batch)))
-            for metrics in further:  # which see what a report shows: NumPy has no bfloat16
+            for metrics in further:  # same values as in reports: NumPy has no bfloat16
                 metrics.update(output.float() if output.dtype is torch.bfloat16 else output, target)
         return {name: each.mean() for name, each in sums.items()}
 
@@ -214,13 +216,13 @@ class TorchLearner(BaseLearner):
     def _evaluate(
         self, batches: Iterator[Batch]
     ) -> Iterator[tuple[Batch, Tensor, Tensor | None, dict[str, Tensor], Nested]]:
-        """Every batch with its output, its target, a number for each row by name, and all outputs.
+        """Yield every batch with its output, its target, its per-row values by name, and all outputs.
 
-        A loss that couples the rows of a batch is one number.
+        A loss that couples the rows of a batch is a single number.
         """
         module = self.evaluated
         module.eval()
-        between = self.step % self.update.steps_per_epoch == 0  # then there are no random states to keep
+        between = self.step % self.update.steps_per_epoch == 0  # then there is no random state to preserve
         with nullcontext() if between else own_randomness():
             seed_slow(self._measuring)
             self._seed(self._measuring)  # for the source of the first batch
@@ -240,18 +242,18 @@ class TorchLearner(BaseLearner):
 
     @property
     def evaluated(self) -> nn.Module:
-        """The module that is evaluated and exported: the average of the weights, where there is one."""
+        """The module that is evaluated and exported: the averaged one, if there is one."""
         return self.module if self.average is None else self.average.module
 
     def describe(self) -> str:
-        """What it is, in a few words."""
+        """Describe the module in a few words."""
         counts = [(p.numel(), p.requires_grad) for p in self.module.parameters()]
         trained = sum(count for count, is_trained in counts if is_trained)
         total, name = sum(count for count, _ in counts), type(self.module).__name__
         return f"{name} with {total:,} parameters, {trained:,} trained, on {self.device}"
 
     def details(self) -> Iterator[str]:
-        """Parameters, device, precision, optimisers and schedules."""
+        """Yield parameters, device, precision, optimizers and schedules."""
         parameters = list(self.module.parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         yield f"{sum(p.numel() for p in parameters)} parameters, {trained} of them trained"
@@ -261,7 +263,7 @@ class TorchLearner(BaseLearner):
                 yield f"{kind} {name or '(the only one)'}: {type(each).__name__}"
 
     def hardware(self) -> str:
-        """The device and the version of torch that drives it."""
+        """Return the device and the version of torch."""
         if self.device.type == "cpu":
             return "cpu"
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
@@ -274,59 +276,59 @@ class TorchLearner(BaseLearner):
 
     @property
     def row_metrics(self) -> Sequence[str]:
-        """The metrics of the config, and those of a model builder."""
+        """The metrics of the config and of the model builder."""
         return list(self.metrics)
 
     @property
     def couples_rows(self) -> bool:
-        """Whether the loss couples the rows of a batch, as far as that is known."""
+        """Whether the loss is known to couple the rows of a batch."""
         return bool(self.objective.is_coupled)
 
     def has_gradients(self) -> bool:
-        """Whether a weight has a gradient that is not zero; unknown where the model steps itself."""
+        """Return whether a weight has a nonzero gradient; True if the model steps itself or is frozen."""
         if self._stepper is not None or self.update.frozen:
             return True
         found = [p.grad for p in self.module.parameters() if p.requires_grad and p.grad is not None]
         return any(bool((g.coalesce().values() if g.is_sparse else g).any()) for g in found)
 
     def predict(self, batch: Batch, model: Any = None) -> Nested:
-        """The outputs of the module, or of another one in its place."""
+        """Return the outputs of the module, or of `model` in its place."""
         module = self.evaluated if model is None else model.to(self.device)
         with own_randomness(), torch.no_grad(), self._autocast():
             return map_arrays(numpy_of, self.objective.rows(module, batch)[2])
 
     def weights(self) -> Sequence[Weights]:
-        """The state of the module that is evaluated."""
+        """Return the state of the module that is evaluated."""
         state = self.evaluated.eval().state_dict()
         extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
         return [Weights({n: t for n, t in state.items() if isinstance(t, Tensor)}, pack(extra).values)]
 
     def options(self) -> Any:
-        """What each group of each optimiser is trained with."""
+        """Return the options of each group of each optimizer."""
         return self.update.options()
 
     def set_options(self, options: Any) -> None:
-        """Train with other options from now on."""
+        """Set the options of the optimizers for all further steps."""
         self.update.set_options(options)
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Tell a schedule that waits for the validation loss what it was."""
+        """Pass the validation loss to `ReduceLROnPlateau` schedules."""
         self.update.observe(rows[0])
 
     def state(self) -> Sequence[State]:
-        """Weights, optimisers, schedules, averages, sums, random states and step, as they are now."""
+        """Return weights, optimizers, schedules, averages, sums, random state and step."""
         parts: dict[str, Any] = {"model": self.module.state_dict(), "step": self.step, **self.update.state()}
         if self.average is not None:
             parts["average"] = self.average.state_dict()
         if self._own:
             parts["own_optimizers"] = {name: each.state_dict() for name, each in self._own.items()}
         parts["sums"] = self._sums.state()
-        # Between two epochs there is nothing to keep: the next step seeds them.
+        # Between two epochs there is no random state to store: the next step seeds the generators.
         parts["random"] = random_state() if self.step % self.update.steps_per_epoch else None
         return [pack(parts)]
 
     def load(self, states: Sequence[State]) -> None:
-        """Go on from a state."""
+        """Load a state."""
         parts = unpack(states[0])
         try:
             self.module.load_state_dict(parts["model"])
@@ -349,7 +351,7 @@ class TorchLearner(BaseLearner):
             seed_slow(seed)
 
     def _seed(self, seed: int) -> None:
-        # torch's CPU generator keeps 32 bits of its seed; consecutive numbers stay distinct in them.
+        # torch's CPU generator uses 32 bits of its seed; consecutive seeds stay distinct in them.
         torch.default_generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         if self._cuda is not None:
             self._cuda.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
@@ -361,7 +363,7 @@ class TorchLearner(BaseLearner):
 
 
 def numpy_of(tensor: Tensor) -> Any:
-    """A tensor as an array; bfloat16, which NumPy does not have, as float32."""
+    """Return a tensor as an array; bfloat16, which NumPy does not have, becomes float32."""
     found = tensor.detach()
     return (found.float() if found.dtype is torch.bfloat16 else found).cpu().numpy()
 

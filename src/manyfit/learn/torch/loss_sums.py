@@ -1,4 +1,4 @@
-"""What training adds up between two rows of the log, in an order that no pause and no restart changes."""
+"""Running sums of training losses between two log entries; pauses and restarts do not change their order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FOLD = 256
 
 
 class Sums:
-    """Losses, weighted by rows. They stay on the device; every 256 of them become one number."""
+    """Losses weighted by rows. They stay on the device; every 256 of them are folded into one number."""
 
     def __init__(self, device: torch.device) -> None:
-        # float64 is what keeps a sum of many losses exact enough, and MPS does not have it.
+        # A sum of many losses needs the precision of float64, which MPS does not support.
         self._device = torch.device("cpu") if device.type == "mps" else device
         self.rates: Mapping[str, float] = {"lr": 0.0}
         self._clear()
@@ -32,7 +32,7 @@ class Sums:
         self._named: dict[str, Sums] = {}
 
     def add_named(self, losses: Mapping[str, Tensor], rows: int) -> None:
-        """Add further losses of one batch, which have names."""
+        """Add further named losses of one batch."""
         for name, loss in losses.items():
             if name not in self._named:
                 self._named[name] = Sums(self._device)
@@ -46,7 +46,7 @@ class Sums:
             self._fold()
 
     def take(self, per_row: bool) -> Metrics:
-        """The mean losses since the last call (absent if there were none), the last rates, of shape (1,)."""
+        """Return mean losses since the last call (absent if none) and the last rates, of shape (1,)."""
         found: dict[str, Any] = {
             name: np.array([rate], dtype=np.float64) for name, rate in self.rates.items()
         }
@@ -66,7 +66,7 @@ class Sums:
         if not self._losses:
             return
         losses = torch.stack([loss.reshape(()) for loss in self._losses]).to(self._device)
-        losses = losses.to(torch.float64)  # only now: MPS does not have it
+        losses = losses.to(torch.float64)  # only now, since MPS does not support it
         rows = torch.tensor(self._rows, dtype=torch.float64, device=self._device)
         by_row, by_batch = (losses * rows).sum(), losses.sum()
         self._by_row = by_row if self._by_row is None else self._by_row + by_row
@@ -75,7 +75,7 @@ class Sums:
         self._losses, self._rows = [], []
 
     def state(self) -> dict[str, Any]:
-        """What was added up so far, without folding: where a checkpoint stands must not change a sum."""
+        """Return the sums without folding: the position of a checkpoint must not change a sum."""
         rates = {"rate": float(self.rates["lr"])}
         if len(self.rates) > 1:
             rates["rates"] = dict(self.rates)  # type: ignore[assignment]
@@ -93,7 +93,7 @@ class Sums:
         }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state."""
+        """Load a state."""
         self._clear()
         if state is None:
             return
@@ -112,16 +112,16 @@ class Sums:
 
 
 class RowSums:
-    """The mean of a number of each row. Sums stay on the device until the mean is fetched."""
+    """The mean of a per-row value. Sums stay on the device until the mean is fetched."""
 
     def __init__(self, device: torch.device, skips_undefined: bool) -> None:
-        self._device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+        self._device = torch.device("cpu") if device.type == "mps" else device  # MPS does not support float64
         self._skips_undefined = skips_undefined
         self._sums: list[Tensor] = []
         self._counts: list[Any] = []
 
     def add(self, values: Tensor) -> None:
-        """Add the rows of a batch."""
+        """Add the values of a batch."""
         values = values.detach().to(self._device, torch.float64)
         if self._skips_undefined:
             undefined = values.isnan()
@@ -132,6 +132,6 @@ class RowSums:
         self._sums.append(values.sum())
 
     def mean(self) -> Tensor:
-        """Return the mean, of shape (1,); undefined if no row has a number."""
+        """Return the mean, of shape (1,); NaN if no row has a value."""
         total: Tensor = torch.stack(self._sums).sum() / sum(self._counts)
         return total[None]

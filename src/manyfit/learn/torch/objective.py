@@ -1,16 +1,16 @@
-"""How a batch becomes an output and a loss, for every form that a model may have.
+"""From a batch to outputs and a loss, for every signature that a model may have.
 
 A model may return
 
 - an output: the loss comes from the config;
-- `(outputs, loss)`, with one loss for the batch or one for each row;
+- `(outputs, loss)`, with one loss for the batch or one per row;
 - `(outputs, None)`: it has updated itself.
 
-It is called with the inputs by position, or, where they are a dict, by name: what `forward` has no
-parameter for is an error, unless it was declared unused. A parameter named `target` gets the target.
+Inputs are passed by position, or by name if they are a dict: an input without a parameter in `forward` is an
+error unless it is declared unused. A parameter named `target` receives the target.
 
-A loss has a value for each row, unless it couples the rows of a batch (a contrastive or a ranking loss): then
-it is measured batch by batch, and every row of a batch counts the same.
+A loss has one value per row, unless it couples the rows of a batch (a contrastive or a ranking loss): then it
+is measured per batch, and every row of a batch has the same weight.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ REPORTED: Final = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 }  # fmt: skip
-"""Types of tensors that a report can hold."""
+"""The dtypes that a report can hold."""
 NEAR: Final = 1e-3
-"""How far the mean over rows may lie from the loss of a batch, as a part of it; in half precision, 30 times
-as far."""
+"""Relative tolerance between the mean over rows and the loss of the batch; 30 times as much in half
+precision."""
 
 
 def _to_nested(rows: Any) -> Tensor:
-    """Rows of different lengths as one tensor."""
+    """Return rows of different lengths as one nested tensor."""
     if any(not hasattr(row, "dtype") or row.dtype == object for row in rows.reshape(-1)):
         raise RunFailed("the data has text where a model needs numbers; read it as numbers, or leave it out")
     return torch.nested.nested_tensor([torch.from_numpy(row) for row in rows], layout=torch.jagged)
 
 
 class TorchObjective:
-    """A module and what it is measured by."""
+    """The forward pass and the loss of a module."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class TorchObjective:
         fed_by: str = "the data",
         unused_key: str = "data.unused",
     ) -> None:
-        """`unused` are inputs that the model need not take; `fed_by` says whom to name if it lacks one."""
+        """`unused` are inputs that the model may ignore; `fed_by` is the data source in error messages."""
         self.loss = loss
         self.is_coupled: bool | None = False if loss is not None and is_separable(loss) else None
-        """Whether the loss couples the rows of a batch; None as long as nobody knows."""
+        """Whether the loss couples the rows of a batch; None while unknown."""
         self._unused = set(unused)
         self._fed_by = fed_by
         self._unused_key = unused_key
@@ -78,7 +78,7 @@ class TorchObjective:
         self._forms(module)
 
     def _forms(self, module: nn.Module) -> None:
-        """Look at what `forward` takes."""
+        """Read the parameters of `forward`."""
         parameters = list(inspect.signature(module.forward).parameters.values())
         by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -88,7 +88,7 @@ class TorchObjective:
         self._optional = [name for name in by_name if name not in self._required]
 
     def __call__(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The output and the loss to descend; None if the model has updated itself."""
+        """Return the output and the loss to minimize; None if the model has updated itself."""
         result = self._call_model(module, batch)
         if isinstance(result, Tensor):
             return result, self._own_loss(result, batch)
@@ -101,12 +101,12 @@ class TorchObjective:
         if weight is not None and not loss.ndim:
             raise RunFailed(
                 f"the data has weights, but {type(module).__name__} returns one loss for a batch; "
-                "return one for each row"
+                "return one per row"
             )
         return output, loss if not loss.ndim else loss.mean() if weight is None else (loss * weight).mean()
 
     def rows(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None, Nested]:
-        """The first output, one loss for each row, or None where there is no loss, and all outputs."""
+        """Return the main output, per-row losses (None without a loss), and all outputs."""
         result = self._call_model(module, batch)
         output, given = self._split(module, result, len(batch))
         every: Nested = output
@@ -117,7 +117,7 @@ class TorchObjective:
         return output, self._losses(module, batch, output, given), every
 
     def _losses(self, module: nn.Module, batch: Batch, output: Tensor, given: Tensor | None) -> Tensor | None:
-        """One loss for each row, or one for all if it couples them; None where there is none."""
+        """Return one loss per row, or one for the batch if it couples rows; None without a loss."""
         if given is not None:
             self._check_single(module)
         if self.row_loss is not None and batch.target is not None:
@@ -140,18 +140,21 @@ class TorchObjective:
         return self._by_row(f"{type(module).__name__} returns one loss for a batch", given, alone)
 
     def _compute_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of each row, or of the batch if it couples them."""
+        """Return the loss of each row, or of the batch if it couples rows."""
         assert self.row_loss is not None
         assert self.loss is not None
         if self.is_coupled is False or (self.is_coupled is None and len(output) < 2):
             return self._call_loss(self.row_loss, output, target)
         whole, row_loss = check_scalar(self._call_loss(self.loss, output, target)), self.row_loss
         return self._by_row(
-            "train.loss gives one number for a batch", whole, lambda: row_loss(output, target)
+            "train.loss returns one number for a batch", whole, lambda: row_loss(output, target)
         )
 
     def _by_row(self, what: str, whole: Tensor, alone: Callable[[], Tensor]) -> Tensor:
-        """The loss of each row, if these come to the same as the loss of the batch; else that."""
+        """Return the loss of each row if these agree with the loss of the batch; otherwise the latter.
+
+        Whether they agree is determined once, with the first batch whose loss is finite.
+        """
         if self.is_coupled:
             return whole
         if self.is_coupled is not None:
@@ -163,34 +166,34 @@ class TorchObjective:
         except Exception as error:
             reason = f"it fails for a single row ({type(error).__name__}: {error})"
         if rows is not None and not bool(torch.isfinite(whole)):
-            return rows  # what is no number says nothing: asked again with the next batch
+            return rows  # a non-finite loss decides nothing: try again with the next batch
         self.is_coupled = rows is None or not agree(whole, rows)
         if self.is_coupled:
             log.warning(
-                "%s, and %s: it couples rows, so it is measured batch by batch, and reports have none",
+                "%s, and %s: it couples rows, so it is measured per batch, and reports have no loss",
                 what, reason,
             )  # fmt: skip
         else:
             log.warning(
-                "%s, so rows are evaluated one by one; return one loss for each row to be faster", what
+                "%s, so rows are evaluated one by one; return one loss per row for faster evaluation", what
             )
         return whole if rows is None or self.is_coupled else rows
 
     def _check_single(self, module: nn.Module) -> None:
         if self.loss is not None:
             raise RunFailed(
-                f"{type(module).__name__} returns its own loss, and train.loss is set as well; "
-                "one of them counts: write train.loss: null, or return the output alone"
+                f"{type(module).__name__} returns its own loss, but train.loss is set as well; "
+                "use only one of them: set train.loss: null, or return the output alone"
             )
 
     def target(self, batch: Batch) -> Tensor:
-        """The target on the device."""
+        """Return the target as a tensor on the device."""
         if batch.target is None:
             raise RunFailed("the data has no target, but the loss needs one")
         return self.tensor(batch.target)
 
     def tensor(self, array: Any) -> Tensor:
-        """An array, or a tensor, on the device."""
+        """Return an array or a tensor as a tensor on the device."""
         if isinstance(array, Tensor):
             found = array
         else:
@@ -200,7 +203,7 @@ class TorchObjective:
     def _own_loss(self, output: Tensor, batch: Batch) -> Tensor:
         if self.loss is None:
             raise RunFailed(
-                "there is no loss: the model returned an output alone, and train.loss is null; "
+                "there is no loss: the model returned only an output, and train.loss is null; "
                 "set train.loss, or return (outputs, loss)"
             )
         target = self.target(batch)
@@ -212,21 +215,21 @@ class TorchObjective:
                 self._compute_loss(output, target)
         if self.is_coupled:
             raise UsageError(
-                f"{self._fed_by} has weights for rows, but train.loss couples the rows of a batch, so that "
-                "they cannot be weighed one by one"
+                f"{self._fed_by} has sample weights, but train.loss couples the rows of a batch, so they "
+                "cannot be weighted individually"
             )
         losses: Tensor = self._call_loss(self.row_loss, output, target) * self._weight(batch)
         return losses.sum() if self.sums else losses.mean()
 
     def _call_loss(self, loss: Callable[..., Tensor], output: Tensor, target: Tensor) -> Tensor:
-        """Call a loss; what it raises says what it was given."""
-        if not self._has_looked:  # a GPU would only say, later, that something was asserted
+        """Call a loss; errors describe its arguments."""
+        if not self._has_looked:  # a GPU would only report a failed assertion, and later
             self._has_looked = True
             if isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss) and (
                 hint := class_hint(output, target, self.loss.ignore_index)
             ):
                 raise UsageError(
-                    f"train.loss was given {describe_array(output)} and {describe_array(target)}: {hint}"
+                    f"train.loss received {describe_array(output)} and {describe_array(target)}: {hint}"
                 )
         try:
             return loss(output, target)
@@ -235,10 +238,10 @@ class TorchObjective:
             if weights is not None and output.ndim > 1 and len(weights) != output.shape[1]:
                 raise UsageError(
                     f"train.class_weights has {len(weights)} numbers, but the model has {output.shape[1]} "
-                    "outputs; give one for each class"
+                    "outputs; give one number per class"
                 ) from error
             error.add_note(
-                f"train.loss was given {describe_array(output)} and {describe_array(target)} as the target"
+                f"train.loss received {describe_array(output)} and {describe_array(target)} as the target"
             )
             if hint := loss_hint(output, target):
                 error.add_note(hint)
@@ -261,10 +264,10 @@ class TorchObjective:
             )
             arrays = {f"{name}: ": array for name, array in named.items()} or {"": given}
             text = ", ".join(f"{name}{describe_array(array)}" for name, array in arrays.items())
-            error.add_note(f"{type(module).__name__}.forward was given {text} by {self._fed_by}")
+            error.add_note(f"{type(module).__name__}.forward received {text} from {self._fed_by}")
             if any("float64" in str(getattr(array, "dtype", "")) for array in arrays.values()):
                 error.add_note(
-                    "the data is float64, but weights are float32: cast it where it is read, to np.float32"
+                    "the data is float64, but the weights are float32: cast the data to np.float32 on reading"
                 )
             raise
 
@@ -278,7 +281,7 @@ class TorchObjective:
         return module(self.tensor(inputs), **extra) if extra else module(self.tensor(inputs))
 
     def select_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of several inputs that `forward` has parameters for."""
+        """Return the inputs that `forward` has parameters for."""
         return {name: array for name, array in inputs.items() if self._open or name in self._names}
 
     def _match_inputs(self, module: nn.Module, inputs: Mapping[str, Any], batch: Batch) -> dict[str, Tensor]:
@@ -291,33 +294,35 @@ class TorchObjective:
         return {name: self.tensor(array) for name, array in given.items()}
 
     def _check_names(self, module: nn.Module, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        """Every input reaches a parameter, and every parameter that needs one has an input."""
+        """Check that every input has a parameter and every required parameter an input."""
         name, has = type(module).__name__, listing(list(inputs))
         free = [key for key in inputs if key not in given and key != "target"]
         if missing := sorted(self._required - set(given)):
             best = nearest(missing[0], free)
             hint = f"; did you mean {best}?" if best else ""
-            raise UsageError(f"{name}.forward needs {listing(missing)}, but {self._fed_by} gives {has}{hint}")
+            raise UsageError(
+                f"{name}.forward needs {listing(missing)}, but {self._fed_by} provides {has}{hint}"
+            )
         if idle := sorted(self._unused - set(inputs)):
-            log.warning("%s names %s, which the data does not give", self._unused_key, listing(idle))
+            log.warning("%s names %s, which the data does not provide", self._unused_key, listing(idle))
         if lost := [key for key in free if key not in self._unused]:
             best = nearest(lost[0], [key for key in self._optional if key not in given])
             hint = f"did you mean {best}? " if best else ""
             takes = listing(sorted(self._names)) or "nothing by name"
             raise UsageError(
-                f"{self._fed_by} gives {listing(lost)}, but {name}.forward takes {takes}; {hint}Rename it, "
-                f"leave it out of the data, or write {self._unused_key}: [{', '.join(lost)}]"
+                f"{self._fed_by} provides {listing(lost)}, but {name}.forward accepts {takes}; {hint}Rename "
+                f"it, leave it out of the data, or set {self._unused_key}: [{', '.join(lost)}]"
             )
 
     def _main(self, outputs: Nested, rows: int) -> Any:
-        """The first output that has an entry for each row; if none has, the first of any length."""
+        """Return the first output with one entry per row; if none has, the first of any length."""
         known = {name: value for name, value in named_arrays(outputs) if isinstance(value, Tensor)}
         fits = [value for name, value in known.items() if self._per_row.fits(name, value, rows)]
         fits += [value for value in known.values() if value.is_nested or value.ndim]
         return next(iter([*fits, *known.values()]), None)
 
     def _split(self, module: nn.Module, result: Any, rows: int) -> tuple[Tensor, Tensor | None]:
-        """The main output, and the loss."""
+        """Return the main output and the loss that a model returned."""
         if isinstance(result, Tensor):
             return result, None
         name, returned = type(module).__name__, f"a {type(result).__name__}"
@@ -333,7 +338,7 @@ class TorchObjective:
 
 
 def has_rows(value: Any, rows: int) -> bool:
-    """Whether something is an array with an entry for each row, which a report can hold."""
+    """Return whether a value is a tensor with one entry per row that a report can hold."""
     return (
         isinstance(value, Tensor)
         and not value.is_nested
@@ -345,31 +350,31 @@ def has_rows(value: Any, rows: int) -> bool:
 
 
 def check_scalar(loss: Any) -> Tensor:
-    """A loss, after a look whether it is one number."""
+    """Return a loss after checking that it is a single number."""
     if isinstance(loss, Tensor) and not loss.ndim:
         return loss
     shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
     raise RunFailed(
         f"the loss must return a tensor with one number, but returned {shape}: see train.loss (a loss of "
-        "torch has reduction: mean or sum; your own has to take the mean)"
+        "torch has reduction: mean or sum; your own must return the mean)"
     )
 
 
 def agree(whole: Tensor, rows: Tensor) -> bool:
-    """Whether the losses of rows come to the same as that of their batch, as a mean or as a sum."""
+    """Return whether the losses of rows agree with that of their batch, as a mean or as a sum."""
     near = NEAR * (30 if rows.dtype in (torch.float16, torch.bfloat16) else 1)
     rows, total = rows.double(), float(whole)
     return any(abs(float(found) - total) <= near * abs(total) + 1e-6 for found in (rows.mean(), rows.sum()))
 
 
 def describe_array(array: Any) -> str:
-    """An array, or a tensor, in a few words."""
+    """Return the dtype and shape of an array or a tensor, for messages."""
     dtype = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
     return f"{dtype}{list(getattr(array, 'shape', []))}"
 
 
 def class_hint(output: Tensor, target: Tensor, ignored: int | None = None) -> str:
-    """What is wrong with targets that are numbers of classes which the output does not have."""
+    """Return what is wrong with targets that are class indices outside the outputs; empty if nothing is."""
     if output.ndim != target.ndim + 1 or target.is_floating_point() or output.shape[1] < 2:
         return ""
     counted = target if ignored is None else target[target != ignored]
@@ -378,16 +383,16 @@ def class_hint(output: Tensor, target: Tensor, ignored: int | None = None) -> st
     low, high = int(counted.min()), int(counted.max())
     if low >= 0 and high < output.shape[1]:
         return ""
-    return f"the model has {output.shape[1]} outputs, but targets go from {low} to {high}: see model"
+    return f"the model has {output.shape[1]} outputs, but targets range from {low} to {high}: see model"
 
 
 def loss_hint(output: Tensor, target: Tensor) -> str:
-    """What is probably wrong with what a loss was given."""
+    """Return what is probably wrong with the arguments of a loss; empty if unknown."""
     is_classes = output.ndim == target.ndim + 1
     if is_classes and target.is_floating_point() and not target.frac().any():
-        return "numbers of classes must be whole numbers: let the data give the target as int64"
+        return "class indices must be integers: provide the target as int64"
     if hint := class_hint(output, target):
         return hint
     if not is_classes and output.ndim == target.ndim and target.dtype != output.dtype:
-        return f"let the data give the target as {str(output.dtype).removeprefix('torch.')}"
+        return f"provide the target as {str(output.dtype).removeprefix('torch.')}"
     return ""

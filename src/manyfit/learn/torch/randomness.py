@@ -1,4 +1,4 @@
-"""The random generators that training draws from: seeding, and their state in a checkpoint."""
+"""The random generators that training uses: seeding, and their state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 
 def seed_slow(seed: int) -> None:
-    """Seed the generators that are too slow to be seeded for each step or batch."""
+    """Seed the generators that are too slow to seed for every step or batch."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
 
 
 def random_state() -> dict[str, Any]:
-    """Python's and NumPy's global generators. torch's are seeded anew for each step."""
+    """Return the state of Python's and NumPy's global generators. torch's are reseeded for every step."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -33,7 +33,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any] | None) -> None:
-    """Put the global generators where they were."""
+    """Restore the state of Python's and NumPy's global generators."""
     if state is None:
         return
     version, internal, gauss = state["python"]

@@ -1,4 +1,4 @@
-"""Losses row by row: the loss that trains, before it puts the rows of a batch together."""
+"""Per-row losses: the training loss before reduction."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 
 def rowwise(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of (output, target) that gives one loss for each row.
+    """Return a function of (output, target) that returns one loss per row.
 
-    A loss with a `reduction` is called with none, and a row with many values is averaged, or summed where
-    the loss sums. Any other loss is called for each row alone. Class weights count in each row, but the mean
-    over rows is not divided by their sum, as a weighted torch loss does for a batch.
+    A loss with a `reduction` is called with `reduction="none"`, and a row with many values is averaged, or
+    summed where the loss sums. Any other loss is called for each row separately. Class weights scale each
+    row, but the mean over rows is not divided by their sum, as a weighted torch loss does for a batch.
     """
     inside = _sum_inside if reduction_of(loss) in ("sum", "batchmean") else _mean_inside
     if isinstance(loss, nn.Module) and reduction_of(loss):
@@ -33,12 +33,12 @@ def rowwise(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def is_separable(loss: Callable[..., Tensor]) -> bool:
-    """Whether a loss can be asked for its value in each row of a batch."""
+    """Return whether a loss can be computed without reduction."""
     return bool(reduction_of(loss)) if isinstance(loss, nn.Module) else "reduction" in _parameters(loss)
 
 
 def reduction_of(loss: Callable[..., Tensor]) -> str:
-    """How a loss puts the rows of a batch together: mean, sum, batchmean; empty if it does not say."""
+    """Return the reduction of a loss: mean, sum or batchmean; empty if unknown."""
     if isinstance(loss, nn.Module):
         found = getattr(loss, "reduction", "")
     else:

@@ -1,4 +1,4 @@
-"""Metrics with one value per row, as a learner calls them."""
+"""Calls of per-row metrics, with checks of what they return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RowMetric = Callable[[Tensor, Tensor], Tensor]
 
 
 def check_rows(name: str, values: Tensor, batch: Batch) -> None:
-    """Check that there is one value for each row of a batch."""
+    """Check that there is one value per row of a batch."""
     if values.shape != (len(batch),):
         raise RunFailed(
             f"the metric {name!r} must return one number for each of {len(batch)} rows, "
@@ -23,7 +23,7 @@ def check_rows(name: str, values: Tensor, batch: Batch) -> None:
 
 
 def call_metric(name: str, metric: RowMetric, output: Tensor, target: Tensor) -> Tensor:
-    """Call a metric; what it raises names it."""
+    """Call a metric; errors name it."""
     try:
         return torch.as_tensor(metric(output, target))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a model's own `train_step` is given, and the losses that it may return."""
+"""The arguments and the return value of a model's own `train_step`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def to_device(batch: Batch, tensor: Callable[[Any], Tensor]) -> Batch:
 
 
 def split_losses(returned: Any, model: str, device: torch.device) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Return the total loss, or None, and further losses by name."""
+    """Return the total loss, or None, and further losses by name, from what `train_step` returned."""
     if returned is None:
         return None, {}
     if isinstance(returned, Mapping) and returned:

@@ -1,4 +1,4 @@
-"""From gradients to new weights: optimisers, schedules, clipping, scaling, averaging, freezing."""
+"""From gradients to new weights: optimizers, schedules, clipping, gradient scaling and freezing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Frozen:
-    """Parameters that are not trained before some step, or never."""
+    """Parameters that are frozen until some step, or always."""
 
     parameters: Sequence[nn.Parameter]
     until: int | None = None
     norms: Sequence[nn.Module] = ()
-    """Layers whose running statistics stand still as long."""
+    """Layers whose running statistics are frozen with them."""
 
 
 def _iterate_rates(optimizers: Optimizers) -> Iterator[tuple[str, torch.optim.Optimizer, int]]:
-    """The names of all rates, and the groups of the optimisers that have them."""
+    """Yield the name of every learning rate, with its optimizer and parameter group."""
     for number, (name, optimizer) in enumerate(optimizers.items()):
         for i in range(len(optimizer.param_groups)):
             if not number and not i:
@@ -40,7 +40,7 @@ class Update:
     schedulers: Mapping[str, Any] = field(default_factory=dict)
     scheduler_every: Literal["step", "epoch"] = "step"
     horizon: int | None = None
-    """Schedules are stepped at most this often; after that the rate stays."""
+    """Schedules are stepped at most this many times; after that the learning rate stays constant."""
     steps_per_epoch: int = 1
     clip_norm: float | None = None
     clip_value: float | None = None
@@ -64,24 +64,24 @@ class Update:
         )
 
     def rates(self) -> dict[str, float]:
-        """The learning rate of every group: `lr` is that of the first one, others have names or numbers."""
+        """Return the learning rate of every group: `lr` for the first one, others have names or numbers."""
         return {name: float(o.param_groups[i]["lr"]) for name, o, i in self._rated} or {"lr": 0.0}
 
     def zero(self) -> None:
-        """Forget gradients."""
+        """Clear the gradients."""
         for optimizer in self._all:
             optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor) -> None:
-        """Add up gradients."""
+        """Accumulate gradients."""
         torch.autograd.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
 
     def step(self) -> None:
-        """Change the weights, where there is nothing to it but one optimiser."""
+        """Step the only optimizer; for `plain` updates without clipping and scaling."""
         self._all[0].step()
 
     def apply(self, closure: Callable[[], Tensor]) -> None:
-        """Change the weights by the gradients that were added up."""
+        """Update the weights from the accumulated gradients."""
         moving = [
             o for o in self._all if any(p.grad is not None for g in o.param_groups for p in g["params"])
         ]
@@ -103,7 +103,7 @@ class Update:
             self.scaler.update()
 
     def advance(self, step: int) -> None:
-        """After a step: move the schedules."""
+        """Advance the schedules after a step."""
         if self.scheduler_every == "epoch":
             if step % self.steps_per_epoch:
                 return
@@ -115,7 +115,7 @@ class Update:
                 scheduler.step()
 
     def thaw(self, step: int) -> None:
-        """Freeze and unfreeze what is due at a step, in a model that is being trained."""
+        """Freeze and unfreeze parameters for a step, in a model in training mode."""
         held = [entry for entry in self.frozen if entry.until is None or step < entry.until]
         still = {id(parameter) for entry in held for parameter in entry.parameters}
         for entry in self.frozen:
@@ -126,17 +126,17 @@ class Update:
             norm.train(id(norm) not in resting)
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Tell schedules that wait for the validation loss what it was."""
+        """Pass the validation loss to `ReduceLROnPlateau` schedules."""
         if "val_loss" in row:
             for scheduler in self.waiting:
                 scheduler.step(row["val_loss"])
 
     def options(self) -> list[list[dict[str, Any]]]:
-        """What each group of each optimiser is trained with."""
+        """Return the options of each group of each optimizer."""
         return [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._all]
 
     def set_options(self, options: list[list[dict[str, Any]]]) -> None:
-        """Train with other options from now on; schedules go on from the new rates."""
+        """Set the options of the optimizers; schedules continue from the new learning rates."""
         for optimizer, groups in zip(self._all, options, strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
@@ -146,7 +146,7 @@ class Update:
                 scheduler.base_lrs = [group.get("initial_lr", group["lr"]) for group in groups]
 
     def state(self) -> dict[str, Any]:
-        """Optimisers, schedules and scaler; a single optimiser has no name."""
+        """Return the state of optimizers, schedules and scaler; a single optimizer has no name."""
         parts: dict[str, Any] = {}
         for kind, found in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
             states = {name: each.state_dict() for name, each in found.items()}
@@ -157,7 +157,7 @@ class Update:
         return parts
 
     def load(self, parts: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Load a state."""
         for kind, found in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
             if kind in parts:
                 states = {"": parts[kind]} if list(found) == [""] else parts[kind]
@@ -168,7 +168,7 @@ class Update:
 
 
 def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
-    """The optimisers that a module holds itself, because it updates itself."""
+    """Return the optimizers in the attributes of a module that updates itself."""
     found: dict[str, torch.optim.Optimizer] = {}
 
     def search(value: Any, name: str) -> None:
