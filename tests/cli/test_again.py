@@ -57,7 +57,7 @@ def test_other_checkpoints_and_data_get_reports_of_their_own(finished, cli):
         (["evaluate", "runs/a", "--checkpoint", "7"], "no checkpoint '7'"),
         (["evaluate", "runs/a", "--split", "tset"], "no split 'tset'"),
         (["predict", "runs/a", "--data", "none.npz"], "no file"),
-        (["predict", "runs/a", "--data", "runs/a/config.yaml"], "none of .npy"),
+        (["predict", "runs/a", "--data", "runs/a/config.yaml"], "is not a .npy, .npz or .csv file"),
         (["export", "runs/a", "--format", "pickle"], "pickle"),
         (["compare", "runs/a", "runs/b"], "the run folder runs/b does not exist"),
         (["compare", "runs/a", "runs/a", "--metric", "accurracy"], "did you mean 'accuracy'"),
@@ -241,7 +241,7 @@ def test_check_finds_what_would_go_wrong(finished, cli):
 def test_check_resume_proves_it(finished, cli):
     answer = cli("check", "--resume", "runs/a")
     assert answer.code == 0
-    assert answer.out.count("the same weights, optimiser, schedule") >= 6
+    assert answer.out.count("the same weights, optimizer, schedule") >= 6
 
 
 @pytest.mark.soak

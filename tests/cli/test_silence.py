@@ -182,7 +182,7 @@ def test_new_data_for_inputs_of_any_form(formed, cli, kind):
         (formed.root / "new.csv").write_text(csv_of(rows))
         answer = cli("predict", "runs/a", "--data", "new.csv")
         assert answer.code == 0
-        assert "new.csv: no input of the model is made of note" in answer.err
+        assert "new.csv: not used by any input of the model: note" in answer.err
         assert [line.split(",")[1] for line in answer.out.splitlines()[1:]] == [
             str(v) for v in known.values()
         ]
@@ -195,7 +195,7 @@ def test_new_data_for_inputs_of_any_form(formed, cli, kind):
         (formed.root / "new.csv").write_text(csv_of([["a", "b", "c", "d"], *flat.tolist()]))
         assert manyfit.predict("runs/a", data="new.csv")["prediction"].tolist() == list(known.values())
         (formed.root / "new.csv").write_text(csv_of([["a", "b"], [1, 2]]))
-        with pytest.raises(UsageError, match="2 columns of numbers, but a row of the model has 4"):
+        with pytest.raises(UsageError, match="2 numeric columns, but the model expects 4 per row"):
             manyfit.predict("runs/a", data="new.csv")
 
 

@@ -183,7 +183,7 @@ def test_a_struct_reads_like_a_mapping_and_names_what_is_missing():
         ({"model_builder_class": "models.Wrong"}, "Wrong.get_compiled_model must return"),
         ({"model_builder_class": "models.Plain"}, "nothing trains the module of Plain"),
         ({"model_builder_class": "models.Narrow"}, "mat1 and mat2 shapes cannot be multiplied"),
-        ({"evaluator_class": "evaluation.Reserved"}, "a report has a column named 'loss' already"),
+        ({"evaluator_class": "evaluation.Reserved"}, "a report already has a column named 'loss'"),
         ({"export": {"metric": "val_los", "mode": "min"}}, "did you mean val_loss?"),
         ({"data_dir": "nowhere", "data_loader_class": "dataset.Broken"}, "nowhere does not exist"),
     ],

@@ -173,7 +173,7 @@ def test_what_is_left_out_or_doubled_is_said(made, kept, times, caplog):
     assert len(set(rows)) == kept and len(rows) == kept * times
     keys = keys_of(index, found)
     missing, more = COUNT - kept, kept if times > 1 else 0
-    assert f"{missing} are missing, {more} are there more than once" in caplog.text
+    assert f"{missing} are missing, {more} occur more than once" in caplog.text
     assert len(set(zip(*keys.values(), strict=True))) == len(rows)
     assert ("part" in keys) == (times > 1)
 
@@ -259,7 +259,7 @@ def test_sources_that_nobody_remakes_must_be_whole():
         def ids(self, index):
             return [str(row) for row in index]
 
-    with pytest.raises(RunFailed, match="the report would hold 2 rows, but the split has 3"):
+    with pytest.raises(RunFailed, match="the report would contain 2 rows, but the split has 3"):
         keys_of(np.array([0, 1]), Some())
 
 

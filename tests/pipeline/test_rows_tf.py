@@ -167,7 +167,7 @@ def test_what_is_left_out_or_doubled_is_said(rows, kept, times, caplog):
     assert found.ids(index) == [f"id {row}" for row in said]
     assert len(set(said)) == kept and len(said) == kept * times
     keys_of(index, found)
-    assert f"{COUNT - kept} are missing, {kept if times > 1 else 0} are there more than once" in caplog.text
+    assert f"{COUNT - kept} are missing, {kept if times > 1 else 0} occur more than once" in caplog.text
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])

@@ -582,7 +582,7 @@ def test_modes(project, cli):
     for words in (["--fast-dev-run"], ["--debug"]):
         answer = cli("train", "runs/a", *words)
         assert answer.code == 0
-        assert "nothing was kept" in answer.out
+        assert "nothing was stored" in answer.out
         assert sorted(project.run.iterdir()) == before
     assert "1 epoch, 1 step\n" in cli("train", "runs/a", "--fast-dev-run").out
     answer = cli(

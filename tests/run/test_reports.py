@@ -161,7 +161,7 @@ def test_rows_that_are_undefined_are_counted_and_left_out_of_the_mean(reported, 
     assert result.test["u"] == pytest.approx(np.mean(known))
     assert result.summary["splits"]["test"]["undefined"] == {"u": undefined}
     assert result.summary["splits"]["test"]["columns"]["u"]["count"] == len(known)
-    assert f"'u' is undefined in {undefined} of 64 rows: its mean is that of the others" in caplog.text
+    assert f"'u' is undefined in {undefined} of 64 rows: its mean is over the others" in caplog.text
 
 
 def test_a_row_on_which_a_function_fails_is_named_and_the_rest_is_reported(reported, cli):

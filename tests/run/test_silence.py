@@ -285,7 +285,7 @@ def test_a_coupled_loss_resumes_and_is_said_by_check(silent, cli):
     silent.config(silent.changed(**changes))
     found = cli("check", "runs/a")
     assert found.code == 0, found.out
-    assert "loss (of each batch, as it couples rows)" in found.out
+    assert "loss (per batch, since it couples rows)" in found.out
 
 
 def test_weights_cannot_weigh_rows_that_are_coupled(silent):
@@ -674,7 +674,7 @@ def test_old_weights_that_new_code_evaluates_are_marked(silent, caplog):
     assert result.best_step <= 8
     assert result.summary["other_code"] == ["own"]
     assert "are evaluated with other code than they were trained with: see own" in caplog.text
-    assert "the best weights were trained before own was changed" in print_summary(result)
+    assert "the best weights were trained before own changed" in print_summary(result)
     sys.modules.pop("own", None)
 
 

@@ -114,7 +114,7 @@ def test_again_says_finished_and_more_epochs_continue(project, cli):
     log = (project.run / "metrics.jsonl").read_bytes()
     again = cli("train", "runs/a")
     assert again.code == 0
-    assert "is finished already" in again.out
+    assert "is already finished" in again.out
     assert (project.run / "metrics.jsonl").read_bytes() == log
     more = cli("train", "runs/a", "-p", "train.epochs", 4)
     assert "from step 8" in more.err
@@ -239,7 +239,7 @@ def test_a_yaml_file_elsewhere_becomes_a_run(project, cli):
     project.write("small.yaml", "extend: runs/a/config.yaml\nmodel: {hidden: 4}\n")
     assert cli("train", "small.yaml").code == 0
     assert manyfit.load_config("runs/small").model.hidden == 4
-    assert "is finished already" in cli("train", "runs/small").out, "the folder stands on its own"
+    assert "is already finished" in cli("train", "runs/small").out, "the folder stands on its own"
 
 
 def test_a_dict_needs_a_folder(project):
@@ -363,7 +363,7 @@ def test_a_run_that_measures_nan_still_finishes(project, cli, change):
     assert answer.code == 0
     assert RunFolder(project.run).state() == "finished"
     assert "nan" in answer.out
-    assert "is finished already" in cli("train", "runs/a", change).out
+    assert "is already finished" in cli("train", "runs/a", change).out
 
 
 def test_a_config_that_a_person_wrote_is_never_overwritten(project, cli):

@@ -1,15 +1,15 @@
-"""A cohort of runs: trained, resumed, evaluated, exported. Nothing here knows studies.
+"""Training, resuming, evaluating and exporting a cohort of runs. Nothing here depends on studies.
 
-From the ground up; a room imports only from those before it, and the verbs from all of them:
+In order of dependence: a subpackage imports only from those above it, the other modules from all of them.
 
-| room | what it holds |
+| module | contents |
 |---|---|
 | `loop` | the training loop: plan, boundaries, cohort, log, validation |
-| `callbacks` | what sees a run while it is trained: progress, trackers |
-| `build` | config → data, model, learner |
-| `evaluation` | rows, reports, exports, new data |
-| `session` | a run that is opened, resumed, trained further and finished |
-| `train`, `trial` | the verbs that train: a run to its end, a trial to a position |
-| `reuse`, `result`, `closing_summary` | what can be done with a run that was trained |
-| `check`, `resume_proof`, `doctor` | whether a run will work, resume exactly, and on this machine |
+| `callbacks` | observers of a run in training: progress, trackers |
+| `build` | data, model and learner from a config |
+| `evaluation` | row reports, exports, new data |
+| `session` | opening, resuming, training and finishing a run |
+| `train`, `trial` | training a run to its end, a trial to a position |
+| `reuse`, `result`, `closing_summary` | operations on a trained run |
+| `check`, `resume_proof`, `doctor` | checks: does a run work, does it resume exactly, is this machine ready |
 """

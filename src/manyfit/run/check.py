@@ -1,4 +1,4 @@
-"""Will this run work? Its classes, its data, its model, one batch, its evaluation: each tried, and said."""
+"""Checks whether a run works: its classes, data, model, one batch, evaluation, and exact resumption."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIT_STEPS = 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was tried."""
+    """The result of one check."""
 
     name: str
     ok: bool
@@ -39,7 +39,7 @@ class Finding:
 
 
 def check_run(source: Path, overrides: Overrides = (), trust: bool = False) -> Iterator[Finding]:
-    """Try a run out without writing anything, and say what was found as it is found."""
+    """Check a run without writing anything; yield each finding as soon as it is known."""
     config = load_config(source, overrides, trust=trust)
     yield Finding("classes", True, ", ".join(dict.fromkeys(_classes(config))))
     with own_randomness():
@@ -56,7 +56,7 @@ def check_run(source: Path, overrides: Overrides = (), trust: bool = False) -> I
 
 
 def _classes(config: Config) -> Iterator[str]:
-    """Every class of a config; components are handed on by others, which nobody has named."""
+    """Yield every class of a config, also classes that components receive as arguments."""
     run = config.run
     for component in [run.data, run.model, run.evaluate.evaluator]:
         params = component.params.values() if component is not None else ()
@@ -81,7 +81,7 @@ def _rows(built: Built, split: str) -> str:
     batch = next(once(source, built.order.batch_size))
     if isinstance(source, Proven):
         source.prove()
-    is_known = getattr(source, "remade_by", "") and split == "test"  # then ids come with the rows
+    is_known = getattr(source, "remade_by", "") and split == "test"  # then IDs come with the rows
     ids = source.ids(batch.index if is_known else np.arange(len(source), dtype=np.int64))
     return f"{len(source):,} rows; {_shapes(batch)}; first id {ids[0]!r}"
 
@@ -101,7 +101,7 @@ def _shapes(batch: Batch) -> str:
 
 
 def _fits(config: Config) -> str:
-    """Train on one batch, over and over: its loss has to fall."""
+    """Train repeatedly on one batch, and check that its loss falls."""
     built = without_callbacks(build(config, warm=True))
     if built.learner.reads_data:
         built.learner.train(iter(()), 1)
@@ -113,9 +113,9 @@ def _fits(config: Config) -> str:
         moves = moves or built.learner.has_gradients()
         losses.append(float(fetch(built.learner.take().get("train_loss", [np.nan]))[0]))
     if np.isnan(losses).all():
-        return "the model updates itself and gives no loss"
+        return "the model updates itself and returns no loss"
     text = f"loss {losses[0]:.4g} → {min(losses):.4g} in {FIT_STEPS} steps on one batch"
-    if not moves:  # a loss may also fall by chance: by dropout, or because weights decay
+    if not moves:  # a loss may also fall at random: by dropout, or by weight decay
         raise RunFailed(f"the loss does not fall: no gradient reaches a weight; {text}")
     if not min(losses[1:]) < losses[0]:
         raise RunFailed(f"the loss does not fall: {text}")
@@ -127,11 +127,11 @@ def _evaluate(built: Built, config: Config) -> str:
     names = [name for name, _, _ in config.run.train.list_metrics()] + list(built.evaluator.functions)
     own = [name for name in built.learner.whole()[0] if name != "loss"]
     is_coupled = built.learner.couples_rows
-    return ", ".join(["loss (of each batch, as it couples rows)" if is_coupled else "loss", *own, *names])
+    return ", ".join(["loss (per batch, since it couples rows)" if is_coupled else "loss", *own, *names])
 
 
 def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -> Iterator[Finding]:
-    """Train a few steps, kill the run at several points, resume it, and compare everything bit for bit."""
+    """Train a few steps, kill the run at several points, resume it, and compare the results bit for bit."""
     config = load_config(source, overrides, trust=trust)
     if config.given.artifact is not None:
         raise UsageError(f"{source} was not trained here, and this would train it; {HINT}")
@@ -152,15 +152,15 @@ def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -
                 yield Finding(name, False, str(error))
                 continue
             if not hits:
-                yield Finding(name, True, "the run was over before this point")
+                yield Finding(name, True, "the run finished before this point")
                 continue
             found = difference(whole, RunFolder(place / f"killed-{i}"))
-            same = "the same weights, optimiser, schedule, random states, log and rows"
+            same = "the same weights, optimizer, schedule, random states, log and rows"
             yield Finding(name, not found, found or same)
 
 
 def rehearse_run(config: Config, steps: int = 5, shared: SharedData | None = None) -> dict[str, float]:
-    """Build a run, evaluate one batch, train a few steps, and throw everything away but what was measured."""
+    """Build a run, evaluate one batch and train a few steps; return only the measured time and size."""
     with own_randomness(), threads(config.run.train.threads):
         built = without_callbacks(build(config, warm=True, shared=shared))
         rehearse_batch(built, config)

@@ -1,4 +1,4 @@
-"""The closing summary of a run, in words."""
+"""The closing summary of a run, as text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from manyfit.store.folder import RunFolder
 
 
 def print_summary(result: RunResult) -> str:
-    """Say what a run has reached and where to look."""
+    """Return the results of a run and where to find them."""
     folder = RunFolder(result.folder)
     summary = result.summary
     again = (
-        "is finished already; it has stopped early, and goes on if train.stop changes"
+        "is already finished; it stopped early, and resumes if train.stop changes"
         if summary.get("stopped")
-        else "is finished already; raise its epochs to train it further"
+        else "is already finished; increase its epochs to train it further"
     )
     done = "finished" if result.trained_steps else again
     lines = [
@@ -29,12 +29,14 @@ def print_summary(result: RunResult) -> str:
         lines.insert(2, f"  stopped  {summary['stopped']}")
     if summary.get("other_code"):
         changed = ", ".join(map(str, summary["other_code"]))
-        lines.append(f"  note     the best weights were trained before {changed} was changed")
+        lines.append(f"  note     the best weights were trained before {changed} changed")
     if result.test:
         lines.append(f"  test     {format_values(result.test)}  ({summary['test_rows']} rows)")
         lines.append(f"  rows     {folder.reports / 'test.csv'}")
     if not folder.path.exists():
-        return "\n".join([*(line for line in lines if not line.startswith("  rows ")), "  nothing was kept"])
+        return "\n".join(
+            [*(line for line in lines if not line.startswith("  rows ")), "  nothing was stored"]
+        )
     if folder.tensorboard.is_dir():
         lines.append(f"  curves   tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A look at the machine: what is there, and what would keep a run from working."""
+"""Inspection of the machine: versions and devices, and problems that would prevent a run from working."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOW_DISK = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found."""
+    """The results of an inspection."""
 
     facts: dict[str, str]
     extras: dict[str, str]
@@ -24,7 +24,7 @@ class Examination:
 
 
 def examine_machine() -> Examination:
-    """Look at versions, devices, cores, disk, locale and extras."""
+    """Inspect versions, devices, cores, disk, locale and extras."""
     problems: list[str] = []
     free = shutil.disk_usage(Path.cwd()).free
     facts = {
@@ -36,9 +36,9 @@ def examine_machine() -> Examination:
     }
     facts |= _torch(problems)
     if free < LOW_DISK:
-        problems.append(f"only {free / (1 << 20):.0f} MiB of disk are free; checkpoints may not fit")
+        problems.append(f"only {free / (1 << 20):.0f} MiB of disk space are free; checkpoints may not fit")
     if not _writable(Path.cwd()):
-        problems.append(f"{Path.cwd()} cannot be written to; runs need a folder")
+        problems.append(f"{Path.cwd()} is not writable; runs need a folder")
     core, extras = _requirements()
     problems += [f"{name} {state}; {advice}" for name, (state, advice) in core.items() if advice]
     for name, (state, advice) in extras.items():
@@ -66,13 +66,13 @@ def _torch(problems: list[str]) -> dict[str, str]:
         devices = []
     if torch.version.cuda and not devices and shutil.which("nvidia-smi"):
         problems.append(
-            "there is an NVIDIA driver, but torch finds no GPU; its CUDA version may not fit the driver"
+            "there is an NVIDIA driver, but torch finds no GPU; its CUDA version may not match the driver"
         )
     return {**facts, "devices": ", ".join(["cpu", *devices])}
 
 
 def _requirements() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
-    """The state of required packages and of each extra: (what is there, what to do about it)."""
+    """Return the state of required packages and of each extra: (what is installed, what to do)."""
     from packaging.requirements import Requirement
 
     core: dict[str, tuple[str, str]] = {}
@@ -108,7 +108,7 @@ def _state(name: str, wanted: object, advice: str) -> tuple[str, str]:
     except metadata.PackageNotFoundError:
         return f"{name} is not installed", advice
     if version not in wanted:  # type: ignore[operator]
-        return f"{name} {version} is too old: {wanted} is needed", advice
+        return f"{name} {version} does not satisfy {wanted}", advice
     return f"{name} {version}", ""
 
 

@@ -1,4 +1,4 @@
-"""What `train` returns, and what can be asked of a run folder later."""
+"""The result of `train`, and loading the model of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manyfit.store.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished run: where it lies, what it measured, and its model.
+    """A finished run: its folder, its metrics and its model.
 
     >>> result = manyfit.train("runs/digits-mlp")    # doctest: +SKIP
     >>> result.test["accuracy"]                      # doctest: +SKIP
@@ -32,7 +32,7 @@ class RunResult:
 
     @property
     def failed_rows(self) -> dict[str, int]:
-        """How many rows of each split a function has failed on."""
+        """The number of rows of each split on which an evaluation function failed."""
         splits, failed = self.summary.get("splits"), dict[str, int]()
         for name, found in splits.items() if isinstance(splits, dict) else ():
             rows = found.get("failed") if isinstance(found, dict) else None
@@ -41,21 +41,21 @@ class RunResult:
 
     @property
     def history(self) -> list[Event]:
-        """Every row of the run's log."""
+        """All entries of the run's log."""
         return RunFolder(self.folder).events()
 
     def load_model(self) -> Any:
-        """The model with the weights of the best checkpoint, ready to predict."""
-        return load_model(self.folder, trust=True)  # it was trained a moment ago
+        """Return the model with the weights of the best checkpoint, ready to predict."""
+        return load_model(self.folder, trust=True)  # it was trained by this process
 
 
 def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = False) -> Any:
     """Rebuild a model from a run (its best checkpoint), a checkpoint or an export, ready to predict.
 
-    It takes the code that the model is made of, and no script: exports and checkpoints know the import path
-    and the arguments. No pickle is read. What was not made here is data: listed classes are built, and code
-    of the project that you are in; anything else is refused, unless you `trust` it. A `.keras` file may carry
-    code (Lambda layers), or name some: it is refused, unless `allow` names that code.
+    The code of the model must be importable, but no script is needed: exports and checkpoints hold the import
+    path and the arguments. No pickle is read. For artifacts from elsewhere, only listed classes and code of
+    the current project are used; anything else is refused unless you `trust` it. A `.keras` file that
+    contains code (Lambda layers) or refers to code is refused unless `allow` names that code.
     """
     from manyfit.learn.kind import kinds
     from manyfit.learn.models import make_model

@@ -1,6 +1,6 @@
-"""Does a run end the same when it is killed and resumed? Train it, kill it at several points, compare.
+"""Proof that a run resumes exactly: train it, kill it at several points, resume it, and compare.
 
-Every training happens in a process of its own, which ends itself by SIGKILL at a given point.
+Every training runs in its own process, which kills itself with SIGKILL at a given point.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Where = Literal["step", "validation", "write", "epoch"]
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A point at which a process ends itself: the count-th time that something happens."""
+    """A point at which a process kills itself: the count-th occurrence of an event."""
 
     where: Where
     count: int
@@ -55,7 +55,7 @@ POINTS: Final[Sequence[Sequence[Kill]]] = (
     [Kill("epoch", 1)],
     [Kill("step", 5), Kill("step", 6)],
 )
-"""What `manyfit check --resume` tries: one kill, or several one after another, then a start to the end."""
+"""The points of `manyfit check --resume`: one kill or several in succession, then a start to the end."""
 
 PRELOADED: Final = (
     "manyfit.run.train",
@@ -64,7 +64,7 @@ PRELOADED: Final = (
     "tensorboard.summary.writer.event_file_writer",
     "torch._dynamo",
 )
-"""What takes long to import, and is therefore imported once for all processes."""
+"""Modules that are slow to import and are therefore imported once for all processes."""
 
 SMALL: Final = (
     "train.epochs=2",
@@ -78,13 +78,13 @@ SMALL: Final = (
     "train.guard.nan=false",
     "track.mlflow=null",
 )
-"""A few steps of a run, with everything happening within each epoch."""
+"""Overrides for a short run in which all events occur within each epoch."""
 SPARSE: Final = ("train.every.checkpoint=1ep",)
-"""The run that is not killed is cut at other places than those that are: this must not change anything."""
+"""The uninterrupted run writes checkpoints at other steps than the others: this must not matter."""
 
 
 class Probe:
-    """Writes down which rows each step has seen, and ends the process at a point."""
+    """Callback that records the rows of each step, and kills the process at a point."""
 
     def __init__(self, trace: Path, kill: Kill | None) -> None:
         self._trace = trace
@@ -92,7 +92,7 @@ class Probe:
         self._counts: dict[str, int] = {}
 
     def on_start(self, cohort: Cohort) -> None:
-        """Come between the cohort and its data."""
+        """Wrap the data of the cohort."""
         member, batches = cohort.members[0], cast("Iterator[Batch]", cohort.batches)
         cohort.batches = Traced(batches, cohort.step, self._trace, self)
         if member.validation is not None:
@@ -101,25 +101,25 @@ class Probe:
             durable.before = lambda operation, path: self.passes("write")
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Any]) -> None:
-        """An epoch may be a point."""
+        """Count epochs."""
         if boundary.ends_epoch:
             self.passes("epoch")
 
     def on_end(self, cohort: Cohort) -> None:
-        """Operations after training are not counted."""
+        """Stop counting disk operations: only those during training count."""
         durable.before = None
 
     def passes(self, where: Where) -> None:
-        """Count, and end the process if this is the point."""
+        """Count an event, and kill the process if this is the point."""
         self._counts[where] = self._counts.get(where, 0) + 1
         if self._kill is not None and self._kill == Kill(where, self._counts[where]):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Traced(Iterator[Batch]):
-    """Batches of which it is written down which rows each step has seen.
+    """Batches whose rows are recorded for each step.
 
-    A framework that reads them itself goes on doing so, one at a time; then the rows are not known.
+    A framework that reads batches itself still does so, one at a time; then the rows are unknown.
     """
 
     def __init__(self, batches: Iterator[Batch], step: int, trace: Path, probe: Probe) -> None:
@@ -134,7 +134,7 @@ class Traced(Iterator[Batch]):
         return self._batches.framework if isinstance(self._batches, NativeBatches) else ""
 
     def native(self, most: int) -> tuple[Any, int]:
-        """The iterator of the framework, for one batch."""
+        """Return the iterator of the framework, for one batch."""
         assert isinstance(self._batches, NativeBatches)
         found = self._batches.native(1)
         self._pass([])
@@ -153,7 +153,7 @@ class Traced(Iterator[Batch]):
 
 
 class Watched:
-    """A source whose batches are counted."""
+    """Source whose batches are counted."""
 
     def __init__(self, source: Source, probe: Probe) -> None:
         self._source = source
@@ -163,7 +163,7 @@ class Watched:
         return len(self._source)
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """The same batches."""
+        """Yield the same batches."""
         for batch in self._source.batches(order, start):
             self._probe.passes("validation")
             yield batch
@@ -173,7 +173,7 @@ class Watched:
 
 
 def train_once(config: str, overrides: Overrides, folder: str, trace: str, kill: Kill | None) -> None:
-    """Train in this process, which may end itself."""
+    """Train in this process, which may kill itself."""
     from manyfit.run.train import train
 
     try:
@@ -185,7 +185,7 @@ def train_once(config: str, overrides: Overrides, folder: str, trace: str, kill:
 
 
 def attempt_training(config: Path, overrides: Overrides, folder: Path, kill: Kill | None) -> int:
-    """Train in a process of its own; return how it ended, negative by a signal."""
+    """Train in a new process; return its exit code, negative for a signal."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     process = context.Process(
@@ -198,7 +198,7 @@ def attempt_training(config: Path, overrides: Overrides, folder: Path, kill: Kil
 
 
 def kill_and_resume(config: Path, overrides: Overrides, folder: Path, kills: Sequence[Kill]) -> int:
-    """Kill a run at some points, one after another, then let it end; return how many kills have hit."""
+    """Kill a run at several points in succession, then let it finish; return how many kills occurred."""
     hits = 0
     for kill in kills:
         code = attempt_training(config, overrides, folder, kill)
@@ -212,13 +212,13 @@ def kill_and_resume(config: Path, overrides: Overrides, folder: Path, kills: Seq
 
 
 def explain_exit(folder: Path, code: int) -> str:
-    """Why a training in a process of its own has failed."""
+    """Return why a training process failed."""
     file = Path(f"{folder}.error")
     return file.read_text() if file.exists() else f"the training ended with exit code {code}"
 
 
 def difference(left: RunFolder, right: RunFolder) -> str:
-    """The first thing in which two finished runs differ, to the last bit; empty if they are the same."""
+    """Return the first difference of two finished runs, bit for bit; empty if there is none."""
     a, b = left.checkpoints()[-1], right.checkpoints()[-1]
     if a.step != b.step:
         return f"one ended at step {a.step}, the other at step {b.step}"
@@ -255,7 +255,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _traces(left: Path, right: Path) -> str:
-    """Each step has seen the same rows, however often it was trained."""
+    """Return the first step that saw different rows, however often it was trained; empty if none did."""
     seen: dict[int, list[int]] = {}
     for path in (left, right):
         steps = set()
@@ -263,7 +263,7 @@ def _traces(left: Path, right: Path) -> str:
             step, rows = json.loads(line)
             steps.add(step)
             if seen.setdefault(step, rows) != rows:
-                return f"step {step} has seen other rows"
+                return f"step {step} saw other rows"
         if steps != set(range(max(steps) + 1)):
             return "some steps were never trained"
     return ""

@@ -1,4 +1,4 @@
-"""What can be done with a run later: load it as it was trained, evaluate it, predict with it, export it."""
+"""Operations on a trained run: reopen it, evaluate it, predict with it, export it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def reopen_run(
     allowed: Collection[str] = (),
     trust: bool = False,
 ) -> Iterator[tuple[Config, RunFolder, Built, Checkpoint]]:
-    """A run as it was trained, with the weights of one of its checkpoints. Overrides may change its data."""
+    """Open a run as it was trained, with the weights of a checkpoint. Overrides may change its data."""
     run = RunFolder(place)
     run.load_trained()
     config = load_config(run.resolved, overrides, trust=trust)
@@ -66,9 +66,9 @@ def evaluate(
     allow_change: Collection[str] = (),
     trust: bool = False,
 ) -> Report:
-    """Evaluate a run again, row by row, and write the report of the split anew.
+    """Evaluate a run again, and rewrite the row report of the split.
 
-    A run that was not trained here is data, unless you `trust` it; the same holds for `predict` and `export`.
+    A run that was not trained here is restricted unless you `trust` it, also in `predict` and `export`.
     """
     check_split(split)
     RunFolder(Path(place)).load_trained()
@@ -87,10 +87,10 @@ def evaluate(
             if overrides
             else set()
         )
-        is_same = changed <= set(dialect_of(config.tree).path_keys)  # the data may lie elsewhere now
+        is_same = changed <= set(dialect_of(config.tree).path_keys)  # the data may have moved
         if is_same and which == "best":
             other = "validation" if split == "test" else "test"
-            both = bool(built.evaluator.points) and split != "train"  # whose reports belong together
+            both = bool(built.evaluator.points) and split != "train"  # their reports belong together
             written = [split, other] if both else [split]
             now = {
                 name: source.fingerprint() for name in written if (source := built.split(name)) is not None
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _amend(config: Config, run: RunFolder, split: str, report: Report) -> None:
-    """Put what was found into the closing summary, if the run has one."""
+    """Update the closing summary with a report, if the run has one."""
     summary = run.summary()
     if not summary:
         return
@@ -135,7 +135,7 @@ def predict(
     allow_change: Collection[str] = (),
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Predict every row of a split, or of a file with new data: columns by name, the first is the id.
+    """Predict every row of a split or of a file with new data; return columns by name, first the ID.
 
     >>> manyfit.predict("runs/digits-mlp", data="new.npz")["prediction"]    # doctest: +SKIP
     """
@@ -172,7 +172,7 @@ def _without_targets(source: Source, batch_size: int) -> Iterator[Any]:
 
 
 def _read_outputs(output: Any, kind: Any) -> tuple[Any, Any]:
-    """Read outputs as the run's own targets say: as classes, or as they are."""
+    """Interpret outputs by the type of the run's targets: as classes, or unchanged."""
     if kind is None:
         return interpret(output, None)
     target = np.zeros((len(output), *kind.shape[1:]), dtype=kind.dtype)
@@ -186,7 +186,7 @@ def export(
     allow_change: Collection[str] = (),
     trust: bool = False,
 ) -> list[Path]:
-    """Write the model of a run into its folder `exported/`, each form checked before it is kept."""
+    """Export the model of a run to its folder `exported/`, each format checked before it is committed."""
     written = []
     RunFolder(Path(place)).load_trained()
     with (
@@ -204,6 +204,6 @@ def export(
 
 
 def check_split(split: str) -> None:
-    """Refuse a split that no run has."""
+    """Raise an error for a split that does not exist."""
     if split not in SPLITS:
         raise UsageError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")

@@ -253,7 +253,7 @@ class KerasLearner(BaseLearner):
 
     def _look_for_a_stop(self) -> None:
         if self._callbacks.has_stopped:
-            self._stopped = f"stopped by a callback of the model in epoch {self._epoch + 1}"
+            self._stopped = f"a callback of the model has stopped it in epoch {self._epoch + 1}"
 
     @property
     def _epoch(self) -> int:

@@ -1,9 +1,9 @@
-"""Config → objects.
+"""Objects built from a config.
 
-| room | what it holds |
+| module | contents |
 |---|---|
 | `builder` | data, model, learner and plan of a config |
 | `shared_data` | data that the runs of one process share |
-| `evaluator` | functions of one row |
+| `evaluator` | evaluation functions of one row |
 | `user_code` | the user's modules that a run has imported |
 """

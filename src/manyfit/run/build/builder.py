@@ -1,4 +1,4 @@
-"""Config → objects: data, module, loss, optimiser, schedule, and the learner that holds them."""
+"""The objects of a config: data, model, metrics, and the learner with loss, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ log = logging.getLogger("manyfit")
 LEARNER: Final = tuple(
     name for name in (*vars(Learner), *Learner.__annotations__) if not name.startswith("_")
 )
-"""What every learner has."""
+"""The attributes of every learner."""
 SPLITS: Final[tuple[Split, ...]] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a config describes, ready to train."""
+    """The objects of a config, ready to train."""
 
     learner: Learner
     kind: LearnerKind
@@ -65,17 +65,17 @@ class Built:
     validation: Source | None
     test: Source | None
     whole: Mapping[str, Any]
-    """Metrics that see a whole split."""
+    """Metrics of a whole split."""
     evaluator: Evaluator
-    """Functions of one row."""
+    """Evaluation functions of one row."""
     splits: BuiltData
-    """The data as it was built, of which the sources above may be parts."""
+    """The data as built; the sources above may be parts of it."""
     evaluation_batch_size: int = 1
     settings: Any = None
-    """The config as components were given it, which knows what they have read."""
+    """The config as passed to components; it records which values they have read."""
 
     def fingerprints(self) -> dict[str, str]:
-        """The content of each split."""
+        """Return the fingerprint of each split."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
         return {
             name: self.splits.fingerprint(name, source)
@@ -84,16 +84,16 @@ class Built:
         }
 
     def split(self, name: str) -> Source | None:
-        """The rows of a split, if there are any."""
+        """Return the source of a split, or None if it has no rows."""
         found: Source | None = {"train": self.train, "validation": self.validation, "test": self.test}[name]
         return found if found is not None and len(found) else None
 
 
 def build(config: Config, *, warm: bool = False, shared: SharedData | None = None) -> Built:
-    """Build everything: first what fails quickly, then the data. Weights follow from the seed alone.
+    """Build everything: first what fails quickly, then the data. Initial weights depend only on the seed.
 
-    With `warm`, the model begins with the weights that `train.warm_start` names. `shared` is data that was
-    built for other runs.
+    With `warm`, the model starts from the weights of `train.warm_start`. `shared` is data that was built for
+    other runs.
     """
     run = config.run
     device = device_of(run.train.device, config.origin("train.device"))
@@ -133,7 +133,7 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
 
 
 def build_learner(kind: LearnerKind, setup: Setup) -> Learner:
-    """Have a kind build its learner, and see that it is one."""
+    """Build the learner of a kind, and check that it has all attributes of a learner."""
     found = kind.build(setup)
     missing = [name for name in LEARNER if not hasattr(found, name)]
     if missing:
@@ -145,7 +145,7 @@ def build_learner(kind: LearnerKind, setup: Setup) -> Learner:
 
 
 def check_grain(config: Config, plan: Plan) -> None:
-    """Refuse a cadence that falls inside of what a learner trains at once."""
+    """Raise an error for a cadence that is not a multiple of the steps that a learner trains at once."""
     if plan.grain == 1:
         return
     cadences = [("log", plan.log), ("validate", plan.validate), *(("checkpoint", c) for c in plan.checkpoint)]
@@ -155,12 +155,12 @@ def check_grain(config: Config, plan: Plan) -> None:
             given = getattr(config.run.train.every, name)
             raise UsageError(
                 f"{where}: train.every.{name}: the model trains {plan.grain} steps at once and {given} falls "
-                "between them; write 1ep, or several epochs"
+                "between them; set 1ep, or several epochs"
             )
 
 
 def log_details(config: Config, made: Made, built: Built) -> None:
-    """Log what was built, and what was decided on the way."""
+    """Log what was built."""
     if not log.isEnabledFor(logging.DEBUG):
         return
     log.debug("model: %s from %s", type(made.model).__name__, config.run.model.origin)
@@ -173,14 +173,14 @@ def log_details(config: Config, made: Made, built: Built) -> None:
 
 
 def without_callbacks(built: Built) -> Built:
-    """The same without the callbacks that a model brings, which may write files."""
+    """Return the same objects without the callbacks of the model, which may write files."""
     return dataclasses.replace(built, learner=built.learner.without_callbacks())
 
 
 def build_model(config: Config) -> Made:
-    """The model, with weights that follow from the seed: also if something was imported while it was made.
+    """Build the model with weights that depend only on the seed, also if building it imports modules.
 
-    What is imported may draw random numbers, and it is imported only once in a process.
+    An import may draw random numbers, but only the first time in a process: then the model is built again.
     """
     for _ in range(2):
         before = len(sys.modules)
@@ -192,17 +192,17 @@ def build_model(config: Config) -> Made:
 
 
 def describe_feeder(config: Config) -> str:
-    """What feeds the model, in the words of the user's file."""
+    """Return the data source, as the user's config file names it."""
     return f"{config.run.data.origin}: {dialect_of(config.tree).fed_by(config.run.data)}"
 
 
 def key_of(config: Config, name: str) -> str:
-    """Where a key that belongs to a data set stands in the user's file."""
+    """Return the path of a key of the data set in the user's config file."""
     return dialect_of(config.tree).key_beside(name)
 
 
 def build_evaluator(config: Config) -> Evaluator:
-    """Functions of one row: those of the config, and those of an evaluator."""
+    """Build the evaluation functions of the config and of its evaluator."""
     given = config.run.evaluate
     functions = {name: component.build() for name, component in given.functions.items()}
     if given.evaluator is None:
@@ -216,12 +216,12 @@ def build_evaluator(config: Config) -> Evaluator:
         )
     for key in points:
         if key in RESERVED or key in functions:
-            raise UsageError(f"{name}: a report has a column named {key!r} already; choose another name")
+            raise UsageError(f"{name}: a report already has a column named {key!r}; choose another name")
     return Evaluator(functions, points)
 
 
 def read_splits(config: Config, shared: SharedData | None = None) -> BuiltData:
-    """The source of each split; what another run has built is not built again."""
+    """Return the source of each split; data that another run has built is reused."""
     run = config.run
     if shared is not None and (known := shared.get(config)) is not None:
         return known
@@ -234,7 +234,7 @@ def read_splits(config: Config, shared: SharedData | None = None) -> BuiltData:
         )
     if type(data.batch_size) is not int or data.batch_size < 1:
         raise UsageError(
-            f"{run.data.origin}: data: the batch_size of {run.data.path} must be a whole number above 0, "
+            f"{run.data.origin}: data: the batch_size of {run.data.path} must be a positive integer, "
             f"but is {data.batch_size!r}"
         )
     found = BuiltData(data.batch_size, {split: split_of(run.data, data, split) for split in SPLITS})
@@ -244,7 +244,7 @@ def read_splits(config: Config, shared: SharedData | None = None) -> BuiltData:
 
 
 def limit_splits(config: Config, found: BuiltData) -> tuple[Order, dict[str, Source | None]]:
-    """The order of rows and the source of each split, within the limits that the config sets."""
+    """Return the order of rows and the source of each split, within the limits of the config."""
     run, size, sources = config.run, found.batch_size, dict(found.sources)
     limit = run.train.limit
     if run.train.steps is not None:
@@ -260,17 +260,17 @@ def limit_splits(config: Config, found: BuiltData) -> tuple[Order, dict[str, Sou
 
 
 def set_steps(config: Config, source: Source | None, rows: int) -> None:
-    """Say how many rows of a stream make an epoch."""
+    """Set how many rows of a stream make an epoch."""
     if not (isinstance(source, IterableSource) and source.is_stream):
         raise UsageError(
-            f"{config.origin('train.steps')}: train.steps: the data has a length, and an epoch is all of it; "
+            f"{config.origin('train.steps')}: train.steps: the data has a length, so an epoch is all of it; "
             "to train on less, set train.limit.train"
         )
     source.count = rows
 
 
 def check_measured(config: Config, validation: Source | None) -> None:
-    """The choice of the best checkpoint, or a schedule, may wait for validation; then it needs rows."""
+    """Raise an error if the config depends on a validation metric, but there are no validation rows."""
     if validation is not None and len(validation):
         return
     metric, schedulers = config.run.export.metric, config.run.train.schedulers()
@@ -289,7 +289,7 @@ def check_measured(config: Config, validation: Source | None) -> None:
 
 
 def split_of(component: Component, data: Data, split: Split) -> Source | None:
-    """Ask the user's data for one split."""
+    """Return the source of one split of the user's data."""
     try:
         return as_source(data.source(split), getattr(data, "workers", 0))
     except NotASource as error:
@@ -315,7 +315,7 @@ def _split_failed(component: Component, split: str, error: Exception) -> Compone
 
 
 def device_of(name: str, asked: Origin | None) -> torch.device:
-    """Choose the device; `auto` takes a GPU where there is one."""
+    """Return the device; `auto` selects a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -324,7 +324,7 @@ def device_of(name: str, asked: Origin | None) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         here = f"there are {count} GPUs here" if count else "there is no GPU here"
-        raise UsageError(f"{asked}: train.device: {name!r} was asked for, but {here}; write auto or cpu")
+        raise UsageError(f"{asked}: train.device: {name!r} was requested, but {here}; set auto or cpu")
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -335,7 +335,7 @@ def device_of(name: str, asked: Origin | None) -> torch.device:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[int]:
-    """Use some number of threads, and say how many they are."""
+    """Use this number of threads, or the current one; yield how many."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     if count is not None:
@@ -347,7 +347,7 @@ def threads(count: int | None) -> Iterator[int]:
 
 
 def tensorflow_threads(count: int) -> None:
-    """Let TensorFlow use some number of threads, whether it is imported already or will be later."""
+    """Set the number of threads of TensorFlow, whether it is already imported or not."""
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ[name] = str(count)
     tensorflow = sys.modules.get("tensorflow")
@@ -360,11 +360,11 @@ def tensorflow_threads(count: int) -> None:
         threading.set_intra_op_parallelism_threads(count)
         threading.set_inter_op_parallelism_threads(count)
     except RuntimeError:
-        log.info("TensorFlow has started in this process already: the number of its threads stays")
+        log.info("TensorFlow is already initialized in this process: its number of threads stays unchanged")
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every global generator that user code may draw from while it is built."""
+    """Seed every global generator that user code may use while it is built."""
     seed_for(seed)
     if has_accelerator():
         torch.manual_seed(seed)
@@ -375,5 +375,5 @@ def seed_everything(seed: int) -> None:
 
 @functools.cache
 def has_accelerator() -> bool:
-    """Whether there are further generators. Seeding those that are not there is slow, and kept for ever."""
+    """Return whether there are generators of accelerators. Seeding missing ones is slow and never freed."""
     return torch.accelerator.is_available()

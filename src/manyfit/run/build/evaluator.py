@@ -1,4 +1,4 @@
-"""Functions of one data point, called for many at once where that gives the same."""
+"""Evaluation functions of one row, called for many rows at once where the results agree."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from manyfit.data.nested import Nested, count_rows, map_arrays, pair_outputs
 log = logging.getLogger("manyfit")
 
 PROBED = 8
-"""Rows on which a function is called both ways before it is trusted with a whole batch."""
+"""Rows on which a function is called both ways before it is called on whole batches."""
 
 SLOW = 5_000
-"""Rows in a second: a function that manages fewer one by one is worth a warning."""
+"""Rows per second below which a function that is called row by row causes a warning."""
 
 PointFunction = Callable[[Any, Any], Any]
 Arrays = npt.NDArray[Any]
@@ -33,14 +33,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def batched(function: F) -> F:
-    """Say that an evaluation function takes many data points at once and gives a number for each of them."""
+    """Mark an evaluation function as one that accepts many rows and returns one number per row."""
     function.batched = True  # type: ignore[attr-defined]
     return function
 
 
 @dataclass(frozen=True)
 class ArrayKind:
-    """What functions are called with: arrays of NumPy, or tensors."""
+    """The kind of array that functions are called with: NumPy arrays or tensors."""
 
     name: str
     make: Callable[[Arrays], Any]
@@ -63,15 +63,14 @@ ANY_KIND: Final = (NUMPY, TENSORFLOW, TORCH)
 
 
 class Evaluator:
-    """Calls functions of one row on every row of a batch.
+    """Evaluates functions of one row on every row of a batch.
 
-    A function is called for a whole batch where it can be and agrees with itself row by row: because it takes
-    batches as they are, by `torch.func.vmap`, or by `tf.vectorized_map`. Otherwise it is called row by row,
-    and a note says how fast that is.
+    A function is called for a whole batch if that works and agrees with calls row by row: directly, by
+    `torch.func.vmap`, or by `tf.vectorized_map`. Otherwise it is called row by row, and its speed is logged.
 
-    `functions` are called with tensors of torch, as `(output, target)`. `points` are called with arrays of
-    NumPy, or whatever kind of tensor they work with, as `(y_true, y_pred)`; and they may be names. Where a
-    model has several outputs, a function gets all of them, and a name measures the first.
+    `functions` are called with torch tensors, as `(output, target)`. `points` are called with NumPy arrays,
+    or the kind of tensor that they work with, as `(y_true, y_pred)`; they may also be names of metrics. If a
+    model has several outputs, a function receives all of them, and a named metric measures the first.
 
     >>> evaluator = Evaluator({"error": lambda output, target: (output - target).abs().max()})
     >>> evaluator(np.ones((2, 3)), np.zeros((2, 3)))["error"].tolist()
@@ -86,31 +85,31 @@ class Evaluator:
         self.functions: dict[str, PointFunction] = dict(functions)
         self.points = list(points or {})
         self.named = [name for name, given in (points or {}).items() if isinstance(given, str)]
-        """Those that measure one output, the first of several."""
+        """The functions given by name, which measure the first of several outputs."""
         self._kinds: dict[str, Sequence[ArrayKind]] = {name: [TORCH] for name in functions}
         for name, given in (points or {}).items():
             function, kinds = find_function(given) if isinstance(given, str) else (given, ANY_KIND)
             if not callable(function):
-                raise UsageError(f"the evaluation function {name!r} is not a function, but {given!r:.60}")
+                raise UsageError(f"the evaluation function {name!r} must be callable, but is {given!r:.60}")
             self.functions[name] = _swap_arguments(function)
             self._kinds[name] = kinds
         self._ways: dict[str, Callable[[Nested, Nested], Any]] = {}
         self._alone: dict[str, ArrayKind] = {}
-        """Functions that are called for each row."""
+        """Functions that are called row by row."""
         self._undecided: set[str] = set()
-        """Those of them that are tried again with the next rows."""
+        """Functions of `_alone` that are probed again with the next rows."""
         self._known: dict[str, tuple[npt.NDArray[np.float64], dict[int, Exception]]] = {}
-        """What was found for the first rows while they were tried."""
+        """Results for the first rows, from probing."""
         self.failures: list[tuple[str, int, str]] = []
-        """Rows of the last call on which a function has failed: its name, the row, and what it said."""
+        """Failures of the last call: name of the function, row, and error message."""
         self._trusted: dict[str, ArrayKind] = {}
-        """Functions that are called for many rows at once because they have agreed with themselves so far."""
+        """Functions that are called for many rows at once because the results have agreed so far."""
 
     def __call__(self, output: Nested, target: Nested) -> dict[str, npt.NDArray[np.float64]]:
-        """One number for each row and function; none where a function fails, which is noted."""
+        """Return one number per row and function; NaN where a function fails, which `failures` records."""
         self.failures = []
         (_, *main), *_ = pair_outputs(output, target)
-        with mute("tensorflow"):  # which tells how it traces functions that it was not asked to trace
+        with mute("tensorflow"):  # it warns about tracing, which happens internally here
             return {
                 name: self._values(name, *(main if name in self.named else (output, target)))
                 for name in self.functions
@@ -126,10 +125,10 @@ class Evaluator:
         except Exception as error:
             if name not in self._trusted:
                 raise _function_error(name, output, target, error) from error
-            found = None  # on some row: called for each, it says on which
+            found = None  # it fails on some row; calling it row by row shows on which
         rows = count_rows(output)
         if name in self._trusted and not self._still_agrees(name, found, output, target):
-            log.warning("%r does not give the same for many rows at once: it is called row by row", name)
+            log.warning("%r returns other values for many rows at once: it is called row by row", name)
             self._alone[name] = self._trusted.pop(name)
             return self._row_by_row(name, output, target)
         if found is None or found.shape != (rows,):
@@ -140,7 +139,7 @@ class Evaluator:
         return found
 
     def _still_agrees(self, name: str, found: Any, output: Nested, target: Nested) -> bool:
-        """Call a function for some of the rows, across all of them."""
+        """Return whether a function agrees on a sample of rows, spread over all of them."""
         rows = count_rows(output)
         if found is None or found.shape != (rows,):
             return False
@@ -150,7 +149,7 @@ class Evaluator:
         return not errors and bool(np.allclose(found[some], alone, rtol=1e-5, atol=1e-7, equal_nan=True))
 
     def _row_by_row(self, name: str, output: Nested, target: Nested) -> npt.NDArray[np.float64]:
-        """Call a function for each row; what a probe has found already is not asked for again."""
+        """Call a function row by row; results from probing are reused."""
         known, errors = self._known.pop(name, (np.zeros(0), {}))
         done, function, kind = len(known), self.functions[name], self._alone[name]
         rest, more = one_by_one(function, kind, at(output, slice(done, None)), at(target, slice(done, None)))
@@ -165,7 +164,7 @@ class Evaluator:
         return np.concatenate([known, rest])
 
     def _probe(self, name: str, output: Nested, target: Nested) -> None:
-        """Try a function on a few rows in every way, and choose the fastest that gives the same."""
+        """Try a function on a few rows in every way, and choose the first way that agrees."""
         function = self.functions[name]
         few, some = at(output, slice(PROBED)), at(target, slice(PROBED))
         if getattr(function, "batched", False):
@@ -174,13 +173,13 @@ class Evaluator:
         kind, alone, errors, rate = self._try_kinds(name, few, some)
         self._alone[name], self._known[name] = kind, (alone, errors)
         if len(alone) < 2 or (alone == alone[0]).all():
-            self._undecided.add(name)  # rows that are all the same prove nothing: asked again later
+            self._undecided.add(name)  # equal results prove nothing: probe again with later rows
             return
-        reason = "it does not give the same for many rows at once"
+        reason = "it returns other values for many rows at once"
         for way in ways(function, kind):
             try:
                 together = to_numbers(way(few, some))
-            except Exception as error:  # whatever keeps a function from many rows, calling it for each works
+            except Exception as error:  # of any type; calling the function row by row still works
                 reason = str(error).strip().rpartition("\n")[2].strip()[:120] or type(error).__name__
                 continue
             if (
@@ -199,7 +198,7 @@ class Evaluator:
         for kind in self._usable(name):
             try:
                 to_numbers(function(map_arrays(kind.make, few), map_arrays(kind.make, some)))
-            except Exception as error:  # said below, if no kind of array works
+            except Exception as error:  # raised below if no kind of array works
                 errors.append(error)
                 continue
             return lambda output, target, kind=kind: function(  # type: ignore[misc]
@@ -210,7 +209,7 @@ class Evaluator:
     def _try_kinds(
         self, name: str, few: Nested, some: Nested
     ) -> tuple[ArrayKind, npt.NDArray[np.float64], dict[int, Exception], float]:
-        """The kind of array that a function works with best, what it gives, where it fails, and how fast."""
+        """Return the best kind of array for a function, its results, its errors, and rows per second."""
         best: Any = None
         for kind in self._usable(name):
             began = time.perf_counter()
@@ -230,12 +229,12 @@ class Evaluator:
 
 
 def at(value: Nested, rows: Any) -> Nested:
-    """Some rows, or one."""
+    """Return the given rows, or one row, of every array."""
     return map_arrays(lambda array: array[rows], value)
 
 
 def ways(function: PointFunction, kind: ArrayKind) -> Iterator[Callable[[Nested, Nested], Any]]:
-    """Ways to call a function of one row for many at once, those that are likely to work first."""
+    """Yield ways to call a function of one row for many rows at once, the likeliest first."""
 
     def direct(output: Nested, target: Nested) -> Any:
         return function(map_arrays(kind.make, output), map_arrays(kind.make, target))
@@ -261,7 +260,7 @@ def ways(function: PointFunction, kind: ArrayKind) -> Iterator[Callable[[Nested,
 def one_by_one(
     function: PointFunction, kind: ArrayKind, output: Nested, target: Nested
 ) -> tuple[npt.NDArray[np.float64], dict[int, Exception]]:
-    """Call a function for each row; no number where it raises, and what it raised."""
+    """Call a function row by row; return its values, NaN where it fails, and the errors by row."""
     rows = count_rows(output)
     values, errors = np.full(rows, np.nan), dict[int, Exception]()
     try:
@@ -271,7 +270,7 @@ def one_by_one(
     for i in range(rows):
         try:
             values[i] = float(function(at(outputs, i), at(targets, i)))
-        except Exception as error:  # said of the row
+        except Exception as error:  # reported for this row
             errors[i] = error
     return values, errors
 
@@ -279,13 +278,13 @@ def one_by_one(
 def _function_error(name: str, output: Nested, target: Nested, error: Exception) -> RunFailed:
     shapes = f"output {map_arrays(np.shape, output)}, target {map_arrays(np.shape, target)}"
     return RunFailed(
-        f"the function {name!r} must return one number for a row, but failed on {shapes}: "
+        f"the function {name!r} must return one number per row, but failed on {shapes}: "
         f"{type(error).__name__}: {error}\n  at {user_frame(error)}"
     )
 
 
 def to_numbers(values: Any) -> npt.NDArray[np.float64] | None:
-    """What a function returned for many rows, as numbers; None if it is nothing of the kind."""
+    """Return the result of a function for many rows as numbers; None if it is not numeric."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     found = np.asarray(values)
@@ -293,7 +292,7 @@ def to_numbers(values: Any) -> npt.NDArray[np.float64] | None:
 
 
 def _swap_arguments(function: PointFunction) -> PointFunction:
-    """A function of (y_true, y_pred) as one of (output, target)."""
+    """Return a function of (y_true, y_pred) as one of (output, target)."""
 
     def turned(output: Any, target: Any) -> Any:
         return function(target, output)
@@ -303,11 +302,13 @@ def _swap_arguments(function: PointFunction) -> PointFunction:
 
 
 def find_function(name: str) -> tuple[PointFunction, Sequence[ArrayKind]]:
-    """A metric of manyfit, or a loss or metric of Keras, by its name: a number for each row of a batch."""
+    """Return the manyfit metric, or the Keras loss or metric, of a name: one number per row of a batch."""
     from manyfit.learn import metrics
 
     keras: Any = sys.modules.get("keras")
-    if name in METRIC.short and not (keras is not None and name == "binary_accuracy"):  # of probabilities
+    if name in METRIC.short and not (
+        keras is not None and name == "binary_accuracy"
+    ):  # Keras' expects probabilities
         own = getattr(metrics, METRIC.short[name].rpartition(".")[2])
         return batched(lambda y_true, y_pred: own(y_pred, y_true)), [TORCH]
     known = list(METRIC.short)

@@ -1,11 +1,11 @@
-"""Data that the runs of one process share: built and fingerprinted once, not once for each run.
+"""Data that the runs of one process share: built and fingerprinted once, not once per run.
 
-Only a study does this, where nothing changes between its trials. Whoever calls `train` twice from Python may
-have changed a file in between, and gets it read again.
+Only studies share data, since nothing changes between their trials. Between two calls of `train` from Python
+a file may have changed, so the data is read again.
 
-Building a data set is the user's code, and may do more than return rows. It is shared only if its rows are
-plain arrays, and if building it has left the process, its module and its class as they were. A data set is
-that of its seed: it may follow from it in ways that nobody sees.
+A data set is built by user code, which may have side effects. It is shared only if its rows are plain arrays
+and building it has changed neither the process nor its module and class. The seed is part of the key, since
+a data set may depend on it in hidden ways.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from manyfit.data import Source
 from manyfit.run.loop.process_state import ProcessState
 
 MOST: Final = 2
-"""Data sets that are kept. A search over their parameters makes more of them, which may be large."""
+"""The number of data sets kept: a search over their parameters creates many, which may be large."""
 
 
 @dataclass(frozen=True)
 class BuiltData:
-    """A data set as it was built: its batch size, and a source for each split."""
+    """A data set after building: its batch size, and a source for each split."""
 
     batch_size: int
     sources: Mapping[str, Source | None]
     prints: dict[str, str] = field(default_factory=dict)
-    """Fingerprints that were taken already."""
+    """Fingerprints computed so far, by split."""
 
     @property
     def is_constant(self) -> bool:
-        """Whether reading it changes nothing: then it does not matter who else reads it.
+        """Whether reading has no side effects, so that several runs can read it.
 
-        A source says so by its own class; a subclass may override what its base does.
+        A source must declare this in its own class, since a subclass may override the methods of its base.
         """
         found = [type(source) for source in self.sources.values() if source is not None]
         return all(vars(cls).get("is_constant", False) for cls in found)
 
     def fingerprint(self, split: str, source: Source) -> str:
-        """Return the fingerprint of a split; `source` is the whole of it, or a part."""
-        derive = getattr(source, "derive_fingerprint", None)  # of a part, from that of the whole
+        """Return the fingerprint of a split; `source` is the whole split or a part of it."""
+        derive = getattr(source, "derive_fingerprint", None)  # of a part, from the fingerprint of the whole
         if derive is not None:
             return str(derive(self.fingerprint(split, source.source)))  # type: ignore[attr-defined]
         if source is not self.sources.get(split):
@@ -55,7 +55,7 @@ class BuiltData:
         return self.prints[split]
 
     def is_same(self, other: BuiltData) -> bool:
-        """Whether another data set has the same rows."""
+        """Return whether another data set has the same rows."""
         return self.batch_size == other.batch_size and self._every_print() == other._every_print()
 
     def _every_print(self) -> dict[str, str]:
@@ -64,23 +64,23 @@ class BuiltData:
 
 
 class SharedData:
-    """The data sets that were built in this process, by what their configs say."""
+    """The data sets built in this process, by the data section of their configs."""
 
     def __init__(self) -> None:
         self._found: dict[str, BuiltData] = {}
         self._refused: set[str] = set()
-        """Classes that were seen to change something while they were made."""
+        """Classes whose construction had side effects."""
 
     def get(self, config: Config) -> BuiltData | None:
-        """Return what was built for a config that describes the same data, if it was."""
+        """Return the data set of an earlier config that describes the same data, if there is one."""
         key = data_key(config)
         found = self._found.pop(key, None)
         if found is not None:
-            self._found[key] = found  # the last one that was asked for
+            self._found[key] = found  # most recently used last
         return found
 
     def put(self, config: Config, found: BuiltData, was_left_alone: bool) -> BuiltData:
-        """Keep a data set, if others may read it; return it, or one with the same rows that is kept."""
+        """Store a data set if it can be shared; return it, or a stored one with the same rows."""
         path = config.run.data.path
         if not was_left_alone:
             self._refused.add(path)
@@ -96,18 +96,18 @@ class SharedData:
 
 
 def data_key(config: Config) -> str:
-    """Return what a data set follows from: its class and arguments, the code, and the seed."""
+    """Return what determines a data set: its class and arguments, the code, and the seed."""
     given = normal(config.meaning.items["data"], config.classes, ("data",))
     places = [str(config.project), *(str(source) for source in config.sources)]
     return f"{config.run.data.path} {hash_data([given, places, config.run.seed])}"
 
 
 def read_surroundings(component: Component) -> Any:
-    """Return what building a component might change, beside the component: process, module and class."""
+    """Return the state that building a component might change: process, module and class."""
     target = component.target
     module = sys.modules.get(getattr(target, "__module__", ""))
     classes = target.__mro__[:-1] if isinstance(target, type) else ()
-    names = [  # Python adds some of its own, such as __annotations__, when they are first asked for
+    names = [  # Python adds some lazily, such as __annotations__
         {name: id(value) for name, value in vars(each).items() if not name.startswith("__")}
         for each in (module, *classes)
         if each is not None

@@ -1,4 +1,4 @@
-"""The user's own code, as far as a run has imported it: a hash of what it says, comments aside."""
+"""The user's code that a run has imported, and hashes of it that ignore comments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def hash_imported(source: Path) -> dict[str, str]:
-    """Every module that was imported from a folder, with the hash of its syntax tree."""
+    """Return every module imported from a folder, with the hash of its syntax tree."""
     root = _root(source)
     state = (root, len(sys.modules), next(reversed(sys.modules), ""))
     if _last.get("state") != state:
-        # There are thousands of modules, and a study asks for every trial.
+        # Cached: there are thousands of modules, and a study asks for every trial.
         _last["state"], _last["files"] = state, _files(root)
     return {name: hash_source(file) for name, file in _last["files"].items()}
 
@@ -45,7 +45,7 @@ def _files(root: str) -> dict[str, Path]:
 
 
 def hash_source(file: Path) -> str:
-    """The hash of a file's syntax tree: comments, docstrings and blank lines do not count."""
+    """Return the hash of a file's syntax tree; comments, docstrings and blank lines are ignored."""
     try:
         status = file.stat()
     except OSError as error:
@@ -55,7 +55,7 @@ def hash_source(file: Path) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(file: Path, mtime: int, size: int) -> str:
-    """Parsing is slow, and a study asks for every trial."""
+    """Return the hash, cached: parsing is slow, and a study asks for every trial."""
     try:
         parsed = ast.parse(file.read_bytes())
         for node in ast.walk(parsed):
@@ -70,7 +70,7 @@ def _digest(file: Path, mtime: int, size: int) -> str:
 def dump_tree(node: Any) -> str:
     """Write a syntax tree as `ast.dump` of Python 3.11 does, on every version of Python.
 
-    Later versions have further fields, or leave empty ones out; a run must not have other code for that.
+    Later versions have further fields or omit empty ones, which must not change the hash of a run's code.
     """
     if isinstance(node, list):
         return f"[{', '.join(map(dump_tree, node))}]"
@@ -88,7 +88,7 @@ def dump_tree(node: Any) -> str:
 
 
 def evaluation_only(config: Config, source: Path) -> set[str]:
-    """Modules of the user's own that evaluate and cannot change what is trained."""
+    """Return the user's modules that are used for evaluation only and cannot affect training."""
     run = config.run
     hash_imported(source)
     files: dict[str, Path] = _last["files"]
@@ -98,19 +98,19 @@ def evaluation_only(config: Config, source: Path) -> set[str]:
 
 
 def main_classes(config: Config) -> list[str]:
-    """Classes that lie in the script that runs now, and can be found by nobody else."""
+    """Return classes of the running script, which other processes cannot import."""
     return sorted({name for name in config.classes.values() if name.startswith("__main__.")})
 
 
 def list_classes(config: Config) -> list[type]:
-    """The classes of data, model and evaluator, and of what they are made of."""
+    """Return the classes of data, model and evaluator, and of their components."""
     given = [config.run.data, config.run.model, config.run.evaluate.evaluator]
     found = [target for target in _targets(given) if isinstance(target, type)]
     return list(dict.fromkeys(found))
 
 
 def misspelt(cls: type) -> Iterator[tuple[str, str]]:
-    """Methods of a user's class that are nearly called as one that it could have, but does not."""
+    """Yield methods of a user's class with the similar name of a method that it does not override."""
     known: dict[str, Any] = {}
     for base in cls.__mro__:
         if base.__module__.startswith("manyfit."):
@@ -128,13 +128,13 @@ def misspelt(cls: type) -> Iterator[tuple[str, str]]:
 
 
 def _modules(values: Iterable[Any]) -> Iterator[str]:
-    """The modules of all classes and functions that some values hold."""
+    """Yield the modules of all classes and functions in some values."""
     for target in _targets(values):
         yield str(getattr(target, "__module__", ""))
 
 
 def _targets(values: Iterable[Any]) -> Iterator[Any]:
-    """All classes and functions that some values hold."""
+    """Yield all classes and functions in some values."""
     for value in values:
         if isinstance(value, Component):
             yield value.target
@@ -148,7 +148,7 @@ def _targets(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _reach(roots: Iterable[str], files: dict[str, Path]) -> set[str]:
-    """Some modules, and all that they import."""
+    """Return modules and everything they import, transitively."""
     found: set[str] = set()
     waiting = [name for name in roots if name in files]
     while waiting:
@@ -160,7 +160,7 @@ def _reach(roots: Iterable[str], files: dict[str, Path]) -> set[str]:
 
 
 def imports_of(name: str, file: Path) -> list[str]:
-    """What a module imports, by every name that may be meant."""
+    """Return the imports of a module, under every name that they may refer to."""
     try:
         status = file.stat()
         return _imports(name, file, status.st_mtime_ns, status.st_size)

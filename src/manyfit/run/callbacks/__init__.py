@@ -1,8 +1,8 @@
-"""What sees a run while it is trained, and changes nothing.
+"""Observers of a run in training; they do not change it.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `progress` | a bar on a terminal, lines elsewhere |
-| `mirrors` | trackers that follow what was committed |
+| `progress` | a progress bar on a terminal, lines elsewhere |
+| `mirrors` | callbacks that mirror committed metrics |
 | `tracking` | what is sent to TensorBoard and MLflow |
 """

@@ -1,4 +1,4 @@
-"""Callbacks that keep trackers in step with what has been committed."""
+"""Callbacks that mirror committed metrics to trackers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("manyfit")
 
 
 def mirrors(config: Config, run: RunFolder) -> list[TensorBoardCallback | MlflowCallback]:
-    """The mirrors that a config asks for."""
+    """Return the mirrors of a config."""
     track = config.run.track
     found: list[TensorBoardCallback | MlflowCallback] = []
     if track.tensorboard:
@@ -34,7 +34,7 @@ def mirrors(config: Config, run: RunFolder) -> list[TensorBoardCallback | Mlflow
 def finish_trackers(
     trackers: Sequence[TensorBoardCallback | MlflowCallback], run: RunFolder
 ) -> Iterator[None]:
-    """Let trackers end with the run; one that was evaluated has a summary for them."""
+    """Finish the trackers on exit; if the run was evaluated, with its summary."""
     evaluated = False
     try:
         yield
@@ -46,27 +46,27 @@ def finish_trackers(
 
 
 class TensorBoardCallback:
-    """Mirrors the log of every run into TensorBoard files."""
+    """Callback that mirrors the log of every run to TensorBoard files."""
 
     def __init__(self) -> None:
         self._mirrors: list[TensorBoardMirror] = []
         self._written: list[int] = []
 
     def on_start(self, cohort: Cohort) -> None:
-        """Write the files anew from the committed log."""
+        """Rewrite the files from the committed log."""
         self._mirrors = [
             TensorBoardMirror(member.folder.tensorboard, member.committed) for member in cohort.members
         ]
         self._written = [len(member.committed) for member in cohort.members]
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Write what has been committed since."""
+        """Write what was committed since the last call."""
         for i, (member, mirror) in enumerate(zip(cohort.members, self._mirrors, strict=True)):
             mirror.write(member.committed[self._written[i] :])
             self._written[i] = len(member.committed)
 
     def on_end(self, cohort: Cohort) -> None:
-        """Write what was committed last, and close the files."""
+        """Write the remaining committed metrics, and close the files."""
         for i, (member, mirror) in enumerate(zip(cohort.members, self._mirrors, strict=True)):
             mirror.write(member.committed[self._written[i] :])
             mirror.close()

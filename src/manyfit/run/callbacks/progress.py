@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a bar on a terminal, one line an epoch elsewhere."""
+"""Progress of a run in training: a bar on a terminal, one line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 OFTEN: Final = 5.0
-"""Seconds between lines about what was measured within an epoch."""
+"""Minimum number of seconds between lines within an epoch."""
 MOMENT: Final = 1.0
-"""Seconds before evaluation shows a bar."""
+"""Seconds before an evaluation shows a bar."""
 
 
 class PlainProgress:
@@ -33,14 +33,14 @@ class PlainProgress:
         self._latest: dict[str, dict[str, float]] = {}
 
     def on_start(self, cohort: Cohort) -> None:
-        """Say what begins."""
+        """Print what is trained."""
         names = ", ".join(member.folder.name for member in cohort.members)
         where = f" from step {cohort.step}" if cohort.step else ""
         epochs = times(cohort.plan.epochs, "epoch")
         self.line(f"training {names}{where}: {epochs} of {times(cohort.plan.steps_per_epoch, 'step')}")
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Show the values of an epoch."""
+        """Print the latest metrics."""
         is_news = boundary.ends_epoch or boundary.validate or time.monotonic() - self._said > OFTEN
         if not rows or not is_news:
             for member, row in zip(cohort.members, rows, strict=False):
@@ -54,20 +54,20 @@ class PlainProgress:
             self.line(f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {format_values(latest)}")
 
     def on_end(self, cohort: Cohort) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def line(self, text: str) -> None:
-        """Print one line at once."""
+        """Print one line and flush."""
         if self._is_gone:
             return
         try:
             print(printable_line(text), file=self.stream, flush=True)
         except BrokenPipeError:
-            self._is_gone = True  # nobody reads any more, as with `| head`; the run goes on
+            self._is_gone = True  # the reader is gone, as with `| head`; the run continues
 
 
 class BarProgress:
-    """A bar with the time left and the latest values."""
+    """A progress bar with the remaining time and the latest metrics."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -98,7 +98,7 @@ class BarProgress:
         self._bar.start()
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Move the bar."""
+        """Update the bar."""
         shown = {"values": printable_line(format_values(rows[0]))} if rows else {}
         self._bar.update(
             self._task, completed=boundary.step, epoch=f"{boundary.epoch:.3g}/{cohort.plan.epochs}", **shown
@@ -111,7 +111,7 @@ class BarProgress:
 
 
 def show_progress(batches: Iterator[Batch], rows: int, name: str, shown: bool = True) -> Iterator[Batch]:
-    """Batches, with a bar on a terminal once reading them takes longer than a moment."""
+    """Yield batches, with a bar on a terminal if it takes longer than a moment."""
     if not shown or not sys.stderr.isatty():
         yield from batches
         return
@@ -135,7 +135,7 @@ def show_progress(batches: Iterator[Batch], rows: int, name: str, shown: bool = 
 
 
 def console() -> Console:
-    """The terminal below a bar or a table. What code prints meanwhile is cleaned before lines are cut."""
+    """Return a console for bars and tables that redacts and escapes what user code prints meanwhile."""
     from rich.console import Console
     from rich.text import Text
 
@@ -148,10 +148,10 @@ def console() -> Console:
 
 
 def progress_for(stream: TextIO) -> PlainProgress | BarProgress:
-    """A bar on a terminal, lines elsewhere."""
+    """Return a bar for a terminal, lines otherwise."""
     return BarProgress() if stream.isatty() else PlainProgress(stream)
 
 
 def format_values(row: Mapping[str, float]) -> str:
-    """Values for a line: `train_loss 0.2315  val_loss 0.2087`."""
+    """Format metrics for one line: `train_loss 0.2315  val_loss 0.2087`."""
     return "  ".join(f"{name} {value:.4g}" for name, value in row.items() if name != "lr")

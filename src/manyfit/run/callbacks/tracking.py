@@ -1,4 +1,4 @@
-"""Trackers that may be slow or down: they are fed from a thread of their own, and never delay a run."""
+"""Trackers that may be slow or down: a separate thread feeds them, so they never delay a run."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ log = logging.getLogger("manyfit")
 
 ADDRESS = "MLFLOW_TRACKING_URI"
 AUTO = "auto"
-"""In place of an address: that of the environment, else a file in the project."""
+"""Instead of an address: the one of the environment, else a file in the project."""
 PATIENCE = 15.0
 """Seconds that the end of a run waits for a tracker."""
 RETRY = 20.0
-"""Seconds before a tracker that was down is tried again."""
+"""Seconds before a failed tracker is tried again."""
 
 
 class MirrorFeed:
-    """Brings a mirror up to date whenever more was committed. What it cannot send now, it sends later."""
+    """A thread that updates a mirror whenever more is committed. Failed updates are retried later."""
 
     def __init__(self, mirror: MlflowMirror) -> None:
         self._mirror = mirror
@@ -54,12 +54,12 @@ class MirrorFeed:
     def feed(
         self, events: Sequence[Event], summary: Mapping[str, Any] | None = None, status: str = "RUNNING"
     ) -> None:
-        """Say what has been committed so far."""
+        """Pass everything committed so far to the thread."""
         self._events, self._summary, self._status = list(events), summary, status
         self._wanted.set()
 
     def close(self) -> bool:
-        """Wait a little for what is left; return whether everything was sent."""
+        """Wait a limited time for the rest; return whether everything was sent."""
         self._closing.set()
         self._wanted.set()
         self._thread.join(PATIENCE)
@@ -73,11 +73,11 @@ class MirrorFeed:
             try:
                 self._mirror.sync(self._events, self._summary, self._status)
                 self.behind = False
-            except Exception as error:  # a tracker may fail in any way; the run is told once and goes on
+            except Exception as error:  # a tracker may fail in any way; warn once and continue
                 self.behind = True
                 if not self._told:
                     text = redact(str(error)).strip().partition("\n")[0][:200]
-                    log.warning("MLflow cannot be reached, and is caught up later: %s", text)
+                    log.warning("MLflow cannot be reached; it will be updated later: %s", text)
                     self._told = True
                 self._closing.wait(RETRY)
                 self._wanted.set()
@@ -86,7 +86,7 @@ class MirrorFeed:
 
 
 class MlflowCallback:
-    """Mirrors a run into MLflow while it trains."""
+    """Callback that mirrors a run to MLflow while it trains."""
 
     def __init__(self, config: Config, run: RunFolder) -> None:
         self._config = config
@@ -95,13 +95,13 @@ class MlflowCallback:
         self._sent = -1
 
     def on_start(self, cohort: Cohort) -> None:
-        """Begin to feed."""
+        """Start the thread that feeds MLflow."""
         try:
             load_client()
-        except Exception as error:  # of whatever MLflow imports
+        except Exception as error:  # importing MLflow may fail in any way
             text = f"{type(error).__name__}: {redact(str(error))}"[:200]
             log.warning(
-                "MLflow cannot be imported: %s; when it can: manyfit track sync %s", text, self._run.path
+                "MLflow cannot be imported: %s; once it can, run manyfit track sync %s", text, self._run.path
             )
             return
         self._feeder = MirrorFeed(
@@ -110,11 +110,11 @@ class MlflowCallback:
         self._feed(cohort)
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Send what was committed since."""
+        """Send what was committed since the last call."""
         self._feed(cohort)
 
     def on_end(self, cohort: Cohort) -> None:
-        """The rest follows when the run is evaluated."""
+        """Send the last commits; the summary follows in `finish`."""
         self._feed(cohort)
 
     def _feed(self, cohort: Cohort) -> None:
@@ -124,17 +124,19 @@ class MlflowCallback:
             self._feeder.feed(committed)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Send the evaluation, and end; a run that failed has none."""
+        """Send the summary, which a failed run does not have, and end."""
         if self._feeder is None:
             return
         self._feeder.feed(read_committed(self._run), summary, "FINISHED" if summary else "FAILED")
         if not self._feeder.close():
-            log.warning("MLflow is behind; when it is back: manyfit track sync %s", self._run.path)
+            log.warning(
+                "MLflow is not up to date; once it is reachable, run manyfit track sync %s", self._run.path
+            )
         self._feeder = None
 
 
 def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
-    """The mirror of a run folder, from what lies in it."""
+    """Return the MLflow mirror of a run folder."""
     values = run.load_trained().values
     sessions = run.sessions()
     fingerprint = sessions[-1].get("fingerprint", "") if sessions else ""
@@ -145,7 +147,7 @@ def mlflow_mirror(run: RunFolder, uri: str) -> MlflowMirror:
 
 
 def resolve_uri(given: Any, run: RunFolder) -> str:
-    """The address of MLflow, with its secrets filled in."""
+    """Return the address of MLflow, with its secrets filled in."""
     if given == AUTO:
         given = os.environ.get(ADDRESS) or "sqlite:///mlflow.db"
     template = Secret(str(given))
@@ -155,13 +157,13 @@ def resolve_uri(given: Any, run: RunFolder) -> str:
     address, local = template.reveal(), "sqlite:///"
     hide_credentials(address)
     if address.startswith(local):
-        # A path in a config is counted from the project's root, wherever the command is given.
+        # A path in a config is relative to the root of the project, not to the current folder.
         return local + str(project_root(run.path).resolve() / address.removeprefix(local))
     return address
 
 
 def hide_credentials(address: str) -> None:
-    """Hide from now on what lets one into a tracker: also a password that nobody has declared a secret."""
+    """Redact the credentials of a tracker from now on, also if they are not declared as secrets."""
     with contextlib.suppress(ValueError):  # not an address
         if password := urlsplit(address).password:
             remember(ADDRESS, unquote(password))
@@ -172,27 +174,27 @@ def hide_credentials(address: str) -> None:
 
 
 def is_missing(package: str) -> bool:
-    """Whether an optional package is not installed."""
+    """Return whether an optional package is not installed."""
     return importlib.util.find_spec(package) is None
 
 
 def read_committed(run: RunFolder) -> list[Event]:
-    """The rows of the log that a checkpoint has committed."""
+    """Return the entries of the log that a checkpoint has committed."""
     found = run.checkpoints()
     return read_events(run.metrics, found[-1].log_length) if found else []
 
 
 def sync_trackers(place: Path, uri: str | None = None, trust: bool = False) -> dict[str, int]:
-    """Bring the trackers of a run up to date: how many rows each was missing.
+    """Bring the trackers of a run up to date; return how many log entries each was missing.
 
-    A run that was not trained here may not say where they are sent, unless it is trusted.
+    A run that was not trained here must be trusted before its own address is used.
     """
     run = RunFolder(place)
     values = run.load_trained().values
     address = uri or values.get("track.mlflow")
     if address and not (trust or is_own_run(run.resolved)):
         if uri is None and address == AUTO:
-            address = None  # which nobody has asked for here
+            address = None  # nobody requested it on this machine
         else:
             raise UsageError(f"{place} was not trained here, and would be sent to {address}; {HINT}")
     sent: dict[str, int] = {}
@@ -208,7 +210,7 @@ def sync_trackers(place: Path, uri: str | None = None, trust: bool = False) -> d
 
 
 def sync_mlflow(run: RunFolder, address: Any, events: Sequence[Event]) -> int:
-    """Bring MLflow up to date with a run that somebody holds: how many rows it was missing."""
+    """Bring MLflow up to date with a locked run; return how many log entries it was missing."""
     summary, found = run.summary(), run.checkpoints()
     over = bool(found) and summary.get("step") == found[-1].step
     mirror = mlflow_mirror(run, resolve_uri(address, run))
@@ -216,17 +218,17 @@ def sync_mlflow(run: RunFolder, address: Any, events: Sequence[Event]) -> int:
         return mirror.sync(events, summary if over else None)
     except ManyfitError:
         raise
-    except Exception as error:  # of a tracker, which may fail in any way
+    except Exception as error:  # a tracker may fail in any way
         text = redact(str(error)).strip().partition("\n")[0][:200]
         raise RunFailed(f"MLflow could not be brought up to date: {text}") from error
 
 
 def mirror_evaluation(config: Config, run: RunFolder) -> None:
-    """Mirror a later evaluation of a run that MLflow knows; a tracker that is down is told about, no more."""
+    """Mirror a later evaluation of a run that is already in MLflow; if MLflow is down, log a warning."""
     address = config.run.track.mlflow
     if address is None or is_missing("mlflow") or not (run.path / "track.json").exists():
         return
     try:
         sync_mlflow(run, address, read_committed(run))
     except RunFailed as error:
-        log.warning("%s; when it is back: manyfit track sync %s", error, run.path)
+        log.warning("%s; once it is reachable, run manyfit track sync %s", error, run.path)

@@ -1,9 +1,9 @@
-"""What a trained model says, row by row, and the forms in which it can be exported.
+"""Evaluation of trained models: row reports, predictions on new data, and exports.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `row_report` | every row of a split: target, prediction, loss, metrics |
-| `summary_statistics` | a report in a few numbers |
+| `row_report` | a report with one line per row of a split: target, prediction, loss, metrics |
+| `summary_statistics` | summary statistics of a report |
 | `new_data` | rows from a file, for predictions |
-| `export` | a model in forms that others can load |
+| `export` | exports of a model for other programs |
 """

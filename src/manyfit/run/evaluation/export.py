@@ -1,4 +1,4 @@
-"""A model in forms that others can load, each checked against the original before it is kept."""
+"""Exports of a model, each compared with the original before it is committed."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ CARD: Final[Mapping[str, type]] = {"format": int, "model": dict, "digest": str}
 def export_weights(
     config: Config, run: RunFolder, built: Built, step: int, target: Path | None = None
 ) -> Path:
-    """Write `exported/`: safetensors, and what it takes to rebuild the model: import path and arguments.
+    """Write `exported/`: weights as safetensors, and the import path and arguments to rebuild the model.
 
-    Other forms of the same weights stay there.
+    Other formats of the same weights are preserved.
     """
     from safetensors.torch import save
 
@@ -57,7 +57,7 @@ def export_weights(
     (weights,) = built.learner.weights()
     data = save({n: t.detach().cpu().clone().contiguous() for n, t in weights.tensors.items()})
     if holds_value(data):
-        raise UsageError("the model has kept a secret, which would be exported with it")
+        raise UsageError("the model holds a secret, which would be exported with it")
     batch = sample(built)
     temporary = run.path / ".exported.tmp"
     if temporary.exists() or temporary.is_symlink():
@@ -89,14 +89,14 @@ def export_weights(
 
 
 def check_plain(place: Path) -> None:
-    """Refuse links, pipes and devices in what is copied: they would lead out of the folder."""
+    """Raise an error for links, pipes and devices in what is copied: they would lead out of the folder."""
     for path in (place, *(place.rglob("*") if place.is_dir() and not place.is_symlink() else ())):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise FolderError(f"{path} is neither a file nor a folder; remove it")
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Refuse a format that no kind of model has."""
+    """Raise an error for a format that no kind of learner has."""
     known = all_formats()
     unknown = [name for name in formats if name not in known]
     if unknown:
@@ -106,20 +106,20 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def export_format(built: Built, run: RunFolder, name: str) -> Path:
-    """Write one further form of the model into `exported/`, once it was checked against the original."""
+    """Write the model in one further format into `exported/`, after comparing it with the original."""
     form = built.kind.formats.get(name)
     if form is None:
         others = ", ".join(built.kind.formats) or "none"
         what = built.kind.noun or built.kind.name
-        raise UsageError(f"{what} cannot be exported as {name}; beside safetensors there are: {others}")
+        raise UsageError(f"{what} cannot be exported as {name}; besides safetensors there are: {others}")
     final = run.exported / form.name
     final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.with_name(f".tmp-{final.name}")  # exporters look at its ending
+    temporary = final.with_name(f".tmp-{final.name}")  # exporters check the suffix
     try:
         if temporary.exists():
             durable.discard(temporary)
         with warnings.catch_warnings(), mute("torch.onnx", "onnxscript", "onnx_ir"):
-            warnings.simplefilter("ignore")  # of exporters, about themselves
+            warnings.simplefilter("ignore")  # exporters warn about their own internals
             form.write(built.learner, sample(built), temporary)
         check_secrets(temporary)
         if form.is_folder:
@@ -133,21 +133,21 @@ def export_format(built: Built, run: RunFolder, name: str) -> Path:
 
 
 def export_best(config: Config, run: RunFolder, built: Built, step: int) -> None:
-    """Export the model of a run that is over, in every form that its users expect."""
+    """Export the model of a finished run in the usual formats of its kind and those of the config."""
     export_weights(config, run, built, step)
     asked, is_auto = config.run.export.formats, config.run.export.formats == "auto"
     usual = built.kind.usual_formats(built.learner, is_auto)
     for name in dict.fromkeys([*usual, *(() if is_auto else asked)]):
         try:
             export_format(built, run, name)
-        except Exception as error:  # of an exporter, whatever it is: the model itself is exported
+        except Exception as error:  # exporters raise any type; the weights are already exported
             log.info("an export failed", exc_info=error)
             reason = str(error).strip().partition("\n")[0][:200]
             log.warning("%s is not exported as %s: %s", run.path, name, reason)
 
 
 def export_others(config: Config, run: RunFolder, built: Built, best: checkpoint.Checkpoint) -> None:
-    """Export the last checkpoint and the best ones, if the config asks for them; then load the best again."""
+    """Export the last and the best checkpoints, if the config asks for them; then reload the best."""
     asked, found = config.run.export, run.checkpoints()
     wanted: dict[Path, checkpoint.Checkpoint] = {}
     if "final" in asked.exporters:
@@ -166,25 +166,25 @@ def export_others(config: Config, run: RunFolder, built: Built, best: checkpoint
 
 
 def read_exported_step(folder: Path) -> int:
-    """The step whose weights an export holds; -1 if there is none."""
+    """Return the step of an export's weights; -1 if there is none."""
     card = read_json(folder / "model.json", CARD)
     return int(card.get("step", -1)) if card else -1
 
 
 def load_export(folder: Path, trust: bool = False) -> Any:
-    """A model from an export or a checkpoint alone; what was not made here is data, unless it is trusted."""
+    """Load a model from an export or a checkpoint; artifacts from elsewhere are restricted unless trusted."""
     model, root = read_contents(folder).model, project_root(folder).resolve()
     return rebuild(folder, artifact=None if trust or is_own_model(model, root) else Artifact.at(folder))
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an export or a checkpoint holds: what its model is, its weights, and the form of its inputs."""
+    """The contents of an export or a checkpoint: description of the model, weights, form of the inputs."""
 
     model: Mapping[str, Any]
     weights: Mapping[str, Any] | None
     state: State | None = None
-    """The state of the learner, in a checkpoint; only its kind knows which part of it is the model's."""
+    """The state of the learner, for a checkpoint; its kind extracts the part of the model."""
     inputs: Any = None
 
 
@@ -196,19 +196,19 @@ def read_contents(folder: Path) -> Contents:
         if not weights.is_file():
             raise FolderError(f"{folder} is damaged: it has no model.safetensors")
         if hashlib.sha256(read_bytes(weights)).hexdigest() != card["digest"]:
-            raise FolderError(f"{weights} is damaged: it is not what was written")
+            raise FolderError(f"{weights} is damaged: its contents have changed since it was written")
         state = {**read_tensors(weights), **unpack(State({}, card.get("extra", {})))}
         found = Contents(card["model"], state, inputs=card.get("inputs"))
     else:
         read = checkpoint.read(folder)
         found = Contents(read.note.model, None, read.load())
     if not isinstance(found.model, dict) or not isinstance(found.model.get("component"), dict):
-        raise FolderError(f"{folder} does not say which model it holds")
+        raise FolderError(f"{folder} does not describe the model it holds")
     return found
 
 
 def rebuild(folder: Path, project: Path | None = None, artifact: Artifact | None = None) -> Any:
-    """A model from an export or a checkpoint. The code that it names is not looked for inside of it."""
+    """Rebuild a model from an export or a checkpoint. Code is never imported from inside that folder."""
     found = read_contents(folder)
     root = (project or project_root(folder)).resolve()
     source = root / str(found.model.get("src_code_path", "src"))
@@ -222,7 +222,7 @@ def rebuild(folder: Path, project: Path | None = None, artifact: Artifact | None
 
 
 def restore(made: Made, found: Contents, place: object) -> Any:
-    """A model with weights from elsewhere, ready to predict."""
+    """Return a model with the weights of an export or a checkpoint, ready to predict."""
     kind = kind_of(made.model)
     try:
         weights = found.weights
@@ -232,13 +232,13 @@ def restore(made: Made, found: Contents, place: object) -> Any:
         return kind.restore(made.model, weights, found.inputs)
     except ManyfitError:
         raise
-    except Exception as error:  # of a framework, about weights that are not those of the model
+    except Exception as error:  # frameworks raise many types for weights of another model
         name, reason = type(made.model).__name__, " ".join(str(error).split())[:400]
         raise FolderError(f"{place}: the weights do not fit the model {name}: {reason}") from error
 
 
 def sample(built: Built) -> Batch:
-    """A few rows, to check a model on."""
+    """Return a few rows to compare models on."""
     source = built.split("validation") or built.split("test") or built.train
     with own_randomness():
         batch = next(once(source, min(built.order.batch_size, 8)))
@@ -246,7 +246,7 @@ def sample(built: Built) -> Batch:
 
 
 def check_secrets(place: Path) -> None:
-    """Refuse an export that holds a secret, which a model was given and has kept."""
+    """Raise an error for an export that contains a secret that the model was given."""
     if not has_secrets():
         return
     for file in [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file()):
@@ -255,4 +255,4 @@ def check_secrets(place: Path) -> None:
             with zipfile.ZipFile(file) as archive:
                 parts += [archive.read(name) for name in archive.namelist()]
         if any(map(holds_secret, parts)):
-            raise UsageError("the model has kept a secret, which would be exported with it")
+            raise UsageError("the model holds a secret, which would be exported with it")

@@ -1,4 +1,4 @@
-"""New data for a model that was trained: the rows of a file, in the form of those that it has seen."""
+"""New data for a trained model: the rows of a file, in the form of the training data."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 def read_rows(file: Path, example: Any) -> ArraySource:
-    """New rows: an .npy array, an .npz with `inputs` or an array for each input, or a .csv with columns.
+    """Read rows from an .npy array, an .npz with `inputs` or one array per input, or a .csv with columns.
 
-    `example` are the inputs of a batch that the model was trained on: an array, several, or some by name.
-    An array, or a column, named `ids` or `id` names the rows.
+    `example` is the inputs of a batch of the training data: one array, several, or several by name.
+    An array or a column named `ids` or `id` holds the row IDs.
     """
     if not file.is_file():
         raise UsageError(f"there is no file {file}")
     readers = {".npy": _npy, ".npz": _npz, ".csv": _csv}
     if file.suffix not in readers:
-        raise UsageError(f"{file} is none of .npy, .npz and .csv")
+        raise UsageError(f"{file} is not a .npy, .npz or .csv file")
     try:
         columns = readers[file.suffix](file)
     except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, csv.Error) as error:
@@ -42,12 +42,12 @@ def read_rows(file: Path, example: Any) -> ArraySource:
     inputs, used = _inputs(file, columns, example)
     unread = [name for name in columns if name not in used]
     if unread:
-        log.warning("%s: no input of the model is made of %s", file, listing(unread))
+        log.warning("%s: not used by any input of the model: %s", file, listing(unread))
     return ArraySource(inputs, ids=ids)
 
 
 def _inputs(file: Path, columns: Columns, example: Any) -> tuple[Any, list[str]]:
-    """Columns as inputs of the model, and the names of those that were used."""
+    """Return the inputs of the model, and the names of the columns they use."""
     if isinstance(example, Mapping):
         wanted = {name: name for name in example}
         if list(columns) == ["inputs"] and len(wanted) == 1:
@@ -65,18 +65,18 @@ def _inputs(file: Path, columns: Columns, example: Any) -> tuple[Any, list[str]]
 
 
 def _table(file: Path, columns: Columns, example: Any) -> tuple[npt.NDArray[Any], list[str]]:
-    """The columns of a table as one array, and their names."""
+    """Return the columns of a table as one array, and their names."""
     names = [name for name in columns if name != "target"]
     texts = [name for name in names if columns[name].dtype.kind == "U"]
     if getattr(example.dtype, "kind", "f") in "USO":  # a model that reads text
         if len(names) != 1:
-            raise UsageError(f"{file} has {listing(names)}; which one is the text? Call it inputs")
+            raise UsageError(f"{file} has {listing(names)}; name the column with the text inputs")
         return columns[names[0]], names
     if texts:
-        raise UsageError(f"{file}: the column {texts[0]} holds text, such as {columns[texts[0]][0]!r}")
+        raise UsageError(f"{file}: the column {texts[0]} contains text, such as {columns[texts[0]][0]!r}")
     width = int(np.prod(example.shape[1:]))
     if len(names) != width:
-        raise UsageError(f"{file} has {len(names)} columns of numbers, but a row of the model has {width}")
+        raise UsageError(f"{file} has {len(names)} numeric columns, but the model expects {width} per row")
     return np.stack([columns[name] for name in names], axis=1), names
 
 
@@ -89,7 +89,7 @@ def _find_column(file: Path, columns: Columns, name: str) -> npt.NDArray[Any]:
 
 
 def _as(values: npt.NDArray[Any], example: Any) -> Any:
-    """Values in the precision and the shape of the data that the model was trained on."""
+    """Return values with the dtype and the shape of the training data."""
     wanted, shape = str(example.dtype).removeprefix("torch."), tuple(example.shape)
     is_number = values.dtype.kind in "biuf" and getattr(example.dtype, "kind", "f") in "biuf"
     if is_number and wanted != "bfloat16":
@@ -102,7 +102,7 @@ def _as(values: npt.NDArray[Any], example: Any) -> Any:
 def _npy(file: Path) -> Columns:
     array = np.load(file, allow_pickle=False)
     if not array.ndim:
-        raise UsageError(f"{file} holds a single number, and no rows")
+        raise UsageError(f"{file} contains a single number, not rows")
     return {"inputs": array}
 
 
@@ -126,7 +126,7 @@ def _csv(file: Path) -> Columns:
 
 
 def _column(name: str, cells: list[str]) -> npt.NDArray[Any]:
-    """Numbers, if all cells are some; else text."""
+    """Return a column as numbers if all cells are numeric, else as text."""
     if name in ("id", "ids"):
         return np.array(cells)
     try:

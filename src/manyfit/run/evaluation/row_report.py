@@ -1,4 +1,4 @@
-"""Row-by-row evaluation: one line of a report for every row of a split, by its id."""
+"""Row reports: one line for every row of a split, identified by its row ID."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from manyfit.store import durable
 log = logging.getLogger("manyfit")
 
 AT_ONCE: Final = 1 << 24
-"""Bytes of outputs and targets that functions of one data point see together."""
+"""Bytes of outputs that are collected before the evaluation functions are called on them."""
 HEAD: Final = ("id", "row", "part", "target", "prediction", "confidence", "failed")
 KEYS: Final = ("id", "row", "part")
-"""What tells rows apart: the id; the row, where ids are repeated; the part, where a row became several."""
+"""Columns that identify a line: the ID; the row, if IDs are repeated; the part, if a row became several."""
 
 
 MOST_CELLS: Final = 256
-"""Numbers of an array that a cell of a report holds; of larger ones it says what they are like."""
+"""The largest array that a cell of a report holds; larger ones are summarized."""
 Mode: TypeAlias = Literal["full", "summary", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A table with one row for each row of the split, the mean of every number in it, and what is measured
-    of the split as a whole."""
+    """A table with one line per row of a split, the mean of every numeric column, and metrics of the whole
+    split."""
 
     columns: Mapping[str, Any]
     means: Mapping[str, float]
-    """Of the rows that have a number."""
+    """Means over the rows that have a value."""
     classes: int = 0
     whole: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
-    """The usual metrics of classes, from all rows."""
+    """The usual classification or segmentation metrics, over all rows."""
     undefined: Mapping[str, int] = field(default_factory=dict)
-    """Rows that have no number in a column."""
+    """The number of rows without a value, by column."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Rows, by their ids, on which a function has failed, and what it said."""
+    """Error messages of the rows on which a function failed, by row ID."""
     remade: Mapping[str, int] = field(default_factory=dict)
-    """Rows of the split that are missing, or there more than once, if a preprocessor wants that."""
+    """The numbers of missing and of repeated rows, if a preprocessor drops or repeats rows."""
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Columns of large arrays, in full."""
 
@@ -68,11 +68,11 @@ class Report:
 
     @property
     def values(self) -> dict[str, float]:
-        """Means over rows, and metrics of the whole split."""
+        """The means over rows and the metrics of the whole split."""
         return {**self.means, **self.whole}
 
     def write(self, path: Path) -> None:
-        """Write the table as CSV, and large arrays beside it."""
+        """Write the table as CSV, and large arrays next to it as .npy."""
         durable.write_file(path, format_csv(self.columns))
         arrays = {f"{path.stem}.{name.replace('/', '_')}.npy": v for name, v in self.arrays.items()}
         for file in path.parent.glob(f"{path.stem}.*.npy"):
@@ -84,7 +84,7 @@ class Report:
             durable.write_file(path.with_name(file_name), stream.getvalue())
 
     def write_points(self, folder: Path, split: str, names: Sequence[str]) -> None:
-        """Write what an evaluator measured, data point by data point, under the names that its users know."""
+        """Write the evaluator's columns to the report files of the five-component layout."""
         known = {name: self.columns[name] for name in KEYS if name in self.columns}
         table = {**known, **{name: self.columns[name] for name in names}}
         if split == "validation":
@@ -114,7 +114,7 @@ class Report:
         durable.write_file(path, sink.getvalue().to_pybytes())
 
     def summary(self, worst: int) -> dict[str, Any]:
-        """Distributions, worst rows and the usual metrics."""
+        """Return distributions, worst rows and the usual metrics."""
         found: dict[str, Any] = {
             "count": len(self),
             "columns": summary_statistics.numeric(self.columns, list(self.means)),
@@ -139,7 +139,7 @@ def evaluate_rows(
     shown: str = "",
     mode: Mode = "summary",
 ) -> Report:
-    """Evaluate one run of a cohort on every row of a split; `shown` is the name of a bar on a terminal."""
+    """Evaluate one run of a cohort on every row of a split; `shown` is the label of a progress bar."""
     table, metrics = ReportTable(evaluator or Evaluator({}), mode), SplitMetrics(whole or {})
     batches = show_progress(once(source, batch_size), len(source), shown, bool(shown))
     with own_randomness():
@@ -153,7 +153,7 @@ def evaluate_rows(
     columns: dict[str, Any] = keys_of(rows, source, remade)
     columns |= {name: column(found) for name, found in table.parts.items() if found}
     for name in [name for name in table.others if name in columns and len(columns[name]) != len(rows)]:
-        log.warning("%s is left out of the report: not every row has one", name)
+        log.warning("the report omits %s: not every row has a value", name)
         del columns[name]
     measured |= {name: float(columns.pop(name).mean()) for name in table.shared if name in columns}
     failed = {columns["id"][place]: text for place, text in table.failed.items()}
@@ -162,9 +162,7 @@ def evaluate_rows(
     numbers = {n: values for n, values in columns.items() if n not in HEAD and n not in table.others}
     undefined = {n: count for n, values in numbers.items() if (count := int(np.isnan(values).sum()))}
     for name, count in undefined.items():
-        log.warning(
-            "%r is undefined in %d of %d rows: its mean is that of the others", name, count, len(rows)
-        )
+        log.warning("%r is undefined in %d of %d rows: its mean is over the others", name, count, len(rows))
     means = {name: summary_statistics.mean(values) for name, values in numbers.items()}
     arrays = {name: np.concatenate(found) for name, found in table.arrays.items() if alike(found)}
     return Report(columns, means, table.classes, measured, table.usual(), undefined, failed, remade, arrays)
@@ -173,20 +171,21 @@ def evaluate_rows(
 def keys_of(
     rows: npt.NDArray[np.int64], source: Source, remade: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    """What tells rows apart; every row of the split is there exactly once, or it is said who is to blame.
+    """Return the columns that identify the lines, after checking that each row occurs exactly once.
 
-    `remade` is told how many are missing, and how many are there more than once.
+    Only a preprocessor (`remade_by`) may drop or repeat rows; a warning is logged, and `remade` receives the
+    numbers of missing and repeated rows.
     """
     ids, wanted = source.ids(rows), len(source)
     distinct, which, times = np.unique(rows, return_inverse=True, return_counts=True)
     missing, repeated = wanted - len(distinct), len(rows) - len(distinct)
     who = getattr(source, "remade_by", "")
     if (missing or repeated) and not (who and len(rows)):
-        raise RunFailed(f"the report would hold {len(distinct)} rows, but the split has {wanted}")
+        raise RunFailed(f"the report would contain {len(distinct)} rows, but the split has {wanted}")
     found: dict[str, Any] = {"id": ids}
     if missing or repeated:
         log.warning(
-            "%s makes %d rows of %d data points: %d are missing, %d are there more than once",
+            "%s makes %d rows of %d data points: %d are missing, %d occur more than once",
             who, len(rows), wanted, missing, int((times > 1).sum()),
         )  # fmt: skip
         if remade is not None:
@@ -202,22 +201,22 @@ def keys_of(
 
 
 class ReportTable:
-    """The columns of a report, as they grow. Outputs are read for as many rows at once as fit in memory."""
+    """The growing columns of a report. Outputs are processed in blocks of limited size."""
 
     def __init__(self, evaluator: Evaluator, mode: Mode = "summary") -> None:
         self.parts: dict[str, list[Any]] = {"target": [], "prediction": [], "confidence": []}
         self.arrays: dict[str, list[Any]] = {}
-        """Columns that are too large for a table, in full, if somebody wants them."""
+        """Columns that are too large for a table, in full, with mode "full"."""
         self.index: list[npt.NDArray[np.int64]] = []
         self.failed: dict[int, str] = {}
-        """Rows of the table on which a function has failed."""
+        """Error messages by line of the table, for lines on which a function failed."""
         self._mode, self._is_said, self._done = mode, False, 0
         self._confusion = summary_statistics.Confusion()
         self.classes = 0
         self.others: set[str] = set()
-        """Columns of further outputs, which are shown, but no numbers that anything is measured by."""
+        """Columns of further outputs, which are shown but not measured."""
         self.shared: set[str] = set()
-        """Columns that hold a number of the batch in every row: they are measured, but not reported."""
+        """Columns with one value per batch: they are measured but not reported."""
         self._evaluator = evaluator
         self._waiting: list[tuple[Nested, Nested]] = []
         self._bytes = 0
@@ -230,14 +229,14 @@ class ReportTable:
             self.parts.setdefault(name, []).append(values[member])
         every = outputs.every(member)
         if self._waiting and shapes(self._waiting[0][0]) != shapes(every[0]):
-            self.flush()  # rows of another size, or other outputs
+            self.flush()  # the shape of the rows or the outputs have changed
         self._waiting.append(every)
         self._bytes += sum(array.nbytes for _, array in named_arrays(self._waiting[-1][0]))
         if self._bytes > AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        """Read what has come together: predictions, confidences, functions of one data point."""
+        """Process the collected outputs: predictions, confidences and evaluation functions."""
         if self._waiting:
             output, target = (concatenate(values) for values in zip(*self._waiting, strict=True))
             self._waiting, self._bytes = [], 0
@@ -255,14 +254,14 @@ class ReportTable:
         if self._evaluator.functions and target is not None:
             for name, values in self._evaluator(output, target).items():
                 if name in self.others:
-                    raise UsageError(f"a report has a column named {name!r} already; choose another name")
+                    raise UsageError(f"a report already has a column named {name!r}; choose another name")
                 self.parts.setdefault(name, []).append(values)
             for name, i, text in self._evaluator.failures:
                 before = self.failed.get(begin + i)
                 self.failed[begin + i] = f"{before}; {name}: {text}" if before else f"{name}: {text}"
 
     def _show(self, output: Any, target: Any, of: str = "") -> tuple[npt.NDArray[Any], int]:
-        """Add the columns of an output; its predictions, and how many classes it has."""
+        """Add the columns of an output; return its predictions and its number of classes."""
         found, confidence = (output, None) if of and target is None else interpret(output, target)
         prediction, columns = squeeze(found), {"target": target, "prediction": found}
         if of:
@@ -275,16 +274,16 @@ class ReportTable:
         return prediction, 0 if confidence is None else output.shape[1]
 
     def _put(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Add values to a column, or say what they are like if they are too large for a table."""
+        """Add values to a column; arrays that are too large for a table are summarized."""
         if values.ndim < 2 or values[0].size <= MOST_CELLS:
             self.parts.setdefault(name, []).append(values)
             return
         if not self._is_said:
             self._is_said = True
-            kept = {"full": "they lie beside the report as .npy", "summary": "it says what they are like"}
+            kept = {"full": "they are written next to it as .npy", "summary": "it has summaries of them"}
             log.warning(
                 "rows have arrays of %d numbers, which are too large for a report: %s (evaluate.outputs)",
-                values[0].size, kept.get(self._mode, "they are left out"),
+                values[0].size, kept.get(self._mode, "they are omitted"),
             )  # fmt: skip
         if self._mode == "full":
             self.arrays.setdefault(name, []).append(values)
@@ -292,12 +291,12 @@ class ReportTable:
             self.parts.setdefault(name, []).append(np.array([summarize_array(row) for row in values]))
 
     def usual(self) -> dict[str, Any]:
-        """The usual metrics of classes, if the outputs are some."""
+        """Return the usual metrics of classes, if the outputs are classes."""
         return self._confusion.metrics()
 
 
 def summarize_array(row: npt.NDArray[Any]) -> str:
-    """A large array in a few words.
+    """Summarize a large array in a few words.
 
     >>> summarize_array(np.arange(6.0).reshape(2, 3))
     'float64[2, 3], from 0 to 5, mean 2.5'
@@ -309,10 +308,10 @@ def summarize_array(row: npt.NDArray[Any]) -> str:
 def interpret(
     output: npt.NDArray[Any], target: npt.NDArray[Any] | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-    """Scores of classes → class and confidence, where the target is a class; else the output itself.
+    """Return class and confidence if the target is a class and outputs are class scores; else the output.
 
-    A row that has a class for each of many places (segmentation) has the mean confidence of its places.
-    Without a target, two or more scores in a row are scores of classes.
+    For a row with many classes (segmentation), the confidence is the mean over its positions. Without a
+    target, two or more numbers in a row are taken as class scores.
     """
     if target is None:
         is_classes = output.ndim == 2 and output.shape[1] > 1
@@ -337,22 +336,22 @@ def interpret(
 
 
 def squeeze(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A column of single numbers is one-dimensional."""
+    """Return values as one-dimensional if each row is a single number."""
     return values.reshape(len(values)) if values.ndim > 1 and values[0].size == 1 else values
 
 
 def alike(parts: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether rows have the same shape everywhere."""
+    """Return whether the rows of all parts have the same shape."""
     return len({part.shape[1:] for part in parts}) == 1
 
 
 def column(parts: Sequence[npt.NDArray[Any]]) -> Any:
-    """The parts of a column as one; a list where rows have different shapes."""
+    """Concatenate the parts of a column; a list if rows have different shapes."""
     return np.concatenate(parts) if alike(parts) else [row.tolist() for part in parts for row in part]
 
 
 def format_csv(columns: Mapping[str, Any]) -> str:
-    """Columns as the text of a CSV file."""
+    """Return columns as the text of a CSV file."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -361,6 +360,6 @@ def format_csv(columns: Mapping[str, Any]) -> str:
 
 
 def format_cells(values: Any) -> list[Any]:
-    """One cell for each row; an array becomes JSON."""
+    """Return one cell per row; arrays become JSON."""
     listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
     return [json.dumps(row) if isinstance(row, list) else row for row in listed]

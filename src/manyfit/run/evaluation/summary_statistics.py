@@ -1,4 +1,4 @@
-"""A report in a few numbers: how a column is distributed, which rows are worst, and the usual metrics."""
+"""Summary statistics of a report: distributions of columns, worst rows and the usual metrics."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_CLASSES = 50
-"""A confusion matrix of more classes than this is not written down."""
+"""A confusion matrix of more classes is not written to the summary."""
 MOST_CLASSES = 2_000
-"""Nor is one made of more than this."""
+"""A confusion matrix of more classes is not computed."""
 
 
 def mean(values: npt.NDArray[np.float64]) -> float:
-    """The mean of the rows that have a number; none if there is no such row."""
+    """Return the mean over the rows that have a value; NaN if there are none."""
     is_undefined = np.isnan(values)
     known = values[~is_undefined] if is_undefined.any() else values
     return float(known.mean()) if len(known) else float("nan")
 
 
 def describe_values(values: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Count, mean, deviation and quartiles; what is undefined is left out of all, infinities of all but the
-    mean."""
+    """Return count, mean, standard deviation and quartiles.
+
+    NaN is excluded from all of them, infinity from all but the count and the mean.
+    """
     finite = values[np.isfinite(values)]
     found: dict[str, float] = {"count": int((~np.isnan(values)).sum())}
     if len(finite) < len(values):
@@ -43,7 +45,7 @@ def describe_values(values: npt.NDArray[np.float64]) -> dict[str, float]:
 
 
 def worst(columns: Mapping[str, Any], count: int, by: str = "loss") -> list[dict[str, Any]]:
-    """The rows with the highest losses, the worst first; a loss that is not a number is worst of all."""
+    """Return the rows with the highest losses, worst first; NaN counts as the highest."""
     if by not in columns or not count:
         return []
     losses = np.asarray(columns[by], dtype=np.float64)
@@ -53,7 +55,7 @@ def worst(columns: Mapping[str, Any], count: int, by: str = "loss") -> list[dict
 
 
 class Confusion:
-    """How often a class was taken for another, row by row, or place by place where a row has many."""
+    """A confusion matrix over rows, or over positions if a row has many classes (segmentation)."""
 
     def __init__(self) -> None:
         self._matrix = np.zeros((0, 0), dtype=np.int64)
@@ -61,7 +63,7 @@ class Confusion:
         self._is_usable, self._has_places, self._is_large = True, False, False
 
     def add(self, target: Any, prediction: Any, classes: int) -> None:
-        """Add some rows."""
+        """Add rows."""
         true, said = np.asarray(target), np.asarray(prediction)
         is_whole = np.issubdtype(true.dtype, np.integer) and np.issubdtype(said.dtype, np.integer)
         if not is_whole or true.shape != said.shape:
@@ -70,7 +72,7 @@ class Confusion:
             return
         true, said = true.astype(np.int64), said.astype(np.int64)
         self._has_places |= true.ndim > 1
-        # What is no class of the model (-100, or 255 for "no label") is left out, as losses leave it out.
+        # Targets that are not a class of the model (-100, or 255 for "no label") are ignored, as in losses.
         counts = (true >= 0) & ((true < classes) | (classes <= 0))
         true, said = true[counts], said[counts]
         self._hits, self._total = self._hits + int((true == said).sum()), self._total + true.size
@@ -84,7 +86,7 @@ class Confusion:
         self._matrix = found
 
     def metrics(self) -> dict[str, Any]:
-        """Metrics of classification, or of segmentation where a row has many classes."""
+        """Return classification metrics, or segmentation metrics if a row has many classes."""
         if not self._is_usable or not self._total:
             return {}
         if self._is_large:
@@ -93,14 +95,14 @@ class Confusion:
 
 
 def usual(target: Any, prediction: Any, classes: int) -> dict[str, Any]:
-    """Metrics of classification, or of segmentation where a row has many classes."""
+    """Return classification metrics, or segmentation metrics if a row has many classes."""
     found = Confusion()
     found.add(target, prediction, classes)
     return found.metrics()
 
 
 def classification(matrix: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """From a confusion matrix (rows are true classes); means are over classes that occur anywhere."""
+    """Return metrics of a confusion matrix (rows are true classes); means are over classes that occur."""
     hits = np.diag(matrix).astype(np.float64)
     true, said = matrix.sum(axis=1), matrix.sum(axis=0)
     occurs = (true + said) > 0
@@ -120,7 +122,7 @@ def classification(matrix: npt.NDArray[np.int64]) -> dict[str, Any]:
 
 
 def segmentation(matrix: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """From a confusion matrix of pixels; means are over the classes that occur in truth or prediction."""
+    """Return metrics of a confusion matrix of pixels; means are over classes that occur."""
     hits = np.diag(matrix).astype(np.float64)
     true, said = matrix.sum(axis=1), matrix.sum(axis=0)
     occurs = (true + said) > 0
@@ -142,5 +144,5 @@ def _plain(value: Any) -> Any:
 
 
 def numeric(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The distribution of each of some columns."""
+    """Return the distribution of each named column."""
     return {name: describe_values(np.asarray(columns[name], dtype=np.float64)) for name in names}
