@@ -3,6 +3,7 @@
 | module | contents |
 |---|---|
 | `learner` | the `Learner` protocol, and defaults for your own learners |
+| `group` | several learners of one run each as one learner of a cohort |
 | `kind` | kinds of learners, and their registration |
 | `models` | models as a builder returns them |
 | `torch`, `keras`, `estimator` | the built-in kinds |

@@ -1,7 +1,7 @@
 """Several learners as one: each trains its own run, in turn, with its own random states.
 
-It trains any runs that have the same plan together, whatever their models are, and gives each the result that
-it has alone. It is not faster than training them one after another; what it shares is the data.
+It trains any runs with the same plan together, whatever their models are, and each run has the same result as
+if trained alone. It is not faster than training them one after another; it only shares the data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Part:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Continue with the learner's own random states, and keep them afterwards."""
+        """Restore the learner's own random states, and save them on exit."""
         assert self.randomness is not None
         self.randomness.restore()
         try:
@@ -52,9 +52,9 @@ class Part:
 
 
 class GroupLearner:
-    """A learner of n runs, made of n learners of one run each.
+    """A learner of n runs, composed of n learners of one run each.
 
-    Where some of them fail, the others do what was asked first; then `MembersFailed` is raised.
+    If some of them fail, the others complete the operation first; then `MembersFailed` is raised.
     """
 
     stands_between_batches: ClassVar[bool] = False
@@ -73,12 +73,12 @@ class GroupLearner:
 
     @property
     def step(self) -> int:
-        """Steps that were trained."""
+        """The number of steps trained so far."""
         return self._first.step
 
     @property
     def grain(self) -> int:
-        """The grain that all of them have."""
+        """The grain, which is the same for all."""
         return self._first.grain
 
     @property
@@ -88,7 +88,7 @@ class GroupLearner:
 
     @property
     def reads_data(self) -> bool:
-        """Whether one of them reads its rows itself."""
+        """Whether any of them reads its rows itself."""
         return any(part.learner.reads_data for part in self._parts)
 
     @property
@@ -103,12 +103,12 @@ class GroupLearner:
 
     @property
     def row_metrics(self) -> Sequence[str]:
-        """Every metric that one of them has."""
+        """The per-row metrics of all of them."""
         return list(dict.fromkeys(name for part in self._parts for name in part.learner.row_metrics))
 
     @property
     def couples_rows(self) -> bool:
-        """Whether one of the losses couples rows."""
+        """Whether any of the losses couples rows."""
         return any(part.learner.couples_rows for part in self._parts)
 
     def describe(self) -> str:
@@ -129,11 +129,11 @@ class GroupLearner:
         self._each(lambda learner, i: learner.rehearse())
 
     def without_callbacks(self) -> Learner:
-        """Return the same without the callbacks of models."""
+        """Return the same group without the callbacks of its models."""
         return GroupLearner([Part(p.learner.without_callbacks(), p.turn, p.randomness) for p in self._parts])
 
     def train(self, batches: Walk, steps: int) -> None:
-        """Train each for some steps."""
+        """Train each for this many steps."""
         errors: dict[int, BaseException] = {}
         for count, streams in batches.chunks(steps):
             self._each(lambda learner, i, c=count, s=streams: learner.train(s[i], c), errors)  # type: ignore[misc]
@@ -145,15 +145,15 @@ class GroupLearner:
         return self._join([part.learner.take() for part in self._parts])
 
     def has_gradients(self) -> bool:
-        """Whether each has gradients."""
+        """Return whether all have gradients."""
         return all(part.learner.has_gradients() for part in self._parts)
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Pass on to each what was measured of it."""
+        """Pass the metrics of each run to its learner."""
         self._each(lambda learner, i: learner.observe(rows[i : i + 1]))
 
     def stop_reasons(self) -> Sequence[str]:
-        """Return the reason of each to stop early."""
+        """Return the reason to stop each run early; empty to continue."""
         return [part.learner.stop_reasons()[0] for part in self._parts]
 
     def end(self) -> None:
@@ -179,7 +179,7 @@ class GroupLearner:
         return self._join(self._each(lambda learner, i: learner.measure(streams[i], further[i : i + 1])))
 
     def evaluate(self, batches: Walk) -> Iterator[Outputs]:
-        """Predict, batch by batch, with the outputs of all runs side by side."""
+        """Yield predictions batch by batch, with the outputs of all runs stacked."""
         each = [part.learner.evaluate(s) for part, s in zip(self._parts, batches.separate(), strict=True)]
         while True:
             found = self._each(lambda learner, i: next(each[i], None))
@@ -188,7 +188,7 @@ class GroupLearner:
             yield _side_by_side([outputs for outputs in found if outputs is not None])
 
     def whole(self) -> Sequence[Mapping[str, float]]:
-        """Return what each model has measured itself."""
+        """Return the own metrics of each model."""
         return [part.learner.whole()[0] for part in self._parts]
 
     def predict(self, batch: Batch, model: Any = None) -> Nested:
@@ -211,7 +211,7 @@ class GroupLearner:
     def _each(
         self, act: Callable[[Learner, int], T], failed: dict[int, BaseException] | None = None
     ) -> list[T]:
-        """Let each act in its turn. With `failed`, errors are added to it, and those that are in it rest."""
+        """Call `act` for each in turn. With `failed`, errors are added to it, and runs in it are skipped."""
         errors = failed if failed is not None else {}
         found: list[Any] = []
         for i, part in enumerate(self._parts):
@@ -223,7 +223,7 @@ class GroupLearner:
                     found[-1] = act(part.learner, i)
             except (StopRequested, KeyboardInterrupt):
                 raise
-            except BaseException as error:  # user code may raise what it likes, as SystemExit
+            except BaseException as error:  # user code may raise anything, such as SystemExit
                 errors[i] = error
         if errors and failed is None:
             raise MembersFailed(errors, found)
