@@ -177,7 +177,7 @@ def test_a_row_on_which_a_function_fails_is_named_and_the_rest_is_reported(repor
             assert (row["f"] == "nan") == (row["target"] == "3")
             assert ("f: ValueError: three is not allowed at" in row["failed"]) == (row["target"] == "3")
             assert "reported.py" in row["failed"] or not row["failed"]
-    assert "finished already" in cli("train", "runs/a").out
+    assert "already finished" in cli("train", "runs/a").out
     answer = cli("evaluate", "runs/a")
     assert answer.code == 1
     failed = json.loads(cli("evaluate", "runs/a", "--json").out)["summary"]["failed"]

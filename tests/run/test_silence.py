@@ -195,7 +195,7 @@ NO_LOSS = {"train__loss": None, "train__metrics": []}
         ),
         (
             {"model": {"class": "silent.Needs"}, "data": {"class": "silent.Keyed"}, **NO_LOSS},
-            ["Needs.forward needs mask, but", "silent.Keyed gives images, labels"],
+            ["Needs.forward needs mask, but", "silent.Keyed provides images, labels"],
         ),
         ({"model": {"class": "silent.NoLoss"}, **NO_LOSS}, ["NoLoss returned no loss in the first step"]),
         ({"model": {"class": "silent.Detached"}}, ["no gradient of the loss reaches the parameters of the optimizer ("]),
