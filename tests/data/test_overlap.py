@@ -123,7 +123,7 @@ def test_variants_say_it_in_their_own_words(project, cli):
     )
     found = cli("train", "variants/shared.yaml")
     assert found.code == 2
-    assert "10 of 20 rows of the validation split are in the training split" in found.err
+    assert "10 of 20 rows of the validation split are also in the training split" in found.err
     assert "train.allow_overlap: true" in found.err
     assert cli("train", "variants/shared.yaml", "train.allow_overlap=true").code == 0
 
@@ -171,7 +171,7 @@ def test_few_rows_by_chance_are_said_only(project, caplog):
         """,
     )
     manyfit.train(project.changed(data={"class": "chance.Chance"}), folder="runs/b")
-    assert "1 of 400 rows of the validation split are in the training split, too (such as 7)" in caplog.text
+    assert "1 of 400 rows of the validation split are also in the training split (such as 7)" in caplog.text
 
 
 @pytest.mark.parametrize("same_order", [True, False])

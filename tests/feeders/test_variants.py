@@ -171,7 +171,7 @@ def test_the_yaml_of_the_guide_loads(here):
 def test_the_shipped_variant_trains_from_any_folder_and_says_where(here, caplog):
     assert run("train", "toy", *QUICK) == 0
     assert RunFolder(here / "runs" / "toy").state() == "finished"
-    assert "model.model_dir is not set: the run lies in runs/toy" in caplog.text
+    assert "model.model_dir is not set: the run is stored in runs/toy" in caplog.text
 
 
 # -- words ----------------------------------------------------------------------------------------
@@ -602,7 +602,7 @@ def test_a_variant_from_python(project):
     given["model"]["model_dir"] = str(project / "here")
     assert manyfit.train(given).folder == project / "here"
     del given["model"]["model_dir"]
-    with pytest.raises(UsageError, match="say where the run shall lie"):
+    with pytest.raises(UsageError, match="a config without a file needs a run folder"):
         manyfit.train(given)
 
 

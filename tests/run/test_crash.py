@@ -191,7 +191,7 @@ def passed_over(run: RunFolder, file: str, at: int | None, caplog) -> None:
     assert found.checkpoint.step == before
     assert found.wrong
     manyfit.train(run.path, callbacks=[])
-    assert f"going on from step {before}" in caplog.text
+    assert f"resuming from step {before}" in caplog.text
     assert run.checkpoints()[-1].step == 15
 
 

@@ -143,6 +143,6 @@ def test_classes_of_a_script_are_said_at_the_start(project, words):
         assert "move it to a module in src/, or set execute.on: inline" in done.stderr
         assert not Path("studies/b/trials").exists()
     else:
-        assert "__main__.Net lies in the script that runs now" in done.stderr
+        assert "__main__.Net is defined in the script that is running" in done.stderr
         assert done.returncode == 0, done.stderr
         assert "put it into a module of src/" in done.stderr

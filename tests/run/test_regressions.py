@@ -95,7 +95,7 @@ def test_what_was_passed_over_neither_counts_nor_is_lost(project, caplog):
     (last.path.with_name("step-000000099") / "state.safetensors").write_bytes(b"no")
     (last.path.parent / "NOTES.txt").write_text("mine")
     manyfit.train("runs/a", ["train.epochs=8", *words], callbacks=[])
-    assert "going on from step" in caplog.text
+    assert "resuming from step" in caplog.text
     assert run.checkpoints()[-1].step == 32
     assert (last.path.parent / "damaged-step-000000099").is_dir()
     assert (last.path.parent / "NOTES.txt").read_text() == "mine"
@@ -306,7 +306,7 @@ def test_a_run_that_was_extended_and_killed_is_not_finished(project, cli):
     (project.run / "config.resolved.yaml").write_text(config.to_resolved_yaml())
     assert RunFolder(project.run).state() == "unfinished"
     answer = cli("train", "runs/a")
-    assert "train.epochs is 2 now; when the run was last started, it was 9" in answer.err
+    assert "train.epochs is now 2; it was 9 when the run was last started" in answer.err
     assert RunFolder(project.run).state() == "finished"
 
 

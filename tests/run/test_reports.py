@@ -273,7 +273,9 @@ def test_every_output_is_reported_and_seen_by_functions(reported, caplog):
         evaluate={"functions": {"both": "reported.sum_of_both"}, "outputs": "full"},
     )  # fmt: skip
     assert caplog.text.count("reports omit the outputs 'batch', 'fixed', 'sparse'") == 1
-    assert "metrics (accuracy) measure the output 'kind'; only functions of one row see 'size'" in caplog.text
+    assert (
+        "metrics (accuracy) measure the output 'kind'; only per-row functions receive 'size'" in caplog.text
+    )
     model = manyfit.load_model("runs/a").eval()
     source = load_config("runs/a").run.data.build().source("test")
     with torch.no_grad():

@@ -445,9 +445,7 @@ def test_a_metric_without_a_target_is_an_error(silent, metric):
         "        return ArraySource({'images': found.inputs, 'labels': found.target})\n",
     )
     changes = {"model": {"class": "silent.Named"}, "data": {"class": "untold.Untold"}, "train__loss": None}
-    with pytest.raises(
-        UsageError, match=r"train\.metrics: .* needs a target, but .*untold\.Untold gives none"
-    ):
+    with pytest.raises(UsageError, match=r"train\.metrics: .* needs a target, but .*untold\.Untold has none"):
         train(silent, train__metrics=[metric], **changes)
     assert train(silent, train__metrics=[], folder="runs/c", **changes).step
 
@@ -573,12 +571,12 @@ def test_statistics_move_once_a_layer_is_thawed(sorted_):
 
 def test_hooks_of_other_systems_are_said(sorted_, caplog):
     train(sorted_, model={"class": "sorted_.Normed"})
-    assert "nothing calls training_step, custom_evaluation of Normed" in caplog.text
+    assert "manyfit does not call training_step, custom_evaluation of Normed" in caplog.text
 
 
 def test_a_batch_larger_than_the_data_is_said(silent, caplog):
     train(silent, data={"class": "points.Blobs", "batch_size": 100})
-    assert "a batch has 100 rows, but there are only 64 to train on: each epoch is one step" in caplog.text
+    assert "the batch size is 100, but there are only 64 training rows: each epoch is one step" in caplog.text
 
 
 def test_workers_of_an_iterable_are_said(silent, caplog):
@@ -645,7 +643,7 @@ def test_evaluation_code_may_change_and_the_report_is_made_anew(silent, caplog, 
     before = manyfit.evaluate("runs/a").means["off"]
     edited(silent, "scores", CODE.format(scale=2))
     assert manyfit.evaluate("runs/a").means["off"] == pytest.approx(2 * before)
-    assert "scores evaluates otherwise than when the run was trained" in caplog.text
+    assert "evaluation code has changed since the run was trained: scores" in caplog.text
     edited(silent, "scores", CODE.format(scale=3))
     result = manyfit.train("runs/a", ["train.epochs=3"], callbacks=[])
     assert result.summary["other_code"] == []
@@ -673,7 +671,7 @@ def test_old_weights_that_new_code_evaluates_are_marked(silent, caplog):
     result = manyfit.train("runs/a", ["train.epochs=3"], allow_change=["code"], callbacks=[])
     assert result.best_step <= 8
     assert result.summary["other_code"] == ["own"]
-    assert "are evaluated with other code than they were trained with: see own" in caplog.text
+    assert "are evaluated with different code than they were trained with: see own" in caplog.text
     assert "the best weights were trained before own changed" in print_summary(result)
     sys.modules.pop("own", None)
 

@@ -122,7 +122,7 @@ def test_a_signal_while_a_batch_is_read_costs_no_step(streams, number):
         pytest.param(
             {"class": "streams_.Slow", "after": 0}, "before anything was trained", marks=pytest.mark.soak
         ),
-        ({"class": "streams_.SlowToBuild"}, "before anything was trained, while data was read"),
+        ({"class": "streams_.SlowToBuild"}, "before anything was trained, while reading data"),
         pytest.param(
             {"class": "streams_.Slow", "where": "validation", "after": 1},
             "before anything was trained",

@@ -76,7 +76,7 @@ def test_a_source_that_decides_itself_is_named(project, caplog):
         """,
     )
     train(project, "a", data={"class": "own.Own", "batch_size": 16}, evaluate={"batch_size": 32})
-    assert "evaluate.batch_size has no effect: own.Own decides the size" in caplog.text
+    assert "evaluate.batch_size has no effect: own.Own sets its own batch size" in caplog.text
 
 
 def test_another_size_is_another_run(project):

@@ -1,4 +1,4 @@
-"""`train`: from a config to a trained and evaluated run, in one call that can be repeated."""
+"""`train`: from a config to a trained and evaluated run, in one repeatable call."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def train(
 ) -> RunResult:
     """Train what a config describes, evaluate it, and return the result.
 
-    `source` is a run folder, a YAML file, or the config itself as a dict; then `folder` says where it lies.
-    A run that was cut short goes on from its last checkpoint; a finished one is not trained again unless its
-    epochs were raised. With `debug` everything happens in a folder that is removed afterwards.
+    `source` is a run folder, a YAML file, or the config as a dict; a dict needs `folder`, the run folder.
+    An interrupted run resumes from its last checkpoint; a finished one is not trained again unless its epochs
+    were raised. With `debug`, everything happens in a temporary folder.
 
     >>> manyfit.train("runs/digits-mlp", ["train.epochs=30"])    # doctest: +SKIP
     """
@@ -75,7 +75,7 @@ def train(
             with watch.reading():
                 rehearse_batch(here.built, here.config)
         except StopRequested:
-            text = f"ended by {watch.name} before anything was trained, while data was read"
+            text = f"ended by {watch.name} before anything was trained, while reading data"
             raise Interrupted(text, watch.number) from None
         begin_run(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
@@ -87,13 +87,14 @@ def train(
                 finish(here.config, run, here.built, watch, reason, callbacks is None)
             except StopRequested:
                 raise Interrupted(
-                    f"ended while {run.path} was evaluated; the same command does that again", watch.number
+                    f"ended while evaluating {run.path}; run the same command again to evaluate it",
+                    watch.number,
                 ) from None
         return result(run, trained=run.checkpoints()[-1].step - here.step)
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Refuse what is no callback."""
+    """Refuse objects that are not callbacks."""
     for callback in callbacks:
         missing = [
             n for n in ("on_start", "on_boundary", "on_end") if not callable(getattr(callback, n, None))
@@ -101,19 +102,19 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         if missing:
             raise UsageError(f"the callback {callback!r:.60} has no {listing(missing)}")
         if isinstance(callback, type):
-            raise UsageError(f"the callback {callback.__name__} is a class; give an instance of it")
+            raise UsageError(f"the callback {callback.__name__} is a class; pass an instance of it")
 
 
 def locate_run(
     source: str | Path | Mapping[str, Any], overrides: Overrides, folder: str | Path | None
 ) -> tuple[Config, RunFolder]:
-    """The config, and the folder in which it is trained."""
+    """Return the config, and the folder in which it is trained."""
     is_tree = isinstance(source, Mapping) and folder is not None
     project = project_root(Path(str(folder))) if is_tree else None
     try:
         config = load_config(source, overrides, project=project, trust=True)
     except ConfigError as error:
-        # Where the data lies may have been said when the run was started, and not now.
+        # The path of the data may have been given when the run was started, and not now.
         missing = [key for each in DIALECTS for key in each.path_keys]
         missing = [key for key in missing if any(problem.path == key for problem in error.problems)]
         before = RunFolder(place(source, folder)).snapshot() if missing else None
@@ -124,9 +125,9 @@ def locate_run(
     run = RunFolder(place(source, folder, config))
     key = dialect_of(config.given.tree).folder_key
     if key and not (folder or config.folder or run.config.exists()):
-        log.warning("%s is not set: the run lies in %s", key, display_path(run.path))
+        log.warning("%s is not set: the run is stored in %s", key, display_path(run.path))
     if config.file is not None and root_of(run.config) != config.project:
-        # What counts from the project's root is found later, too, by those who only have the run.
+        # Paths relative to the project root must also be found later, when only the run folder is known.
         config = patch(config, {"project_path": str(config.project)})
     check_place(config, run)
     return config, run
@@ -135,26 +136,26 @@ def locate_run(
 def place(
     source: str | Path | Mapping[str, Any], folder: str | Path | None, config: Config | None = None
 ) -> Path:
-    """Where a run lies: as said, the folder of its config.yaml, or runs/<name of the file>."""
+    """Return the run folder: as given, the folder of its config.yaml, or runs/<name of the file>."""
     if folder is not None:
         return Path(folder)
-    said = config.folder if config is not None else None
-    if isinstance(source, Mapping) and said is None:
-        raise UsageError("say where the run shall lie: train(config, folder='runs/<name>')")
+    configured = config.folder if config is not None else None
+    if isinstance(source, Mapping) and configured is None:
+        raise UsageError("a config without a file needs a run folder: train(config, folder='runs/<name>')")
     if isinstance(source, Mapping):
-        return Path(str(said)).expanduser()
+        return Path(str(configured)).expanduser()
     if is_folder(Path(source)):
         return Path(source)
     file = config_file(Path(source))
     if file.name in ("config.yaml", "config.resolved.yaml"):
         return file.parent
     root = config.project if config is not None else root_of(file)
-    return root / Path(said).expanduser() if said is not None else root / "runs" / file.stem
+    return root / Path(configured).expanduser() if configured is not None else root / "runs" / file.stem
 
 
 @contextmanager
 def temporary(run: RunFolder, wanted: bool) -> Iterator[RunFolder]:
-    """The run folder, or one that leaves no trace."""
+    """Yield the run folder, or a temporary one."""
     if not wanted:
         yield run
         return
@@ -163,7 +164,7 @@ def temporary(run: RunFolder, wanted: bool) -> Iterator[RunFolder]:
 
 
 def result(run: RunFolder, trained: int = 0) -> RunResult:
-    """Read a finished run."""
+    """Read the result of a finished run."""
     summary = run.summary()
     return RunResult(
         run.path, summary["step"], summary["best_step"], summary["metrics"], summary["test"], trained, summary
@@ -171,8 +172,8 @@ def result(run: RunFolder, trained: int = 0) -> RunResult:
 
 
 def check_place(config: Config, run: RunFolder) -> None:
-    """A config from elsewhere is copied into the run folder, but never over one that a person wrote there."""
+    """Refuse to overwrite a config.yaml that a user wrote: a config from elsewhere is copied over it."""
     if config.file is not None and config.file.resolve() in (run.config.resolve(), run.resolved.resolve()):
         return
     if run.config.exists() and not read_text(run.config).startswith(COPIED):
-        raise RunConflict(f"{run.config} is a config of its own; train it, or choose another folder")
+        raise RunConflict(f"{run.config} is a different config; train that one, or choose another folder")

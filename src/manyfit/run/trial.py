@@ -1,6 +1,6 @@
-"""Runs that are compared with others: trained up to a position, then paused; evaluated only if chosen.
+"""Trials: runs that train up to a position and pause there; only the selected ones are evaluated.
 
-Several of them train as one session. One is the special case of it.
+Several of them train as one session; a single one is a session of one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from manyfit.store.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a run is after a stretch of training."""
+    """The progress of a run after it was trained up to a position."""
 
     step: int
     epoch: float
     trained: int
-    """Steps of this stretch."""
+    """Steps that were trained this time."""
     over: bool
     reason: str
     events: Sequence[Event]
@@ -43,16 +43,16 @@ class Reached:
 
 @dataclass(frozen=True)
 class Request:
-    """A run that is to be trained."""
+    """A request to train a run."""
 
     config: Config
     folder: RunFolder
     given: str = ""
     """The text of its `config.yaml`."""
     watch: Watch = field(default_factory=Watch)
-    """Whether this run alone was asked to end."""
+    """Whether this run alone was asked to stop."""
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered while something is done for this run, for example to capture what it prints."""
+    """Context manager entered while working for this run, for example to capture its output."""
 
 
 def train_until(
@@ -65,7 +65,7 @@ def train_until(
     allowed: Collection[str] = (),
     shared: SharedData | None = None,
 ) -> Iterator[tuple[Request, Reached | BaseException]]:
-    """Train runs until some position, or to the end; yield how each has ended as soon as it has.
+    """Train runs until a position, or to the end; yield the outcome of each as soon as it is known.
 
     Runs with the same plan train together; those that are behind catch up first. One may fail, end or be
     interrupted without the others. `study` is where versions and code are recorded, `shared` is data that
@@ -138,18 +138,18 @@ class _Slot:
 
     @property
     def key(self) -> Any:
-        """What runs have in common that can train together."""
+        """What runs must have in common to train together."""
         return self.here.built.plan, self.here.built.split("validation") is None
 
     @property
     def place(self) -> tuple[int, bool]:
-        """The step, and whether everything that was due there is done."""
+        """The step, and whether everything that is due there has been done."""
         last = self.here.last
         return (0, True) if last is None else (last.step, last.note.measured)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Do something for this run alone: what it logs, prints and changes in the process is its own."""
+        """Work for this run alone: its log messages, its output and its process state are its own."""
         if not self.is_one_of_several:
             with self.request.scope():
                 yield
@@ -165,7 +165,7 @@ class _Slot:
             outside.restore()
 
     def open(self, allowed: Collection[str], shared: SharedData | None) -> BaseException | None:
-        """Build the run and bring it to its last checkpoint. Return what went wrong."""
+        """Build the run and load its last checkpoint. Return the error, if any."""
         request = self.request
         try:
             with self.turn(), ExitStack() as stack:
@@ -183,14 +183,14 @@ class _Slot:
         return None
 
     def is_done(self, goal: int | None) -> bool:
-        """Whether there is nothing to train until some step."""
+        """Return whether nothing is left to train until step `goal`."""
         last = self.here.last
         return self.here.is_over or (
             last is not None and goal is not None and last.step >= goal and last.note.measured
         )
 
     def begin(self, study: str) -> BaseException | None:
-        """Write down what is about to be trained. Return what went wrong."""
+        """Write the config and the provenance before training. Return the error, if any."""
         try:
             with self.turn():
                 begin_run(self.here, provenance.brief_session(study, self.here.facts), self.request.given)
@@ -200,11 +200,11 @@ class _Slot:
         return None
 
     def pause(self) -> None:
-        """Continue later from what was committed."""
+        """Set the committed checkpoint as the one to continue from later."""
         self.here = replace(self.here, last=self.request.folder.checkpoints()[-1])
 
     def finish(self, member: Member | None) -> Reached | BaseException:
-        """Return what was reached, and close the run. Without a member, nothing was trained."""
+        """Close the run and return its progress. Without a member, nothing was trained."""
         found: list[Reached] = []
         error = self.close(then=lambda: found.append(self._conclude(member)))
         return found[0] if error is None else error
@@ -222,7 +222,7 @@ class _Slot:
             last, best = member.last, member.best
             over = bool(reason) or (last is not None and last.step >= here.built.plan.total)
         assert last is not None
-        # Read from the disk, not from memory: the code of a trial may have changed it.
+        # Read from disk, not from memory, which the code of the trial may have changed.
         events = read_events(run.metrics, last.log_length)
         if over and (best is not None or run.summary().get("step") != last.step):
             export = here.config.run.export
@@ -233,7 +233,7 @@ class _Slot:
     def close(
         self, error: BaseException | None = None, then: Callable[[], object] = lambda: None
     ) -> BaseException | None:
-        """Close the folder, after `then`. Return what went wrong: with `error`, in the words for users."""
+        """Close the folder, after calling `then`. Return the error, if any; `error` is made user-friendly."""
         stack, self._stack = self._stack, ExitStack()
         try:
             with self.turn(), stack:
@@ -264,4 +264,4 @@ def conclude_trial(
         try:
             finish(here.config, run, here.built, watch, reason, shown=False)
         except StopRequested:
-            raise Interrupted(f"ended while {run.path} was evaluated", watch.number) from None
+            raise Interrupted(f"ended while evaluating {run.path}", watch.number) from None

@@ -1,12 +1,12 @@
-"""The training loop and what it is made of.
+"""The training loop and its parts.
 
-| room | what it holds |
+| module | contents |
 |---|---|
 | `trainer` | the loop |
-| `plan`, `clock` | boundaries that are known in advance, and what the clock decides |
-| `cohort` | the runs that one loop drives, each with its log and its checkpoints |
-| `validation` | means over the validation split |
-| `stopping` | why a run ends early |
+| `plan`, `clock` | boundaries that are known in advance, and time-based ones |
+| `cohort` | the runs that one loop drives, each with its own log and checkpoints |
+| `validation` | metrics of the validation split |
+| `stopping` | early stopping and failing losses |
 | `journal` | `run.log`, and one clear message when a run fails |
-| `process_state` | what the code of a run may change in its process |
+| `process_state` | process-wide state that the code of a run may change |
 """

@@ -1,4 +1,4 @@
-"""What the clock decides: how long a run trains without a pause, and what is due by seconds."""
+"""Time-based decisions: how long to train between pauses, and which actions are due by elapsed time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from manyfit.run.loop.plan import Boundary, Plan
 
 PAUSE = 0.5
-"""Seconds between pauses: for progress, for signals, and for what is due by the clock."""
+"""Seconds between pauses, in which progress, signals and time-based cadences are handled."""
 AUTO_INTERVAL = 30.0
-"""Seconds between checkpoints that nobody asked for."""
+"""Seconds between automatic checkpoints."""
 
 
 class Pace:
-    """Watches how fast steps are, and when something was last done."""
+    """The pace of training: how fast steps are, and when each action was last performed."""
 
     def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
@@ -26,11 +26,11 @@ class Pace:
         self.most = 1
 
     def begin(self) -> None:
-        """Training starts, or goes on after a pause."""
+        """Start the timer: training starts, or continues after a pause."""
         self._began = self._clock()
 
     def pause(self, boundary: Boundary, steps: int) -> Boundary:
-        """Add what is due by the clock, and guess how many steps fit until the next pause."""
+        """Add the actions that are due by the clock, and estimate how many steps fit until the next pause."""
         now = self._clock()
         took = max(now - self._began, 1e-6)
         wanted = int(steps * PAUSE / took)

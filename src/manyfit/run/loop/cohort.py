@@ -1,4 +1,4 @@
-"""The n ≥ 1 runs that one loop drives together. Each has its own folder, log, checkpoints and end."""
+"""The n ≥ 1 runs that one loop drives together. Each has its own folder, log, checkpoints and ending."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from manyfit.store.writer import Writer
 
 @dataclass
 class Member:
-    """One run of a cohort: what it is, where it lies, and what it has measured."""
+    """One run of a cohort: its config, its folder and its measurements."""
 
     config: Config
     folder: RunFolder
@@ -34,16 +34,16 @@ class Member:
     pending: list[tuple[int, Event]] = field(default_factory=list)
     ended: Ending | None = None
     error: BaseException | None = None
-    """Why it could not continue: an exception, or a request to end it."""
+    """Why it could not continue: an exception, or a request to stop it."""
     validation: Source | None = None
     batch_size: int = 1
-    """The rows of a validation batch."""
+    """Rows per validation batch."""
     whole: Mapping[str, Any] = field(default_factory=dict)
-    """Metrics of a whole split, which have no value for a row."""
+    """Metrics of a whole split, which have no per-row value."""
     watch: Watch = field(default_factory=Watch)
-    """Whether this run alone was asked to end."""
+    """Whether this run alone was asked to stop."""
     turn: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered while something is done for this run, for example to direct what is logged to it."""
+    """Context manager entered while working for this run, for example to direct log messages to it."""
 
     def __post_init__(self) -> None:
         export = self.config.run.export
@@ -52,7 +52,7 @@ class Member:
         self._saved: tuple[int, bool] | None = None
         self._kept = [found.note for found in self.folder.checkpoints()]
         self.last: Note | None = self._kept[-1] if self._kept else None
-        """The newest state that was handed over to be written."""
+        """The newest state that was handed to the writer."""
         self._judge = Judge(self.config.run.train)
         for event in self.committed:
             self._judge.see(event)
@@ -60,23 +60,23 @@ class Member:
 
     @property
     def events(self) -> list[Event]:
-        """Everything that was measured, committed or not."""
+        """All measurements, committed or not."""
         return [*self.committed, *(event for _, event in self.pending)]
 
     def record(self, boundary: Boundary, values: Mapping[str, float], steps_per_epoch: int) -> Ending | None:
-        """Write one row to the log, and see whether it ends the run."""
+        """Append one row to the log, and return the ending if it ends the run."""
         event = self.log.append(boundary.step, boundary.epoch, values)
         self.pending.append((self.log.length, event))
         self.ended = self._judge.see(event, steps_per_epoch)
         return self.ended
 
     def is_candidate(self, boundary: Boundary, values: Mapping[str, float]) -> bool:
-        """Whether this step is among the best of those whose states were kept."""
+        """Return whether this step ranks among the best of those whose states were kept."""
         now = Note(boundary.step, boundary.epoch, values, 0)
         return now in self.keep.rank([*self._kept, now])[: self.keep.top]
 
     def hold(self, state: State, boundary: Boundary, steps_per_epoch: int) -> None:
-        """Keep a state in memory, as one of the best, until a checkpoint is written."""
+        """Keep a state in memory as one of the best until the next checkpoint is written."""
         note = self._note(boundary, steps_per_epoch, measured=True)
         self._kept.append(note)
         self.writer.hold(state, note)
@@ -89,7 +89,7 @@ class Member:
         measured: bool = True,
         wait: bool = False,
     ) -> None:
-        """Have a checkpoint written; once it is, the rows before it will not be lost."""
+        """Hand a checkpoint to the writer; once it is on disk, the rows before it are committed."""
         if self._saved == (boundary.step, measured):
             return
         self._saved = (boundary.step, measured)
@@ -100,11 +100,11 @@ class Member:
 
     @property
     def best(self) -> Note | None:
-        """The best of the states that were kept, else the last."""
+        """The best of the kept states, or else the last one."""
         return next(iter(self.keep.rank(self._kept)), self.last)
 
     def settle(self) -> None:
-        """Learn which rows have been committed since. Raises what went wrong while writing."""
+        """Update which rows are committed. Raises errors that occurred while writing."""
         length = self.writer.done()
         while self.pending and self.pending[0][0] <= length:
             self.committed.append(self.pending.pop(0)[1])
@@ -120,7 +120,7 @@ class Member:
 
 
 def describe_model(config: Config) -> dict[str, Any]:
-    """What it takes to rebuild the model without the config: import path, arguments, where the code lies."""
+    """Return what is needed to rebuild the model without the config: class path, arguments, source folder."""
     given = normal(config.meaning.items["model"], config.classes, ("model",))
     source = config.project / config.run.src_code_path
     relative = source.is_relative_to(config.project)
@@ -128,14 +128,14 @@ def describe_model(config: Config) -> dict[str, Any]:
         "component": given,
         "src_code_path": str(source.relative_to(config.project) if relative else source),
     }
-    if config.given.artifact is not None:  # somebody else has trained it
+    if config.given.artifact is not None:  # from elsewhere: this machine must not vouch for it
         return described
     return seal_model(described, config.project)
 
 
 @dataclass
 class Cohort:
-    """Runs that are trained together, and what they share: learner, plan and data."""
+    """Runs that train together, and what they share: learner, plan and data."""
 
     members: list[Member]
     learner: Learner
@@ -143,9 +143,9 @@ class Cohort:
     batches: Iterator[Batch] | Walk
     step: int = 0
     measured: bool = True
-    """Whether what was due at this step has been done already."""
+    """Whether everything that is due at this step has been done."""
     is_group: bool = False
-    """Whether the learner is one of several runs: they may leave, fail or end without the others."""
+    """Whether the learner is that of several runs: each may leave, fail or end without the others."""
 
     def __post_init__(self) -> None:
         self.is_group = self.is_group or len(self.members) > 1
@@ -157,7 +157,7 @@ class Cohort:
 
     @contextmanager
     def guard(self, member: Member) -> Iterator[None]:
-        """Do something for one run: if it fails, the other runs of a group continue."""
+        """Guard work for one run: if it fails, the other runs of a group continue."""
         try:
             with member.turn():
                 yield
@@ -167,12 +167,12 @@ class Cohort:
             member.error = error
 
     def fail(self, errors: Mapping[int, BaseException]) -> None:
-        """Note which runs have failed."""
+        """Record the errors of failed runs."""
         for i, error in errors.items():
             self.members[i].error = error
 
     def release(self) -> None:
-        """Let the runs of a group leave that have ended or failed; what they have is written first."""
+        """Remove ended and failed runs from a group, after flushing what they have to write."""
         if not self.is_group:
             return
         stays = [i for i, each in enumerate(self.members) if each.ended is None and each.error is None]
@@ -188,7 +188,7 @@ class Cohort:
             self.batches.keep(stays)
 
     def close(self, member: Member) -> None:
-        """Write what a run still has to write."""
+        """Flush what a run still has to write."""
         with self.guard(member):
             member.writer.flush()
             member.settle()

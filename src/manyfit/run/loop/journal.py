@@ -1,4 +1,4 @@
-"""What a run says about itself: its log file, and one clear message when it ends badly."""
+"""The log file of a run, and one clear message when it fails."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from manyfit.store.lock import hold_lock
 log = logging.getLogger("manyfit")
 
 ASSERTED: Final = "device-side assert"
-"""What CUDA says of any index that is out of range, at some later call."""
+"""How CUDA reports any index that is out of range, at some later call."""
 
 
 @contextmanager
 def translate_failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
-    """Turn what user code raises, and a Ctrl-C, into one clear message; the traceback goes to the log."""
+    """Turn exceptions of user code, and Ctrl-C, into one clear message; the traceback goes to the log."""
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted(
-            f"interrupted; the same command goes on from the last checkpoint in {run.path}", 2
+            f"interrupted; run the same command again to resume from the last checkpoint in {run.path}", 2
         ) from None
     except ManyfitError as error:
         log.info("%s", error, exc_info=error)
         raise
-    except BaseException as error:  # of user code, which may also end its process or raise what it likes
+    except BaseException as error:  # user code may raise anything, including SystemExit
         log.info("%s failed", what, exc_info=error)
-        said = f"{type(error).__name__}: {explain_error(error)}{notes(error)}"
-        text = f"{what} failed with {said}\n  at {user_frame(error)}"
-        if ASSERTED in said:
+        described = f"{type(error).__name__}: {explain_error(error)}{notes(error)}"
+        text = f"{what} failed with {described}\n  at {user_frame(error)}"
+        if ASSERTED in described:
             text += (
-                "\n  on a GPU this is usually a class index that the model has no output for, or an index "
-                "beyond an embedding; run with train.device=cpu to see which"
+                "\n  on a GPU this is usually a class index for which the model has no output, or an index "
+                "that is out of range for an embedding; run with train.device=cpu to find out which"
             )
         if any(isinstance(handler, _FileHandler) and not handler.passing for handler in log.handlers):
-            text += f"\n  the whole traceback is in {run.path / 'run.log'}"
+            text += f"\n  the full traceback is in {run.path / 'run.log'}"
         failed = RunFailed(redact(text))
         failed.kind = classify_error(error)
         raise failed from error
@@ -55,7 +55,7 @@ def translate_failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
 
 @contextmanager
 def record_failure(run: RunFolder) -> Iterator[None]:
-    """Keep in the folder why a run that had started has failed."""
+    """Record in the folder why a run failed after it had started."""
     if run.failure_file.exists():
         run.failure_file.unlink(missing_ok=True)
     try:
@@ -69,13 +69,13 @@ def record_failure(run: RunFolder) -> Iterator[None]:
         try:
             run.write_failure(kind, redact(text), found[-1].step if found else 0)
         except OSError as full:
-            log.info("the failure could not be written down: %s", full)
+            log.info("could not record the failure: %s", full)
         raise
 
 
 @contextmanager
 def hold_folder(run: RunFolder, passing: bool = False) -> Iterator[None]:
-    """Hold a run folder in which no link leads out, and keep manyfit's own log in it."""
+    """Lock a run folder, refuse links that lead out of it, and write manyfit's log into it."""
     with hold_lock(run.path):
         run.check_links()
         durable.tidy(run.path)
@@ -83,61 +83,61 @@ def hold_folder(run: RunFolder, passing: bool = False) -> Iterator[None]:
             yield
 
 
-_speaker: ContextVar[Path | None] = ContextVar("speaker", default=None)
-"""The log of the run that something is done for, where several runs are open; None where one is."""
+_current_log: ContextVar[Path | None] = ContextVar("current_log", default=None)
+"""The log file of the run that is being worked for if several runs are open; None for a single run."""
 
 
 @contextmanager
 def log_only_to(run: RunFolder) -> Iterator[None]:
-    """Keep what is logged from here on out of the logs of the other runs of this process."""
-    before = _speaker.set(run.path / "run.log")
+    """Keep log messages out of the logs of the other runs in this process."""
+    before = _current_log.set(run.path / "run.log")
     try:
         yield
     finally:
-        _speaker.reset(before)
+        _current_log.reset(before)
 
 
 @contextmanager
 def log_to(path: Path, passing: bool = False) -> Iterator[None]:
-    """Keep manyfit's own log beside the run, without secrets. A passing one is removed with its folder."""
+    """Write manyfit's log to a file, with secrets redacted. A `passing` log is deleted with its folder."""
     check_file(path)
     durable.make_own(path)
-    # Whoever uses Python without a log of his own hears of warnings as he would without this file.
+    # Without any handler, Python prints warnings to stderr. The file handler must not silence them.
     is_alone = not log.hasHandlers() and multiprocessing.parent_process() is None
-    spoken = logging.StreamHandler() if is_alone else None
-    if spoken is not None:
-        spoken.setLevel(logging.WARNING)
-        spoken.setFormatter(Redacting("manyfit: %(message)s"))
-        log.addHandler(spoken)
+    console = logging.StreamHandler() if is_alone else None
+    if console is not None:
+        console.setLevel(logging.WARNING)
+        console.setFormatter(Redacting("manyfit: %(message)s"))
+        log.addHandler(console)
     handler = _FileHandler(path, encoding="utf-8", delay=True)
-    handler.addFilter(lambda record: _speaker.get() in (None, path))
+    handler.addFilter(lambda record: _current_log.get() in (None, path))
     handler.passing = passing
     handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     level, wanted = log.level, min(log.level or logging.INFO, logging.INFO)
     if wanted != level:
-        log.setLevel(wanted)  # which is slow: all loggers forget what they know
+        log.setLevel(wanted)  # slow, as it clears the caches of all loggers; hence the condition
     try:
         yield
     finally:
         log.removeHandler(handler)
-        if spoken is not None:
-            log.removeHandler(spoken)
+        if console is not None:
+            log.removeHandler(console)
         if wanted != level:
             log.setLevel(level)
         handler.close()
 
 
 class _FileHandler(logging.FileHandler):
-    """A log file that may be full: then the run has other ways to say so."""
+    """A log file whose disk may be full: the run reports that in other ways."""
 
     passing = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Do not print a traceback over the message that matters."""
+        """Ignore the error, so that its traceback does not bury the message that matters."""
 
     def close(self) -> None:
-        """Close the file, also if it cannot be flushed."""
+        """Close the file, even if it cannot be flushed."""
         try:
             super().close()
         except OSError:
@@ -145,8 +145,8 @@ class _FileHandler(logging.FileHandler):
 
 
 class Redacting(logging.Formatter):
-    """A formatter that hides secrets, also in tracebacks."""
+    """A formatter that redacts secrets, including those in tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record without the secrets that were read."""
+        """Format a record with all known secrets redacted."""
         return printable(redact(super().format(record)))

@@ -1,4 +1,4 @@
-"""When something happens: the boundaries of a run are known before its first step."""
+"""The schedule of a run: its boundaries are known before the first step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EPOCH = Cadence.parse("1ep")
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A step at which training pauses, and what is due there."""
+    """A step at which training pauses, with the actions that are due there."""
 
     step: int
     epoch: float
@@ -32,24 +32,24 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many steps there are, and what is due on the way. What the clock decides is not in it."""
+    """The number of steps, and the actions that are due on the way, except for time-based ones."""
 
     steps_per_epoch: int
     epochs: int
     log: Cadence = EPOCH
     validate: Cadence = EPOCH
     checkpoint: tuple[Cadence, ...] = ()
-    """Whichever is due first."""
+    """A checkpoint is written when any of them is due."""
     auto: bool = True
-    """Also once an epoch, at most every 30 seconds, which the clock decides."""
+    """Also once an epoch, but at most every 30 seconds (see `clock`)."""
     with_validation: bool = False
-    """Also whenever the model is validated."""
+    """Also after every validation."""
     grain: int = 1
-    """Steps that are trained at once: there is no boundary between them."""
+    """Steps that are trained as one block, without a boundary inside."""
 
     @staticmethod
     def of(train: Train, steps_per_epoch: int, grain: int = 1) -> Plan:
-        """The plan that a config describes."""
+        """Return the plan that a config describes."""
         every: Every = train.every
         cadences, words = parse_cadences(every.checkpoint)
         return Plan(
@@ -65,14 +65,14 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Steps until the end."""
+        """The total number of steps."""
         return self.steps_per_epoch * self.epochs
 
     def at(self, step: int) -> Boundary:
-        """What is due at a step.
+        """Return the boundary at a step, with the actions that are due.
 
-        Rows are due by their cadence alone, also at the end: a run that is extended later must not differ
-        from one that was that long from the start. What the clock decides is due at the end, too.
+        Rows are due by their cadence alone, even at the end: a run that is extended later must not differ
+        from one that was that long from the start. Time-based actions are also due at the end.
         """
         last, per_epoch = step == self.total, self.steps_per_epoch
         validate = (last and self.validate.by_time) or self.validate.is_due(step, per_epoch)
@@ -89,7 +89,7 @@ class Plan:
         )
 
     def next(self, step: int, most: int) -> Boundary:
-        """The next boundary after a step, at most some steps away."""
+        """Return the next boundary after a step, at most `most` steps away, rounded up to the grain."""
         pause = -(-(step + most) // self.grain) * self.grain
         candidates = [self.total, pause, (step // self.steps_per_epoch + 1) * self.steps_per_epoch]
         for cadence in (self.log, self.validate, *self.checkpoint):
@@ -98,7 +98,7 @@ class Plan:
         return self.at(min(candidates))
 
     def boundaries(self, start: int, most: int = 1 << 60) -> Iterator[Boundary]:
-        """Every boundary after step `start`."""
+        """Yield every boundary after step `start`."""
         while start < self.total:
             boundary = self.next(start, most)
             yield boundary

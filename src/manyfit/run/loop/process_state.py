@@ -1,4 +1,4 @@
-"""State of a process that the code of a run may change, and that must not reach another run."""
+"""Process-wide state that the code of a run may change, and that must not leak into another run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ MODES: Final[tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]] = (
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.get_num_threads, torch.set_num_threads),
 )
-"""How a mode of torch is read, and how it is set."""
+"""The getter and the setter of each mode of torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """torch's modes, the working directory, the environment, soft limits and the umask of a process.
+    """The torch modes, working directory, environment, soft resource limits and umask of a process.
 
-    Modules that were imported and classes that were changed are not part of it; a hard limit cannot be raised
-    again.
+    Imported modules and modified classes are not part of it; a hard limit cannot be raised again.
     """
 
     modes: Sequence[Any]
@@ -43,13 +42,13 @@ class ProcessState:
     @staticmethod
     def read() -> ProcessState:
         """Return the state of this process."""
-        mask = os.umask(0)
+        mask = os.umask(0)  # the umask can only be read by setting it
         os.umask(mask)
         limits = [resource.getrlimit(number) for number in LIMITS]
         return ProcessState([get() for get, _ in MODES], os.getcwd(), _environment(), limits, mask)  # noqa: PTH109
 
     def restore(self) -> None:
-        """Bring this process to this state."""
+        """Restore this state in the current process."""
         for (get, set_), before in zip(MODES, self.modes, strict=True):
             if get() != before:
                 set_(before)
@@ -69,7 +68,7 @@ class ProcessState:
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """Restore the state of the process afterwards."""
+    """Restore the state of the process on exit."""
     before = ProcessState.read()
     try:
         yield
@@ -78,6 +77,6 @@ def own_process() -> Iterator[None]:
 
 
 def _environment() -> dict[bytes, bytes]:
-    """A copy of the environment. `os.environ.copy()` decodes all of it, which a trial would feel."""
+    """Return a copy of the environment. `os.environ.copy()` decodes it, which is slow for short trials."""
     data: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
     return dict(os.environb if data is None else data)

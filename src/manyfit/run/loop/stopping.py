@@ -1,4 +1,4 @@
-"""Is a run over before its last epoch? A function of its config and its log, and of nothing else."""
+"""Early stopping and failing losses, decided from the config and the log of a run alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LOSSES = ("train_loss", "val_loss")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a run is over; with an error if it failed."""
+    """The reason why a run ended, with an error if it failed."""
 
     reason: str
     error: RunFailed | None = None
 
 
 def ending(train: Train, events: Sequence[Event], steps_per_epoch: int) -> Ending | None:
-    """Judge a run by its whole log."""
+    """Return the ending of a run according to its whole log; None if it continues."""
     judge, stopped, newest = Judge(train), None, None
     for event in events:
         newest = judge.see(event, steps_per_epoch)
@@ -34,11 +34,11 @@ def ending(train: Train, events: Sequence[Event], steps_per_epoch: int) -> Endin
 
 
 class Judge:
-    """Sees the rows of a log one after another, and says whether a run is over."""
+    """A judge that sees the rows of a log in order and decides after each whether the run is over."""
 
     def __init__(self, train: Train) -> None:
         self._stop = train.stop
-        own = train.optimizer is None and train.loss is None  # then the model brings its optimizer
+        own = train.optimizer is None and train.loss is None  # the model has its own optimizer
         self._advice = "clipnorm in the model's optimizer" if own else "train.clip_norm"
         self._guard = train.guard
         patience = train.stop.patience if train.stop is not None else None
@@ -47,7 +47,7 @@ class Judge:
         self._best, self._best_step = math.inf, 0
 
     def see(self, event: Event, steps_per_epoch: int = 1) -> Ending | None:
-        """Judge by one more row."""
+        """Process one more row, and return the ending if the run is over."""
         failed = self._failure(event)
         for name, lowest in self._lowest.items():
             value = event.values.get(name, math.inf)
@@ -57,7 +57,7 @@ class Judge:
         return self._judge(self._stop, event, steps_per_epoch) if self._stop is not None else None
 
     def _failure(self, event: Event) -> RunFailed | None:
-        """A loss that is not a number, or far above the lowest so far."""
+        """Return an error if a loss is not finite, or far above the lowest so far."""
         for name, lowest in self._lowest.items():
             value = event.values.get(name)
             if value is None:
@@ -65,7 +65,7 @@ class Judge:
             if self._guard.nan and not math.isfinite(value):
                 return NotANumber(
                     f"{name} is {value} at step {event.step} (epoch {event.epoch:g}); a lower learning "
-                    f"rate or {self._advice} may help, and train.guard.nan=false goes on regardless"
+                    f"rate or {self._advice} may help, and train.guard.nan=false continues regardless"
                 )
             factor = self._guard.divergence
             if factor is not None and 0 < lowest < math.inf and value > factor * lowest:
@@ -76,7 +76,7 @@ class Judge:
         return None
 
     def _judge(self, stop: Stop, event: Event, steps_per_epoch: int) -> Ending | None:
-        """Good enough, or no better for as long as one is patient."""
+        """Return the ending if the target is reached or the patience is exhausted."""
         value = event.values.get(stop.metric)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""The loop that trains a cohort. Everything optional is a callback."""
+"""The training loop of a cohort. Everything optional is a callback."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from manyfit.run.loop.validation import Row, validate
 
 
 class Callback(Protocol):
-    """Sees what happens to a cohort. A callback changes nothing about the result."""
+    """An observer of a cohort. Callbacks do not affect the result."""
 
     def on_start(self, cohort: Cohort) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Row]) -> None:
-        """After each pause; `rows` has the values of each run, and is empty if nothing was measured."""
+        """Called at each pause; `rows` has the values of each run, and is empty if nothing was measured."""
 
     def on_end(self, cohort: Cohort) -> None:
-        """After the last step, and also when training was cut short."""
+        """Called after the last step, and also if training was interrupted."""
 
 
 def fit(
@@ -39,7 +39,7 @@ def fit(
     pace: Pace | None = None,
     until: int | None = None,
 ) -> None:
-    """Train every run of a cohort from where it stands to its end, or until some step."""
+    """Train every run of a cohort from its current step to its end, or until step `until`."""
     watch, pace = watch or Watch(), pace or Pace(cohort.plan)
     is_exact = cohort.learner.stands_between_batches
     end, this = cohort.plan.total if until is None else min(until, cohort.plan.total), os.getpid()
@@ -50,7 +50,7 @@ def fit(
             callback.on_start(cohort)
             stack.callback(callback.on_end, cohort)
         if not cohort.measured:
-            # Cut short while it was measured: this time it is written down.
+            # Interrupted while measuring at this step: measure again, and write it.
             reach_boundary(cohort, replace(cohort.plan.at(cohort.step), checkpoint=True), callbacks, watch)
         while cohort.step < end and cohort.active:
             boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
@@ -62,7 +62,7 @@ def fit(
             except StopRequested:
                 cut_short(cohort, watch)
             except MembersFailed as failed:
-                cohort.fail(failed.errors)  # the other runs have trained these steps
+                cohort.fail(failed.errors)  # the other runs did train these steps
             if os.getpid() != this:  # user code has forked; only one process may write into the folder
                 os._exit(0)
             boundary = pace.pause(boundary, boundary.step - cohort.step)
@@ -70,7 +70,7 @@ def fit(
                 boundary = replace(boundary, checkpoint=True)
             cohort.step = boundary.step
             cohort.release()
-            # A single run waits for its last checkpoint; those of several are written side by side.
+            # A single run waits for its last checkpoint; those of a group are written concurrently.
             reach_boundary(
                 cohort, boundary, callbacks, watch, wait=not cohort.is_group and boundary.step == end
             )
@@ -81,9 +81,9 @@ def fit(
 def reach_boundary(
     cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], watch: Watch, wait: bool = False
 ) -> None:
-    """Do what is due at a boundary: measure, record, decide, keep. Leave if somebody has asked for it.
+    """Do what is due at a boundary: measure, record, decide, save. Leave early if a stop was requested.
 
-    With `wait`, what is kept is on disk before this returns: nothing is trained meanwhile.
+    With `wait`, saved states are on disk before this returns; there is nothing to train meanwhile.
     """
     cohort.measured = not boundary.measures
     try:
@@ -93,7 +93,7 @@ def reach_boundary(
     except MembersFailed as failed:
         cohort.fail(failed.errors)
         cohort.release()
-        reach_boundary(cohort, boundary, callbacks, watch, wait)  # nothing was taken yet
+        reach_boundary(cohort, boundary, callbacks, watch, wait)  # no metrics were taken yet
         return
     cohort.measured = True
     if not cohort.members:
@@ -113,16 +113,16 @@ def reach_boundary(
 
 
 def cut_short(cohort: Cohort, watch: Watch) -> None:
-    """Leave while a batch is waited for: the learner stands between two steps."""
+    """Leave while waiting for a batch: the learner is between two steps."""
     done = cohort.learner.step
     if not done:
-        raise Interrupted(f"ended by {watch.name} before the first step, while data was read", watch.number)
+        raise Interrupted(f"ended by {watch.name} before the first step, while reading data", watch.number)
     cohort.step = done
     leave_early(cohort, cohort.plan.at(done), watch)
 
 
 def measure_rows(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
-    """The rows of this boundary. Sums are taken last: until then a restart is exact."""
+    """Return the rows of this boundary. Training sums are taken last: until then, a restart is exact."""
     if not cohort.members:
         return []
     parts: list[list[Row]] = []
@@ -139,13 +139,13 @@ def measure_rows(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
 
 
 def take_metrics(learner: Learner) -> list[Row]:
-    """What was trained since the last row, for each run."""
+    """Return the training metrics since the last row, for each run."""
     found = split_by_run(learner.take(), learner.n)
     return [dict(sorted(row.items(), key=lambda item: item[0] != "train_loss")) for row in found]
 
 
 def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = False) -> None:
-    """Record what was measured, and keep the states that are due or among the best."""
+    """Record what was measured, and save the states that are due or among the best."""
     per_epoch, kept = cohort.plan.steps_per_epoch, dict[int, bool]()
     for i, member in enumerate(cohort.members):
         with cohort.guard(member):
@@ -165,7 +165,7 @@ def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: b
 
 
 def record(cohort: Cohort, number: int, boundary: Boundary, row: Row | None) -> bool | None:
-    """Record what was measured of a run. Return whether its state is due to be written.
+    """Record the measurements of a run. Return whether its state is due to be written.
 
     False means that the state is one of the best so far and is kept in memory, None that it is not needed.
     """
@@ -186,7 +186,7 @@ def record(cohort: Cohort, number: int, boundary: Boundary, row: Row | None) -> 
 
 
 def current_states(cohort: Cohort) -> Sequence[Any]:
-    """Return the state of each run; runs whose state cannot be read have failed."""
+    """Return the state of each run; runs whose state cannot be read are marked as failed."""
     try:
         return cohort.learner.state()
     except MembersFailed as failed:
@@ -195,7 +195,7 @@ def current_states(cohort: Cohort) -> Sequence[Any]:
 
 
 def dismiss(cohort: Cohort, boundary: Boundary) -> None:
-    """Write checkpoints of the runs of a group that were asked to end on their own."""
+    """Interrupt the runs of a group that were individually asked to stop, after writing checkpoints."""
     asked = [i for i, member in enumerate(cohort.members) if member.error is None and member.watch.number]
     if not cohort.is_group or not asked or boundary.last:
         return
@@ -208,7 +208,7 @@ def dismiss(cohort: Cohort, boundary: Boundary) -> None:
 
 
 def leave_early(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
-    """Write checkpoints of where the runs stand now, and say by which signal they were ended."""
+    """Write checkpoints of all runs at the current step, and raise `Interrupted`."""
     for member, state in zip(cohort.members, current_states(cohort), strict=True):
         if member.ended is None and member.error is None:
             with cohort.guard(member):
@@ -218,9 +218,9 @@ def leave_early(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
 
 
 def interruption(watch: Watch, boundary: Boundary, members: Sequence[Member]) -> Interrupted:
-    """Return the error that says by which signal runs were ended, and how to resume them."""
+    """Return the error that names the signal that ended runs, and how to resume them."""
     where = ", ".join(str(member.folder.path) for member in members)
     return Interrupted(
-        f"ended by {watch.name} at step {boundary.step}; the same command goes on from there in {where}",
+        f"ended by {watch.name} at step {boundary.step}; run the same command again to resume in {where}",
         watch.number,
     )

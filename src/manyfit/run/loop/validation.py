@@ -1,4 +1,4 @@
-"""What is measured on a whole split: means over its rows, and metrics that have no value for a row."""
+"""Metrics of the validation split: means over its rows, and metrics without a per-row value."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Row = Mapping[str, float]
 
 
 def validate(cohort: Cohort, watch: Watch | None = None, between: bool = False) -> list[Row]:
-    """Return the means over every row of the validation split, for each run of a cohort.
+    """Return the metrics of the validation split, for each run of a cohort.
 
-    Between two epochs there are no random states to protect: a learner seeds them when an epoch begins.
+    With `between` (two epochs), random states are not protected: a learner seeds them when an epoch begins.
     """
     learner, members = cohort.learner, cohort.members
     sources = [member.validation for member in members]
@@ -35,7 +35,7 @@ def validate(cohort: Cohort, watch: Watch | None = None, between: bool = False) 
 
 
 def _passes(cohort: Cohort, watch: Watch | None) -> Iterator[Batch] | Walk:
-    """Return one pass over the validation rows of each run, which ends early if the runs are asked to end."""
+    """Return one pass over the validation rows of each run; it ends early if a stop is requested."""
 
     def once_through(member: Member) -> Iterator[Batch]:
         assert member.validation is not None
@@ -48,5 +48,5 @@ def _passes(cohort: Cohort, watch: Watch | None) -> Iterator[Batch] | Walk:
 
 
 def watching(batches: Iterator[Batch], watch: Watch | None) -> Iterator[Batch]:
-    """Return batches that end with `StopRequested` once somebody asks to stop."""
+    """Return batches that raise `StopRequested` once a stop is requested."""
     return batches if watch is None else watch.obeying(batches)

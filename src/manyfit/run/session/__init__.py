@@ -1,9 +1,9 @@
-"""A run from where it stands to its end, or to a position at which it pauses.
+"""Training of runs from their current position to their end, or to a position at which they pause.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `session` | open runs, resume them, train them further together |
-| `batch_rehearsal` | evaluate one batch before the first step, and check what it shows |
+| `session` | open runs, resume them, train them together |
+| `batch_rehearsal` | evaluate one batch before the first step, and check the result |
 | `resume_check` | whether it is still the same run: config, data, code, backend |
 | `finish` | export and evaluate the best checkpoint |
 """

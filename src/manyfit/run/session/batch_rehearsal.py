@@ -1,4 +1,4 @@
-"""The rehearsal of a run: one batch is evaluated before training, and what it shows is checked."""
+"""The rehearsal of a run: one batch is evaluated before training, and the result is checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from manyfit.run.build.user_code import list_classes, main_classes, misspelt
 log = logging.getLogger("manyfit")
 
 FEW: Final = 20_000
-"""Rows of a test split up to which all IDs are checked before the first step."""
+"""The most rows of a test split of which all IDs are checked before the first step."""
 
 
 def rehearse_batch(built: Built, config: Config) -> None:
@@ -38,21 +38,21 @@ def rehearse_batch(built: Built, config: Config) -> None:
         log.warning("%s", text)
     if found := main_classes(config):
         log.warning(
-            "%s lies in the script that runs now, so that only this script can open the run again: put it "
-            "into a module of %s/, and name it as module.Class",
+            "%s is defined in the script that is running, so only this script can open the run again: move "
+            "it into a module of %s/, and refer to it as module.Class",
             listing(found), config.run.src_code_path.name,
         )  # fmt: skip
     with own_randomness():
         test = built.split("test")
         if test is not None:
             batch = next(once(test, built.evaluation_batch_size))
-            is_known = getattr(test, "remade_by", "")  # then ids come with the rows
+            is_known = getattr(test, "remade_by", "")  # then IDs are read with the rows
             test.ids(np.arange(len(test)) if len(test) <= FEW and not is_known else batch.index)
         for split in ("validation", "test"):
             source: Any = built.split(split)
             if isinstance(source, Proven):
                 source.prove()
-        if not built.learner.is_ready:  # it can say nothing before it was trained
+        if not built.learner.is_ready:  # it cannot predict before it is trained
             check_names(built, config, ["loss"])
             warn_unread(built, config)
             return
@@ -72,17 +72,17 @@ def rehearse_batch(built: Built, config: Config) -> None:
 
 
 def check_batch_size(built: Built, config: Config, source: Source, rows: int) -> None:
-    """Warn if a source decides the size of its batches itself, and `evaluate.batch_size` has no effect."""
+    """Warn if `evaluate.batch_size` has no effect because the source sets its own batch size."""
     wanted = config.run.evaluate.batch_size
     if wanted is not None and rows != min(wanted, len(source)):
         log.warning(
-            "%s: evaluate.batch_size has no effect: %s decides the size of its batches itself (%d rows)",
+            "%s: evaluate.batch_size has no effect: %s sets its own batch size (%d rows)",
             config.origin("evaluate.batch_size"), config.run.data.path, rows,
         )  # fmt: skip
 
 
 def check_overlap(built: Built, config: Config) -> None:
-    """No row of validation or test may be trained on, unless that is said."""
+    """Refuse rows of validation or test that are also trained on, unless the config allows it."""
     data, limit = config.run.data, config.run.train.limit
     if limit.overfit is not None or data.beside.get("allow_overlap"):
         return
@@ -93,24 +93,26 @@ def check_overlap(built: Built, config: Config) -> None:
         if source is None or found is None or not found.rows:
             continue
         shown = listing(source.ids(np.asarray(found.rows[:3], dtype=np.int64)))
-        what = f"{len(found.rows)} of {found.looked_at} rows of the {split} split are in the training split"
+        what = (
+            f"{len(found.rows)} of {found.looked_at} rows of the {split} split are also in the training split"
+        )
         if found.is_error:
             key = key_of(config, "allow_overlap")
             raise UsageError(
-                f"{data.origin}: data: {what}, too (such as {shown}), so that what is measured on them says "
-                f"nothing: give each row to one split, or write {key}: true"
+                f"{data.origin}: data: {what} (such as {shown}), which makes metrics of that split "
+                f"meaningless: assign each row to one split, or set {key}: true"
             )
-        log.warning("%s, too (such as %s): so few may be chance", what, shown)
+        log.warning("%s (such as %s): so few may be a coincidence", what, shown)
 
 
 def check_target(built: Built, config: Config, outputs: Outputs) -> None:
-    """What compares outputs with targets needs some."""
+    """Check that there are targets for everything that compares outputs with targets."""
     if outputs.target is not None:
         return
     if config.run.train.loss is not None:
         raise UsageError(
-            f"{config.run.data.origin}: data: the rows of the validation split have no target, so that "
-            "val_loss cannot be measured (a feeder needs labels_map, a data set gives (input, target))"
+            f"{config.run.data.origin}: data: the rows of the validation split have no target, so "
+            "val_loss cannot be measured (a feeder needs labels_map, a data set returns (input, target))"
         )
     asked = {
         "train.metrics": [*built.learner.row_metrics, *built.whole],
@@ -120,13 +122,13 @@ def check_target(built: Built, config: Config, outputs: Outputs) -> None:
         if names:
             where = config.origin(key) or config.run.data.origin
             raise UsageError(
-                f"{where}: {key}: {listing(names)} needs a target, but {config.run.data.path} gives none; "
-                "what a row is compared with is its second part, or the input named target"
+                f"{where}: {key}: {listing(names)} needs a target, but {config.run.data.path} has none; "
+                "the target is the second element of a row, or the input named target"
             )
 
 
 def check_outputs(built: Built, outputs: Outputs) -> None:
-    """Of several outputs, say which one metrics see; and no metric has the name of another's column."""
+    """Warn which of several outputs metrics measure, and refuse metrics named like a report column."""
     (first, *_), *others = pair_outputs(*outputs.every(0))
     if not others:
         return
@@ -135,17 +137,17 @@ def check_outputs(built: Built, outputs: Outputs) -> None:
         for column in (f"target_{name}", f"prediction_{name}", f"confidence_{name}"):
             if column in [*named, *built.evaluator.functions]:
                 raise UsageError(
-                    f"{column} is the column of the output {name!r} in reports; a metric needs another name"
+                    f"{column} is the column of the output {name!r} in reports; rename the metric"
                 )
     if named:
         log.warning(
-            "metrics (%s) measure the output %r; only functions of one row see %s",
+            "metrics (%s) measure the output %r; only per-row functions receive %s",
             listing(named), first, listing([repr(name) for name, *_ in others]),
         )  # fmt: skip
 
 
 def check_class_weights(built: Built, outputs: Outputs) -> None:
-    """Every class that has a weight must be one that the model can name."""
+    """Refuse weights of classes that the model does not have."""
     weighted = built.train.source if isinstance(built.train, Limited) else built.train
     if not isinstance(weighted, ClassWeighted):
         return
@@ -154,12 +156,12 @@ def check_class_weights(built: Built, outputs: Outputs) -> None:
     lost = [str(number) for number in weighted.weights if not 0 <= number < count]
     if lost:
         raise UsageError(
-            f"get_class_weight gives a weight to class {listing(lost)}, but the model has {count} classes"
+            f"get_class_weight returns a weight for class {listing(lost)}, but the model has {count} classes"
         )
 
 
 def almost_hooks(config: Config) -> Iterator[str]:
-    """Methods that nothing calls, and whose names are nearly those of methods that would be called."""
+    """Yield warnings about methods that are never called, but are named almost like a hook."""
     for cls in list_classes(config):
         for name, meant in misspelt(cls):
             yield f"manyfit does not call {cls.__name__}.{name}; did you mean {meant}?"
@@ -169,21 +171,21 @@ HOOKS: Final = (
     "training_step", "validation_step", "test_step", "predict_step", "custom_evaluation", "train_dataloader",
     "val_dataloader", "test_dataloader", "on_train_start", "on_train_epoch_end", "on_validation_epoch_end",
 )  # fmt: skip
-"""Methods that other systems call."""
+"""Methods that other frameworks call."""
 
 
 def find_unused(built: Built) -> Iterator[str]:
-    """What was written and has no effect."""
+    """Yield warnings about code and settings that have no effect."""
     model = built.learner.models[0]
     found = [name for name in HOOKS if callable(getattr(type(model), name, None))]
     if found:
         yield (
-            f"nothing calls {listing(found)} of {type(model).__name__}: it is trained by forward and "
-            "train.loss, or by train_step(batch, optimizer)"
+            f"manyfit does not call {listing(found)} of {type(model).__name__}: a model is trained through "
+            "forward and train.loss, or through train_step(batch, optimizer)"
         )
     size, rows = built.order.batch_size, len(built.train)
     if size > rows and not isinstance(built.train, Limited):
-        yield f"a batch has {size} rows, but there are only {rows} to train on: each epoch is one step"
+        yield f"the batch size is {size}, but there are only {rows} training rows: each epoch is one step"
 
 
 def _one_batch(built: Built, source: Source) -> Outputs:
@@ -194,15 +196,18 @@ def _one_batch(built: Built, source: Source) -> Outputs:
 
 @runtime_checkable
 class Proven(Protocol):
-    """A source that was told how many rows it has and in which order, and can find out whether that is so."""
+    """A source whose number and order of rows were declared, and that can verify the declaration."""
 
     def prove(self) -> None:
-        """Raise if they are fewer, or more, or if they come in another order."""
+        """Raise if there are fewer or more rows, or if they come in another order."""
         ...
 
 
 def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
-    """What decides which checkpoint is best, or when to stop, must be measured; some models say so late."""
+    """Check that the metrics for the best checkpoint and for early stopping are measured.
+
+    Some models declare their metrics only after they were built.
+    """
     if config.run.list_logged() is not None:
         return
     own = list(built.learner.whole()[0])
@@ -212,17 +217,17 @@ def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
     for path, metric in find_deciding_metrics(config.run):
         if metric not in known:
             best = nearest(metric, known)
-            hint = f"did you mean {best}?" if best else f"there are {listing(known)}"
+            hint = f"did you mean {best}?" if best else f"available: {listing(known)}"
             where = config.origin(".".join(path))
-            raise UsageError(f"{where}: {'.'.join(path)}: nothing named {metric!r} is measured; {hint}")
+            raise UsageError(f"{where}: {'.'.join(path)}: no metric named {metric!r} is measured; {hint}")
 
 
 def warn_unread(built: Built, config: Config) -> None:
-    """Name the user's own keys that no component has looked at: one of them may be misspelt."""
+    """Warn about custom keys that no component has read: one of them may be misspelled."""
     if built.settings is None:
         return
     reserved = dialect_of(config.tree).reserved
     found = [key for key in built.settings.unread() if key.partition(".")[0] not in reserved]
     shown = [f"{key} (did you mean {near}?)" if (near := nearest(key, reserved)) else key for key in found]
     if found:
-        log.warning("no component reads %s of the config", ", ".join(shown))
+        log.warning("no component reads %s in the config", ", ".join(shown))

@@ -1,4 +1,4 @@
-"""The end of a run: the best checkpoint is exported and evaluated, and the summary is written."""
+"""The end of a run: export and evaluation of the best checkpoint, and the summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("manyfit")
 def finish(
     config: Config, run: RunFolder, built: Built, watch: Watch, reason: str = "", shown: bool = True
 ) -> None:
-    """Export and evaluate the best checkpoint, write the reports and the closing summary."""
+    """Export and evaluate the best checkpoint; write the reports and the summary."""
     best, last = load_best(config, run, built), run.checkpoints()[-1]
     export_best(config, run, built, best.step)
     export_others(config, run, built, best)
@@ -34,7 +34,7 @@ def finish(
         report = write_report(config, run, built, split, watch, shown)
         if report is not None:
             reports[split] = report
-        else:
+        else:  # reports of a split that no longer exists
             gone = {"validation": "validation_report*", "test": "eval_report*"}[split]
             for old in (*run.reports.glob(f"{split}.*"), *run.reports.glob(gone)):
                 old.unlink()
@@ -43,7 +43,7 @@ def finish(
 
 
 def metrics_table(run: RunFolder) -> str:
-    """The log as a table: a row for each step at which something was measured."""
+    """Return the log as CSV: one line for each step at which something was measured."""
     events = read_events(run.metrics)
     names = list(dict.fromkeys(name for event in events for name in event.values))
     head = {"step": [e.step for e in events], "epoch": [e.epoch for e in events]}
@@ -58,7 +58,7 @@ def write_summary(
     reason: str,
     reports: Mapping[str, Report],
 ) -> None:
-    """Say how the run ended: from now on it is finished."""
+    """Write how the run ended: from now on it counts as finished."""
     test = reports.get("test")
     run.write_summary(
         {
@@ -80,7 +80,7 @@ def write_summary(
 
 
 def other_code(config: Config, run: RunFolder, step: int) -> list[str]:
-    """Modules that evaluate a checkpoint and are not what they were when it was trained; that is said."""
+    """Return the modules that have changed since a checkpoint was trained; log a warning about them."""
     found = []
     for source in config.sources:
         evaluating = evaluation_only(config, source)
@@ -88,7 +88,7 @@ def other_code(config: Config, run: RunFolder, step: int) -> list[str]:
         found += [name for name in changed if name not in evaluating]
     if found:
         log.warning(
-            "the weights of step %d are evaluated with other code than they were trained with: see %s",
+            "the weights of step %d are evaluated with different code than they were trained with: see %s",
             step, ", ".join(found),
         )  # fmt: skip
     return found
@@ -102,7 +102,7 @@ def write_report(
     watch: Watch | None = None,
     shown: bool = True,
 ) -> Report | None:
-    """Evaluate one split and write what was found, row by row; None if it has no rows."""
+    """Evaluate one split and write its row report; return None if it has no rows."""
     report = report_of(built, split, watch, shown, config.run.evaluate.outputs)
     if report is None:
         return None
@@ -125,7 +125,7 @@ def report_of(
     shown: bool = True,
     mode: Mode = "summary",
 ) -> Report | None:
-    """Evaluate one split; None if it has no rows."""
+    """Evaluate one split; return None if it has no rows."""
     source = built.split(split)
     if source is None:
         return None
@@ -142,7 +142,7 @@ def report_of(
 
 
 def load_best(config: Config, run: RunFolder, built: Built) -> Checkpoint:
-    """Load the best checkpoint that is whole; if a better one is damaged, say so."""
+    """Load the best intact checkpoint; log a warning if a better one is damaged."""
     export = config.run.export
     found = run.checkpoints()
     ranked = Keep(export.metric, export.mode).rank(found)
@@ -151,7 +151,7 @@ def load_best(config: Config, run: RunFolder, built: Built) -> Checkpoint:
         try:
             built.learner.load([checkpoint.load()])
         except FolderError as error:
-            log.warning("%s; the next best one is used", error)
+            log.warning("%s; using the next best one", error)
             continue
         return checkpoint
-    raise FolderError(f"{run.path} has no checkpoint that can be read")
+    raise FolderError(f"{run.path} has no readable checkpoint")

@@ -1,4 +1,4 @@
-"""May this config go on in this folder? Budget and neutral differences may; others are another run.
+"""Checks whether a config may resume a run. Budget and neutral keys may differ; others make another run.
 
 A difference that changes results is refused unless it is named: by its key in the config, by `data` or
 `data.train`, by `code` or `code.<module>`.
@@ -21,9 +21,9 @@ HORIZON = "train.horizon"
 
 
 def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = ()) -> set[str]:
-    """Refuse a config that would continue another run, or go past the end of its schedule.
+    """Refuse a config that belongs to another run, or that exceeds the schedule of the run.
 
-    Return the keys that have changed and were allowed to.
+    Return the identity keys that have changed, all of which were allowed to.
     """
     trained = folder.snapshot()
     if trained is None:
@@ -31,12 +31,14 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
     given = flat(config.explicit)
     found = diff_snapshots(trained, config.snapshot)
     if any(difference.path in ("export.metric", "export.mode") for difference in found):
-        log.warning("what is best has changed: it is chosen among the checkpoints that are still there")
+        log.warning(
+            "export.metric or export.mode has changed: the best is chosen among the remaining checkpoints"
+        )
     for difference in found:
         key, before, after = difference.path, difference.before, difference.after
         both = isinstance(before, int) and isinstance(after, int)
         if key in ("train.epochs", "epochs") and both and after < before:
-            log.warning("%s is %s now; when the run was last started, it was %s", key, after, before)
+            log.warning("%s is now %s; it was %s when the run was last started", key, after, before)
     results = [d for d in found if d.kind is Kind.IDENTITY and not _is_new_default(d, given)]
     changed = [d for d in results if not is_allowed(d.path, allowed)]
     if changed:
@@ -44,14 +46,14 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
         names = " ".join(f"--allow-change {difference.path}" for difference in changed)
         raise RunConflict(
             f"{folder.path} was trained with another config:\n{lines}\n"
-            "train the new config in a folder of its own, put the old values back, "
-            f"or go on with the change: {names}"
+            "train the new config in a separate folder, restore the old values, "
+            f"or resume with the change: {names}"
         )
     horizon, epochs = config.run.train.horizon, config.run.train.epochs
     if horizon is not None and epochs > horizon and not is_allowed(HORIZON, allowed):
         raise RunConflict(
             f"the schedule of {folder.path} ends after {horizon} epochs, not {epochs}: train a longer "
-            f"schedule in a folder of its own, or go on at its last rate: --allow-change {HORIZON}"
+            f"schedule in a separate folder, or continue at its last rate: --allow-change {HORIZON}"
         )
     return {difference.path for difference in results}
 
@@ -59,7 +61,7 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
 def check_data(
     now: Mapping[str, str], folder: RunFolder, allowed: Collection[str] = (), splits: Collection[str] = ()
 ) -> None:
-    """Refuse data that differs from what the run has seen so far, in all splits or in some."""
+    """Refuse data that differs from what the run has seen so far, in all splits or in those of `splits`."""
     sessions = folder.sessions()
     before = sessions[-1].get("data", {}) if sessions else {}
     changed = [
@@ -72,8 +74,8 @@ def check_data(
     if changed:
         names = " ".join(f"--allow-change data.{split}" for split in changed)
         raise RunConflict(
-            f"the data of {folder.path} has changed since it was trained: {', '.join(changed)}; put the old "
-            f"data back, train in a folder of its own, or go on with the change: {names}"
+            f"the data of {folder.path} has changed since it was trained: {', '.join(changed)}; restore "
+            f"the old data, train in a separate folder, or resume with the change: {names}"
         )
 
 
@@ -84,9 +86,9 @@ def check_run_code(
     allowed: Collection[str] = (),
     evaluation: Collection[str] = (),
 ) -> None:
-    """Refuse code of the user's own that differs from what has trained the run so far.
+    """Refuse user code that differs from the code that has trained the run so far.
 
-    `evaluation` are modules that cannot have done so: what they say may change.
+    `evaluation` are modules that are only used for evaluation: they may change, with a warning.
     """
     sessions = folder.sessions()
     before: Mapping[str, str] = sessions[-1].get("modules", {}) if sessions else {}
@@ -96,19 +98,19 @@ def check_run_code(
         if before.get(name, now[name]) != now[name] and not is_allowed(f"code.{name}", allowed, "code")
     ]
     if reporting := [name for name in changed if name in evaluation]:
-        log.warning("%s evaluates otherwise than when the run was trained", ", ".join(reporting))
+        log.warning("evaluation code has changed since the run was trained: %s", ", ".join(reporting))
         changed = [name for name in changed if name not in evaluation]
     if changed:
         names = " ".join(f"--allow-change code.{name}" for name in changed)
         raise RunConflict(
             f"the code of {folder.path} has changed since it was trained: {', '.join(changed)} in "
-            f"{source.name}/ (comments and docstrings do not count); put the old code back, train in a "
-            f"folder of its own, or go on with the change: {names}"
+            f"{source.name}/ (comments and docstrings do not count); restore the old code, train in a "
+            f"separate folder, or resume with the change: {names}"
         )
 
 
 def find_changed_code(now: Mapping[str, str], folder: RunFolder, step: int) -> list[str]:
-    """Modules that are not what they were when a step was trained."""
+    """Return the modules that have changed since a step was trained."""
     begun = [(each.get("from_step", 0), each.get("modules")) for each in folder.sessions()]
     trained = [modules for start, modules in begun if isinstance(start, int) and start < step]
     before = trained[-1] if trained and isinstance(trained[-1], dict) else {}
@@ -116,23 +118,23 @@ def find_changed_code(now: Mapping[str, str], folder: RunFolder, step: int) -> l
 
 
 def check_backend(now: str, folder: RunFolder, allowed: Collection[str] = ()) -> None:
-    """Refuse to go on with Keras on another backend than before."""
+    """Refuse to resume with another Keras backend than before."""
     sessions = folder.sessions()
     before = sessions[-1].get("backend", now) if sessions else now
     if before != now and not is_allowed("backend", allowed):
         raise RunConflict(
-            f"{folder.path} was trained by Keras on {before}, but KERAS_BACKEND is {now} now; set it back, "
-            "or go on with the change: --allow-change backend"
+            f"{folder.path} was trained with Keras on {before}, but KERAS_BACKEND is now {now}; set it back, "
+            "or resume with the change: --allow-change backend"
         )
 
 
 def is_allowed(path: str, allowed: Collection[str], group: str = "") -> bool:
-    """Whether a difference was named: by its key, or by one that it lies under."""
+    """Return whether a difference was allowed: by its own key, or by a parent key."""
     parts = path.split(".")
     prefixes = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
     return bool(prefixes & set(allowed)) or bool(group and group in allowed)
 
 
 def _is_new_default(difference: Difference, given: Mapping[str, object]) -> bool:
-    """A parameter that a newer version has, and that nobody has set, leaves things as they were."""
+    """Return whether a parameter is new in this version and unset, so that nothing has changed."""
     return difference.before is NOT_SET and difference.path not in given

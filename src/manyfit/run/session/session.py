@@ -1,4 +1,4 @@
-"""A stretch of a run: from where it stands to its end, or to an epoch at which it pauses."""
+"""Opening and resuming runs, and training them together to their end or until some step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RESOLVED: Final = "# Written by manyfit. Edit config.yaml, not this file.\n"
 
 @dataclass(frozen=True)
 class Opened:
-    """A run that can go on: its config, what was built from it, and where it stands."""
+    """An open run: its config, the objects built from it, and the checkpoint that it resumes from."""
 
     config: Config
     run: RunFolder
@@ -49,9 +49,9 @@ class Opened:
     last: Checkpoint | None
     facts: Mapping[str, Any]
     watch: Watch = field(default_factory=Watch)
-    """Whether this run alone was asked to end."""
+    """Whether this run alone was asked to stop."""
     part: Part | None = None
-    """Its part in a group, where several runs are open."""
+    """Its part in a group, if several runs are open."""
 
     @property
     def step(self) -> int:
@@ -60,7 +60,7 @@ class Opened:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to train: the last epoch is done, or the run has stopped early."""
+        """Whether nothing is left to train: the last epoch is complete, or the run has stopped early."""
         if self.last is None:
             return False
         if self.last.step >= self.built.plan.total:
@@ -82,9 +82,9 @@ class Opened:
 def open_run(
     config: Config, run: RunFolder, allowed: Collection[str] = (), shared: SharedData | None = None
 ) -> Iterator[Opened]:
-    """Build a run and bring it to its last checkpoint, after seeing that it is still the same run.
+    """Build a run and load its last checkpoint, after checking that it is still the same run.
 
-    The global random states are those of the run from here on: whoever needs his own keeps them.
+    From here on, the global random states are those of the run: save your own first if you need them.
     """
     last, changed = resumable(run), set[str]()
     if last is not None:
@@ -117,25 +117,25 @@ def open_run(
 
 
 def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
-    """The checkpoint to go on from; one that is damaged is passed over, and that is said."""
+    """Return the checkpoint to resume from; damaged ones are skipped with a warning."""
     found = newest(run.checkpoint_folder)
     if found is None:
         if run.metrics.is_file() and run.metrics.stat().st_size:
-            log.warning("%s has a log, but no checkpoint: it is trained from the start", run.path)
+            log.warning("%s has a log, but no checkpoint: training starts from the beginning", run.path)
         return None
     for reason in found.wrong.values():
-        log.warning("%s; going on from step %d", reason, found.checkpoint.step)
+        log.warning("%s; resuming from step %d", reason, found.checkpoint.step)
     older = {path: why for path, why in run.find_damaged().items() if path not in found.wrong}
     for reason in older.values():
-        log.warning("%s; it cannot be the best any more", reason)
+        log.warning("%s; it can no longer be selected as the best", reason)
     set_aside([*found.wrong, *older])
     return found.checkpoint, found.state
 
 
 def begin_run(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
-    """Keep what was given, what it means, and where it comes from; `given` is the text of config.yaml."""
+    """Write the config, the resolved config and the provenance; `given` is the text of config.yaml."""
     config, run = opened.config, opened.run
-    if has_secrets():  # before anything is trained that could not be kept
+    if has_secrets():  # fail now, not when the first checkpoint is written
         for state in opened.built.learner.state():
             check_state(state)
     files: dict[Path, bytes | str] = {}
@@ -155,10 +155,10 @@ def advance(
     watch: Watch,
     until: int | None = None,
 ) -> list[Member]:
-    """Train runs that are at the same step to the end, or until some step; what is reached is committed.
+    """Train runs that are at the same step to the end, or until step `until`, and commit the result.
 
-    A single run raises what goes wrong. In a group, the run that fails has an `error`, and the others
-    continue; a signal ends all of them with `Interrupted`.
+    A single run raises its error. In a group, a run that fails has an `error`, and the others continue; a
+    signal ends all of them with `Interrupted`.
     """
     first, is_group = runs[0], runs[0].part is not None
     measured = first.last.note.measured if first.last is not None else True
@@ -204,10 +204,10 @@ def _batches(runs: Sequence[Opened]) -> Iterator[Batch] | Walk:
 
 
 def write_resolved(config: Config, run: RunFolder) -> None:
-    """Keep what the config means."""
+    """Write the resolved config."""
     durable.write_file(run.resolved, seal_resolved(config, run))
 
 
 def seal_resolved(config: Config, run: RunFolder) -> str:
-    """The text of `config.resolved.yaml`, sealed: this is how the run is recognised later."""
+    """Return the text of `config.resolved.yaml`, sealed, so that the run is recognized later."""
     return seal_config(RESOLVED + config.to_resolved_yaml(), config.project, run.path)
