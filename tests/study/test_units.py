@@ -235,14 +235,14 @@ class Duck:
     [
         ("RaisesInSubmit", 1, "the executor RaisesInSubmit.submit failed: ValueError: no room"),
         ("RaisesInWait", 1, "the executor RaisesInWait.wait failed: ValueError: no answer"),
-        ("AnswersTwice", 1, "the executor AnswersTwice answers for 'rehearsal-"),
+        ("AnswersTwice", 1, "the executor AnswersTwice returned an outcome for 'rehearsal-"),
         (
             "AnswersForNobody",
             1,
-            "the executor AnswersForNobody answers for 'nobody', which was not handed out",
+            "the executor AnswersForNobody returned an outcome for 'nobody', which was not submitted",
         ),
         ("AnswersNothing", 1, "the executor AnswersNothing.wait must return a list of outcomes, not None"),
-        ("HasNoSlot", 1, "the executor HasNoSlot must have one slot or more, not 0"),
+        ("HasNoSlot", 1, "the executor HasNoSlot must have at least one slot, not 0"),
         ("TakesNoJob", 2, "does not accept the parameter job"),
         ("Duck", 2, "expected: an executor: a subclass of manyfit.executors.Executor"),
     ],

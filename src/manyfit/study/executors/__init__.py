@@ -1,10 +1,10 @@
-"""Where units are executed. An executor says how many it takes at once, takes them, and answers.
+"""Executors of units. An executor declares how many units it executes at once, and returns their outcomes.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `base` | what every executor is |
-| `choose`, `guarded` | the executor that a study asks for, by name or class path; and one of the user's own |
-| `inline` | in this process, one after another; debuggers work, and a crash ends everything |
-| `processes`, `worker`, `server` | in long-lived processes of this machine, pinned to cores or GPUs |
-| `simulated` | nowhere: made-up curves on a made-up clock, to try out searches and stoppers |
+| `base` | the interface of all executors |
+| `choose`, `guarded` | the executor that a study names, by name or class path; a wrapper for custom ones |
+| `inline` | in this process, one after another; works with debuggers, but a crash ends everything |
+| `processes`, `worker`, `server` | in long-lived processes on this machine, pinned to cores or GPUs |
+| `simulated` | synthetic curves on a simulated clock, to test samplers and stoppers |
 """

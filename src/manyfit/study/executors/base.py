@@ -1,4 +1,4 @@
-"""What every executor is. `manyfit.testing.ExecutorContract` tests it."""
+"""The interface of all executors. `manyfit.testing.ExecutorContract` tests it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from manyfit.study.work.unit_watch import Tell, UnitWatch
 from manyfit.study.work.units import Failure, Outcome, Trial, Unit
 
 Work: TypeAlias = Callable[[Unit, UnitWatch, Tell], Iterable[Outcome]]
-"""What is done with a unit: an outcome for each trial, as it ends. Picklable, for other processes."""
+"""What to do with a unit: return an outcome for each trial as it ends. Picklable, for other processes."""
 Around: TypeAlias = Callable[[Trial], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What an executor is made for."""
+    """What an executor is created for."""
 
     study: StudyConfig
     work: Work
     watch: Watch = field(default_factory=Watch)
-    """Notes the signals of the driver's process."""
+    """Records the signals of the driver's process."""
     trials: int = 1
-    """How many trials are to be trained, as far as that is known."""
+    """The number of trials to train, as far as it is known."""
 
 
 def attempt(
@@ -39,9 +39,9 @@ def attempt(
 ) -> Iterator[Outcome]:
     """Do the work, and yield an outcome for each trial of the unit, whatever happens.
 
-    An exception is how the trial has ended that was at work; those that were not begun are told so. What the
-    code of a trial changes in its process ends with the trial. `around` is entered for each of them; work
-    with the attribute `enters_scopes` does that itself, by `watch.scope`, as it trains several side by side.
+    An exception is the failure of the trial in progress; trials that were not started are reported as such.
+    Changes of the process by the code of a trial are reverted after it. `around` is entered for each trial;
+    work with the attribute `enters_scopes` does that itself, by `watch.scope`, to train several side by side.
     """
     from manyfit.run.loop.process_state import own_process
 
@@ -62,10 +62,12 @@ def attempt(
             yield from fail_unanswered(left.values(), failure_of(error))
             return
         finally:
-            if os.getpid() != this:  # the code of a trial has forked; only one process may answer
+            if os.getpid() != this:  # the code of a trial has forked; only one process may return outcomes
                 os._exit(0)
         if outcome is None:
-            yield from fail_unanswered(left.values(), Failure("infrastructure", "its work gave no answer"))
+            yield from fail_unanswered(
+                left.values(), Failure("infrastructure", "the work ended without an outcome")
+            )
             return
         del left[outcome.trial]
         yield outcome
@@ -74,57 +76,57 @@ def attempt(
 def fail_unanswered(
     left: Iterable[Trial], failure: Failure, begun: Collection[str] = ()
 ) -> Iterator[Outcome]:
-    """Yield outcomes for trials of a unit that cannot go on: the first was at work, and those in `begun`."""
-    others = Failure("preempted", f"not begun, as another trial of its unit ended it: {failure.message}")
+    """Yield outcomes for trials of a unit that cannot continue; the first and those in `begun` had begun."""
+    others = Failure("preempted", f"not started, because another trial ended its unit: {failure.message}")
     for i, trial in enumerate(left):
         is_begun = i == 0 or trial.id in begun
         yield Outcome(trial.id, failure=failure if is_begun else others, is_begun=is_begun)
 
 
 class Executor(ABC):
-    """Takes units and answers how they went. Not thread-safe: one caller at a time."""
+    """An executor accepts units and returns their outcomes. Not thread-safe: one caller at a time."""
 
     isolates: ClassVar[bool] = True
-    """Whether a crash in a unit leaves the others, and the caller, alone."""
+    """Whether a crash in a unit does not affect the other units and the caller."""
     keeps_folders: ClassVar[bool] = True
-    """Whether trials have run folders, which are the truth about how far they are."""
+    """Whether trials have run folders, which are authoritative for their progress."""
     slots: int = 1
-    """How many units it works on at once."""
+    """How many units it executes at once."""
     places: Sequence[str] = ()
-    """The names of its workers, where a unit may ask for one."""
+    """The names of its workers, if a unit may request one."""
     tell: Tell = staticmethod(lambda progress: None)
     """Called with signs of life."""
 
     @abstractmethod
     def submit(self, unit: Unit) -> None:
-        """Take a unit; the caller never hands over more than there are slots. See `check_place`."""
+        """Accept a unit; the caller never submits more units than there are slots. See `check_place`."""
 
     @abstractmethod
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
-        """Block until a unit has ended, something was told, a file descriptor of `wake` can be read, or time
-        is up; return how units have ended. Every trial of a unit is answered exactly once."""
+        """Block until a unit ends, progress is reported, a file descriptor of `wake` is readable, or the
+        timeout expires; return outcomes. Every trial of a unit has exactly one outcome."""
 
     @abstractmethod
     def interrupt(self, trials: Collection[str] | None = None) -> None:
-        """Ask trials, or all of them, to commit what they have and to end as preempted.
+        """Ask some or all trials to commit their progress and to end as preempted.
 
-        The other trials of their units go on.
+        The other trials of their units continue.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End at once, and leave nothing behind."""
+        """Stop immediately, and leave nothing behind."""
 
     def check_place(self, unit: Unit) -> None:
-        """Refuse a unit for a worker that there is not."""
+        """Refuse a unit for a worker that does not exist."""
         if unit.place and unit.place not in self.places:
-            there = ", ".join(self.places) or "none that can be named"
-            raise UsageError(f"there is no worker {unit.place!r}; there are: {there}")
+            there = ", ".join(self.places) or "none with a name"
+            raise UsageError(f"there is no worker {unit.place!r}; available: {there}")
 
     def now(self) -> float:
-        """Seconds on the executor's clock, which never goes back."""
+        """Return the seconds of the executor's clock, which is monotonic."""
         return time.monotonic()
 
     def describe(self) -> dict[str, object]:
-        """What the ledger keeps about how units were executed."""
+        """Return what the ledger records about how units are executed."""
         return {"executor": type(self).__name__.lower(), "slots": self.slots}

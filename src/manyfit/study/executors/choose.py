@@ -1,4 +1,4 @@
-"""Which executor, on which cores or GPUs."""
+"""The choice of the executor, and of its cores or GPUs."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ def choose(study: StudyConfig, work: Work, watch: Watch, trials: int) -> Executo
 
 
 def auto(job: Job) -> Executor:
-    """Take processes where there is room for more than one trial at once."""
+    """Return worker processes if more than one trial can train at once, or else the inline executor."""
     found = worker_places(job.study)
     return inline(job) if len(found) == 1 or job.trials == 1 else processes(job)
 
 
 def inline(job: Job) -> Executor:
-    """Train in the process of the driver, one unit after another."""
+    """Return the executor in the driver's process, one unit after another."""
     return Inline(job.work, job.watch)
 
 
 def processes(job: Job) -> Executor:
-    """Train in processes of this machine, each on some cores or a GPU."""
+    """Return the executor in processes on this machine, each with some cores or a GPU."""
     found = worker_places(job.study)[: max(1, job.trials)]
     return Processes(job.work, found, seconds(job.study.execute.timeout), threads_of(job.study))
 
 
 def worker_places(study: StudyConfig) -> list[Place]:
-    """Return where workers compute."""
+    """Return the place of each worker."""
     execute, memory = study.execute, count_bytes(study.execute.memory)
     return places(execute.workers, threads_of(study), choose_gpus(study), memory, usable_cores)
 
 
 def threads_of(study: StudyConfig) -> int:
-    """Return how many threads a trial uses."""
+    """Return the number of threads of a trial."""
     return study.base.run.train.threads or 1
 
 
 def choose_gpus(study: StudyConfig) -> list[str]:
-    """The GPUs that workers are pinned to, by index; none if the trials do not use any."""
+    """Return the GPUs that workers are pinned to, by index; none if the trials do not use any."""
     wanted, device = study.execute.gpus, study.base.run.train.device
     if wanted == "none" or not (device == "auto" or device.startswith("cuda")):
         return []
@@ -64,16 +64,16 @@ def choose_gpus(study: StudyConfig) -> list[str]:
     if wanted == "idle":
         idle = [str(gpu.number) for gpu in gpus() if gpu.is_idle]
         if not idle:
-            raise UsageError("execute.gpus: no GPU is idle; wait, or name the ones to use: gpus: [0, 1]")
+            raise UsageError("execute.gpus: no GPU is idle; wait, or list the GPUs to use: gpus: [0, 1]")
         return idle
     missing = [str(gpu) for gpu in wanted if str(gpu) not in visible]
     if missing:
-        raise UsageError(f"execute.gpus: there is no GPU {missing[0]}; there are {visible or 'none'}")
+        raise UsageError(f"execute.gpus: there is no GPU {missing[0]}; available: {visible or 'none'}")
     return [str(gpu) for gpu in wanted]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    """Return the GPUs that this process may use, named as in CUDA_VISIBLE_DEVICES."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""An executor of the user's own, whose mistakes are told by name and not taken for those of manyfit."""
+"""A wrapper for custom executors, whose mistakes are reported by name and not as those of manyfit."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ T = TypeVar("T")
 
 
 class Guarded(Executor):
-    """Hands everything on, and checks what comes back."""
+    """A wrapper that passes calls on to an executor and checks what it returns."""
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
         self._name = type(inner).__name__
         self._open: set[str] = set()
         if type(inner.slots) is not int or inner.slots < 1:
-            raise RunFailed(f"the executor {self._name} must have one slot or more, not {inner.slots!r}")
+            raise RunFailed(f"the executor {self._name} must have at least one slot, not {inner.slots!r}")
         self.slots = inner.slots
         self.places = inner.places
 
     @property
     def isolates(self) -> bool:  # type: ignore[override]
-        """As the executor says."""
+        """As declared by the executor."""
         return self._inner.isolates
 
     @property
     def keeps_folders(self) -> bool:  # type: ignore[override]
-        """As the executor says."""
+        """As declared by the executor."""
         return self._inner.keeps_folders
 
     @property
     def tell(self) -> Tell:
-        """Whoever listens to signs of life."""
+        """The listener for signs of life."""
         return self._inner.tell
 
     @tell.setter
@@ -46,12 +46,12 @@ class Guarded(Executor):
         self._inner.tell = tell
 
     def submit(self, unit: Unit) -> None:
-        """Hand a unit on."""
+        """Pass a unit on."""
         self._call("submit", lambda: self._inner.submit(unit))
         self._open |= {trial.id for trial in unit.trials}
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
-        """Return outcomes of trials that were handed out, each once."""
+        """Return outcomes of submitted trials, each exactly once."""
         found: Any = self._call("wait", lambda: self._inner.wait(timeout, wake))
         if not isinstance(found, list) or not all(isinstance(each, Outcome) for each in found):
             raise RunFailed(
@@ -60,26 +60,26 @@ class Guarded(Executor):
         for outcome in found:
             if outcome.trial not in self._open:
                 raise RunFailed(
-                    f"the executor {self._name} answers for {outcome.trial!r}, which was not handed out, or "
-                    "which it has answered for before"
+                    f"the executor {self._name} returned an outcome for {outcome.trial!r}, which was not "
+                    "submitted, or which already has an outcome"
                 )
             self._open.remove(outcome.trial)
         return found
 
     def interrupt(self, trials: Collection[str] | None = None) -> None:
-        """Hand the request on."""
+        """Pass the request on."""
         self._call("interrupt", lambda: self._inner.interrupt(trials))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the executor."""
         self._call("close", self._inner.close)
 
     def now(self) -> float:
-        """Its clock."""
+        """Return the seconds of its clock."""
         return self._inner.now()
 
     def describe(self) -> dict[str, object]:
-        """What it says about itself."""
+        """Return its description."""
         return self._inner.describe()
 
     def _call(self, method: str, act: Callable[[], T]) -> T:

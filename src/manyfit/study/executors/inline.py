@@ -1,4 +1,4 @@
-"""In this process, one unit after another."""
+"""The executor in this process, one unit after another."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from manyfit.study.work.units import Outcome, Progress, Unit
 
 
 class Inline(Executor):
-    """Exceptions are isolated; a crash is not. Signals that end the driver end the unit first."""
+    """An executor that isolates exceptions, but not crashes. A signal to the driver ends the unit first."""
 
     isolates: ClassVar[bool] = False
 
     def __init__(self, work: Work, watch: Watch | None = None) -> None:
-        """`watch` is the one that notes the signals of the process."""
+        """`watch` records the signals of the process."""
         self._work = work
         self._watch = watch or Watch()
         self._waiting: deque[Unit] = deque()
         self._current: UnitWatch | None = None
 
     def submit(self, unit: Unit) -> None:
-        """Remember a unit; it is worked on in `wait`."""
+        """Queue a unit; it is executed in `wait`."""
         self.check_place(unit)
         self._waiting.append(unit)
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
-        """Work on the next unit."""
+        """Execute the next unit."""
         if not self._waiting:
             return []
         unit = self._waiting.popleft()
@@ -47,7 +47,7 @@ class Inline(Executor):
         self.tell(progress)
 
     def interrupt(self, trials: Collection[str] | None = None) -> None:
-        """Ask what is being trained to end."""
+        """Ask trials of the current unit to stop."""
         if self._current is None:
             return
         if trials is None:
@@ -56,5 +56,5 @@ class Inline(Executor):
             self._current.asked.update(trials)
 
     def close(self) -> None:
-        """Forget what was not begun."""
+        """Discard units that were not started."""
         self._waiting.clear()

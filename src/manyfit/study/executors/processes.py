@@ -1,4 +1,4 @@
-"""In long-lived processes of this machine, each pinned to cores or to a GPU."""
+"""The executor in long-lived processes on this machine, each pinned to cores or to a GPU."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ PRELOADED: Final = (
     "manyfit.study.executors.worker",
     "torch._dynamo",
 )
-"""What takes long to import, and is therefore imported once for all workers."""
+"""Modules that are slow to import, and are therefore imported once for all workers."""
 CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 MOST_STARTS: Final = 5
 LOST: Final = 255
-"""What multiprocessing says of a process when its server cannot tell how it ended."""
+"""The exit code that multiprocessing reports if the fork server cannot tell how a process ended."""
 FILES: Final = 30
 FILES_OF_WORKER: Final = 6
 """Open files that the driver needs for itself, and for each worker."""
 GRACE: Final = 60.0
-"""Seconds in which a worker that was asked to end must have committed what it has."""
+"""Seconds within which a worker that was asked to stop must commit its progress."""
 
 _starting = threading.Lock()
 
@@ -53,26 +53,26 @@ class _Worker:
     pipe: Connection
     unit: Unit | None = None
     left: dict[str, Trial] = field(default_factory=dict)
-    """The trials of the unit that were not answered for."""
+    """The trials of the unit that have no outcome yet."""
     begun: set[str] = field(default_factory=set)
-    """Those that have shown a sign of life."""
+    """Trials that have shown a sign of life."""
     is_poisoned: bool = False
-    """Whether it must not take another unit."""
+    """Whether it must not execute another unit."""
     seen: float = 0.0
     """When it last showed a sign of life."""
     asked: float | None = None
-    """When it was asked to end."""
+    """When it was asked to stop."""
     kills: int = 0
-    """How many processes the system had killed for their memory when the unit began."""
+    """How many processes the system had killed for lack of memory when the unit was started."""
 
 
 class Processes(Executor):
-    """Keeps a worker for each place; one that died, or that ran out of memory, is replaced."""
+    """An executor with one worker per place; a worker that died or ran out of memory is replaced."""
 
     def __init__(
         self, work: Work, places: Sequence[Place], timeout: float | None = None, threads: int = 1
     ) -> None:
-        """`timeout` is how long a unit may show no sign of life; `threads` is what a unit uses."""
+        """`timeout` is how long a unit may show no sign of life; `threads` is its number of threads."""
         check_picklable(work)
         check_open_files(len(places))
         self.slots = len(places)
@@ -84,13 +84,13 @@ class Processes(Executor):
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
         self._free = list(places)
-        """Places that have no worker yet: one is started when it is needed."""
+        """Places without a worker; workers are started on demand."""
         self._workers: list[_Worker] = []
 
     def _start(self, place: Place) -> _Worker:
         ours, theirs = self._context.Pipe()
         with _starting, without_main(), few_threads(self._threads), interrupts_held_back():
-            # The server may be older than what the environment says now.
+            # The environment may have changed since the fork server was started.
             here = {name: value for name, value in os.environ.items() if name != DRIVER}
             args = (theirs, self._work, place, here)
             process = self._context.Process(target=serve, args=args, name="manyfit-worker")
@@ -99,7 +99,7 @@ class Processes(Executor):
         return _Worker(place, process, ours, seen=time.monotonic())
 
     def submit(self, unit: Unit) -> None:
-        """Give a unit to a worker that is free, or to the one that it asks for."""
+        """Send a unit to a free worker, or to the one that it requests."""
         self.check_place(unit)
         for _ in range(MOST_STARTS):
             worker = next((w for w in self._workers if w.unit is None and _fits(w.place, unit)), None)
@@ -116,10 +116,10 @@ class Processes(Executor):
             worker.unit, worker.seen, worker.kills = unit, time.monotonic(), count_memory_kills()
             worker.left, worker.begun = {trial.id: trial for trial in unit.trials}, set()
             return
-        raise RunFailed(f"workers end as soon as they are started ({MOST_STARTS} of them did)")
+        raise RunFailed(f"workers exit as soon as they are started ({MOST_STARTS} of them did)")
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
-        """Listen to the workers."""
+        """Receive outcomes and signs of life from the workers."""
         handles: list[Any] = [worker.pipe for worker in self._workers]
         handles += [worker.process.sentinel for worker in self._workers]
         limits = [limit for w in self._workers if (limit := self._deadline(w)) is not None]
@@ -135,7 +135,7 @@ class Processes(Executor):
             if worker not in self._workers:
                 continue  # it was replaced
             if worker.process.sentinel in ready:
-                outcomes += self._heard(worker)  # what it said before it died
+                outcomes += self._heard(worker)  # messages that it sent before it died
                 outcomes += self._collect_dead(worker)
             elif (limit := self._deadline(worker)) is not None and time.monotonic() >= limit:
                 outcomes += self._hangs(worker)
@@ -171,7 +171,7 @@ class Processes(Executor):
                         self._end(worker)
                         return found
         except (EOFError, OSError, pickle.UnpicklingError):
-            worker.process.join(1.0)  # the sentinel says the rest
+            worker.process.join(1.0)  # `wait` handles the death when it sees the sentinel
         return found
 
     def _collect_dead(self, worker: _Worker) -> list[Outcome]:
@@ -179,7 +179,7 @@ class Processes(Executor):
         code, left, asked = worker.process.exitcode, worker.left.values(), worker.asked
         self._end(worker)
         if asked:
-            failure = Failure("preempted", "ended on request", process_died=True)
+            failure = Failure("preempted", "stopped on request", process_died=True)
         else:
             failure = death(code, count_memory_kills() > worker.kills)
         return list(fail_unanswered(left, failure, worker.begun))
@@ -188,7 +188,7 @@ class Processes(Executor):
         left, asked = worker.left.values(), worker.asked
         self._end(worker)
         if asked is not None:
-            failure = Failure("preempted", "did not end when it was asked, and was killed", process_died=True)
+            failure = Failure("preempted", "did not stop when asked to, and was killed", process_died=True)
         else:
             failure = Failure(
                 "timeout", f"no sign of life for {self._timeout:g} s", group="timeout", process_died=True
@@ -196,7 +196,7 @@ class Processes(Executor):
         return list(fail_unanswered(left, failure, worker.begun))
 
     def _end(self, worker: _Worker) -> None:
-        """End a worker; another one takes its place when there is something to do."""
+        """End a worker; another one is started in its place on demand."""
         worker.pipe.close()
         if worker.process.is_alive():
             worker.process.kill()
@@ -206,7 +206,7 @@ class Processes(Executor):
         self._free.append(worker.place)
 
     def interrupt(self, trials: Collection[str] | None = None) -> None:
-        """Ask workers to commit what they have."""
+        """Ask workers to commit their progress and to stop."""
         for worker in self._workers:
             if worker.unit is None or worker.asked is not None:
                 continue
@@ -215,11 +215,11 @@ class Processes(Executor):
                 worker.asked = time.monotonic()
                 worker.process.terminate()
             elif named:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is seen by `wait`
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` handles its death
                     worker.pipe.send(named)
 
     def close(self) -> None:
-        """Let idle workers go, and kill the others."""
+        """Let idle workers exit, and kill the others."""
         for worker in self._workers:
             worker.pipe.close()
             if worker.unit is not None:
@@ -233,15 +233,15 @@ class Processes(Executor):
         self._workers.clear()
 
     def describe(self) -> dict[str, object]:
-        """Which cores or GPUs there are."""
+        """Return the description with the cores or GPUs of the workers."""
         every = [*(worker.place for worker in self._workers), *self._free]
         return {**super().describe(), "places": [list(place.cores) or place.gpu for place in every]}
 
 
 def death(code: int | None, for_memory: bool) -> Failure:
-    """Why a process is no more, from how it ended."""
+    """Return the failure that corresponds to the exit code of a process."""
     if code == LOST:
-        text = "the process was lost, together with the server that it was forked from"
+        text = "the process was lost, together with the server from which it was forked"
         return Failure("infrastructure", text, group="lost", process_died=True)
     if code is not None and code >= 0:
         text = f"the code of the trial ended its process with exit code {code}"
@@ -249,12 +249,10 @@ def death(code: int | None, for_memory: bool) -> Failure:
     number = -(code or -signal.SIGKILL)
     name = signal.Signals(number).name
     if number == signal.SIGKILL and for_memory:
-        text = "the system killed the process for its memory"
+        text = "the system killed the process because memory ran out"
         return Failure("out of memory", text, group=name, process_died=True)
-    what = "crashed" if number in CRASHES else "was ended"
-    return Failure(
-        "infrastructure", f"the process of the trial {what} by {name}", group=name, process_died=True
-    )
+    what = "crashed with" if number in CRASHES else "was terminated by"
+    return Failure("infrastructure", f"the process of the trial {what} {name}", group=name, process_died=True)
 
 
 def _fits(place: Place, unit: Unit) -> bool:
@@ -262,7 +260,7 @@ def _fits(place: Place, unit: Unit) -> bool:
 
 
 def check_picklable(work: Work) -> None:
-    """Other processes need a copy of it."""
+    """Check that the work can be sent to other processes."""
     try:
         pickle.dumps(work)
     except Exception as error:
@@ -270,7 +268,7 @@ def check_picklable(work: Work) -> None:
 
 
 def check_open_files(workers: int = 1) -> None:
-    """Raise the limit on open files as far as it goes; refuse one that workers cannot be started under."""
+    """Raise the limit on open files if necessary; refuse a hard limit that is too low for the workers."""
     needed = FILES + FILES_OF_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -278,13 +276,13 @@ def check_open_files(workers: int = 1) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
         if allowed < needed:
             raise UsageError(
-                f"too few open files are allowed here (ulimit -n {hard}): {workers} workers need {needed}; "
+                f"the limit on open files is too low (ulimit -n {hard}): {workers} workers need {needed}; "
                 "raise the limit, or train one trial after another: execute.on=inline"
             )
 
 
 def prepare(threads: int = 1) -> None:
-    """Let the server that workers are forked from begin its imports now, beside what happens here."""
+    """Start the server that workers are forked from; it begins its imports in the background."""
     check_open_files()
     forkserver.set_forkserver_preload(list(PRELOADED))
     with _starting, without_main(), few_threads(threads), interrupts_held_back():
@@ -293,7 +291,7 @@ def prepare(threads: int = 1) -> None:
 
 @contextlib.contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Keep a Ctrl-C from the server while it is importing; workers let go of this, and ignore it instead."""
+    """Block Ctrl-C for the server while it is importing; workers unblock the signal and ignore it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -303,7 +301,7 @@ def interrupts_held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the main script, so that workers do not run it again: they need nothing of it."""
+    """Hide the main script, so that workers do not run it again: they do not need it."""
     main = sys.modules["__main__"]
     names: tuple[str, ...] = ("__file__", "__spec__")
     hidden = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
@@ -316,9 +314,9 @@ def without_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def few_threads(count: int) -> Iterator[None]:
-    """Have the libraries below torch start no more threads than a unit uses.
+    """Limit the libraries below torch to the threads of a unit.
 
-    They read this once, when they are loaded; what `torch.set_num_threads` says later does not reach all of
+    They read the variable once, when they are loaded; a later `torch.set_num_threads` does not affect all of
     them, and threads that wait for work on the one core that a worker is pinned to halve its speed.
     """
     before = os.environ.get("OMP_NUM_THREADS")
@@ -332,7 +330,7 @@ def few_threads(count: int) -> Iterator[None]:
 
 
 def count_memory_kills() -> int:
-    """How many processes the system has killed because memory ran out."""
+    """Return how many processes the system has killed because memory ran out."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
@@ -343,7 +341,7 @@ def count_memory_kills() -> int:
 def places(
     workers: int | None, threads: int, gpus: Sequence[str], memory: int | None, cores: Callable[[], list[int]]
 ) -> list[Place]:
-    """Where workers compute: one for each GPU, or one for each group of cores."""
+    """Return the places of workers: one for each GPU, or one for each group of cores."""
     if gpus:
         count = workers or len(gpus)
         return [Place((), gpus[i % len(gpus)], memory) for i in range(count)]
@@ -355,7 +353,7 @@ def places(
 
 
 def usable_cores() -> list[int]:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

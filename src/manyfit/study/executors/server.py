@@ -1,4 +1,4 @@
-"""Imported first by the server that workers are forked from: it ends with the driver, at any moment."""
+"""The first import of the server that workers are forked from: it makes the server exit with the driver."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 from manyfit.core.processes import die_with_parent
 
 DRIVER: Final = "MANYFIT_DRIVER"
-"""In the environment of the server alone, and only until it is read: who has started it."""
+"""Environment variable with the driver's process ID; only the server has it, and removes it."""
 
 if sys.argv[:1] == ["-c"] and DRIVER in os.environ:
     driver = os.environ.pop(DRIVER)
     die_with_parent()
-    if os.getppid() != int(driver):  # it has ended already, before the request was made
+    if os.getppid() != int(driver):  # the driver had exited before the request was made
         os._exit(0)
 
 BEGAN: Final = dict(os.environ)
-"""The environment that the server began with: what libraries have put there since stays in its workers."""
+"""The environment at the start of the server: what libraries have added since stays in its workers."""

@@ -1,4 +1,4 @@
-"""On a made-up clock: curves and durations are functions, and thousands of workers cost nothing."""
+"""The executor on a simulated clock: curves and durations are functions; workers cost nothing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from manyfit.study.executors.base import Executor
 from manyfit.study.work.units import Failure, Outcome, Trial, Unit
 
 Curve: TypeAlias = Callable[[Mapping[str, Any], int, int], float]
-"""Values of the space, seed, epoch → the objective."""
+"""Values of the axes, seed, epoch → objective."""
 
 
 def exponential(values: Mapping[str, Any], seed: int, epoch: int) -> float:
-    """A curve that falls towards a level that its values decide, with some noise by its seed."""
+    """Return the value at an epoch of a curve that decays to a level set by `values`, with noise."""
     level = (derive(0, *(f"{key}={value}" for key, value in sorted(values.items()))) % 1000) / 1000
     noise = (derive(seed, "noise", f"{level}", epoch) % 1000) / 1e5
     return float(level + 0.5 ** (epoch / 3) + noise)
 
 
 class Simulated(Executor):
-    """Answers what a study would have measured. An epoch takes the time that `seconds` says."""
+    """An executor that returns simulated outcomes. `seconds` returns the duration of an epoch."""
 
     keeps_folders: ClassVar[bool] = False
 
@@ -49,7 +49,7 @@ class Simulated(Executor):
         self._busy: list[tuple[float, int, Outcome]] = []
 
     def submit(self, unit: Unit) -> None:
-        """Decide at once how it will end, and when."""
+        """Determine immediately how it will end, and when."""
         self.check_place(unit)
         began = self._clock
         for trial in unit.trials:
@@ -72,7 +72,7 @@ class Simulated(Executor):
         )  # fmt: skip
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
-        """Move the clock to the next end of a unit."""
+        """Advance the clock to the next outcome."""
         if not self._busy or (timeout is not None and self._busy[0][0] > self._clock + timeout):
             self._clock += timeout or 0.0
             return []
@@ -80,7 +80,7 @@ class Simulated(Executor):
         return [outcome]
 
     def interrupt(self, trials: Collection[str] | None = None) -> None:
-        """End trials now, as preempted, where they began."""
+        """End trials now as preempted, at the epoch at which they started."""
         for entry in [e for e in self._busy if trials is None or e[2].trial in trials]:
             self._busy.remove(entry)
             start = max(0, int(entry[2].epoch) - entry[2].trained // self._steps)
@@ -92,9 +92,9 @@ class Simulated(Executor):
         heapq.heapify(self._busy)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard all units."""
         self._busy.clear()
 
     def now(self) -> float:
-        """The made-up clock."""
+        """Return the seconds of the simulated clock."""
         return self._clock

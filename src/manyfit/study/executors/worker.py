@@ -1,4 +1,4 @@
-"""A worker process: it takes units from a pipe, works on them, and answers, until the pipe closes."""
+"""A worker process: it receives units from a pipe and sends their outcomes, until the pipe closes."""
 
 from __future__ import annotations
 
@@ -28,55 +28,56 @@ from manyfit.study.work.unit_watch import UnitWatch
 from manyfit.study.work.units import Outcome, Trial, Unit
 
 MOST_CLEANED: Final = 1 << 26
-"""The most bytes of output that are looked through."""
+"""The largest output, in bytes, that is searched for secrets."""
 OUTPUT: Final = "output.log"
-"""In the folder of a trial: what its code has printed."""
+"""The file in the folder of a trial with the output of its code."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker may compute, and how much it may use."""
+    """The resources of a worker: cores, GPU and memory."""
 
     cores: tuple[int, ...] = ()
     gpu: str | None = None
-    """The value of CUDA_VISIBLE_DEVICES; None leaves it as it is."""
+    """The value of CUDA_VISIBLE_DEVICES; None leaves it unchanged."""
     memory: int | None = None
     name: str = ""
-    """What a unit calls it that must be executed here."""
+    """The name by which a unit requests this worker."""
 
 
 def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, str]) -> None:
-    """Work until nobody wants anything any more, with the environment variables of the driver."""
+    """Execute units until the pipe closes, with the environment variables of the driver."""
     for name in server.BEGAN.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment.items() - server.BEGAN.items())
     die_with_server()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver, which asks its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which asks its workers to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     settle(place)
-    gc.freeze()  # what was imported stays; looking through it after every unit would take long
+    gc.freeze()  # imported objects stay; scanning them after every unit would be slow
     try:
         pipe.send("ready")
         while True:
             unit = pipe.recv()
             if not isinstance(unit, Unit):
-                continue  # a request to trials that have ended meanwhile
+                continue  # a stop request for trials that have ended meanwhile
             is_full = False
             for outcome in work_on(unit, work, pipe):
                 pipe.send(outcome)
                 is_full |= outcome.failure is not None and outcome.failure.kind == "out of memory"
             if is_full:
-                return  # what memory is left, and in which state, nobody knows
+                return  # the state of the memory is unknown; a new worker takes over
             gc.collect()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
 def work_on(unit: Unit, work: Work, pipe: Connection) -> Iterator[Outcome]:
-    """Work on one unit; signals ask it to end, and its output goes into the folders of its trials.
+    """Execute one unit; signals ask it to stop, and its output goes to the folders of its trials.
 
-    With its last outcome, the driver may send the next unit: until then nobody else reads the pipe.
+    After the last outcome, the driver may send the next unit: `listening`, which also reads the pipe, must
+    have ended by then.
     """
     last: Outcome | None = None
     with watch_signals() as signals:
@@ -95,7 +96,7 @@ def work_on(unit: Unit, work: Work, pipe: Connection) -> Iterator[Outcome]:
 
 @contextlib.contextmanager
 def listening(unit: Unit, watch: UnitWatch, pipe: Connection) -> Iterator[None]:
-    """Hear which trials of a unit shall end, while the others are trained; one alone is ended by a signal."""
+    """Receive stop requests for some trials of a unit while others train; a single one is sent a signal."""
     if len(unit.trials) == 1:
         yield
         return
@@ -119,7 +120,7 @@ def listening(unit: Unit, watch: UnitWatch, pipe: Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def capture_output(unit: Unit, trial: Trial) -> Iterator[None]:
-    """Send what is printed, also by C code and by a crash, into the trial's folder."""
+    """Redirect output, including that of C code and of a crash, to the trial's folder."""
     if unit.purpose == "rehearse":  # it has no folder
         with tempfile.TemporaryDirectory(prefix="manyfit-") as place:
             try:
@@ -130,7 +131,7 @@ def capture_output(unit: Unit, trial: Trial) -> Iterator[None]:
                 print(file.read_text(errors="replace") if file.exists() else "", end="", file=sys.stderr)
         return
     folder = Path(trial.folder)
-    folder.mkdir(exist_ok=True)  # not those above it: a study may have been moved away
+    folder.mkdir(exist_ok=True)  # without parents: the study may have been moved away
     with _into(folder):
         yield
 
@@ -160,7 +161,7 @@ def _into(folder: Path) -> Iterator[None]:
 
 
 def tidy_output(folder: Path) -> None:
-    """Remove what was not written to, and clean what code has printed of the secrets that it was given."""
+    """Remove the output file if it is empty, and redact secrets in it."""
     file = folder / OUTPUT
     check_file(file)
     if not file.stat().st_size:
@@ -174,7 +175,7 @@ def tidy_output(folder: Path) -> None:
 
 
 def settle(place: Place) -> None:
-    """Take the cores, the GPU and the memory that this worker was given."""
+    """Apply the cores, the GPU and the memory limit of this worker."""
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
     if place.cores and hasattr(os, "sched_setaffinity"):

@@ -1,13 +1,13 @@
-"""What there is to do: points, trials and units, and how a unit is trained.
+"""The work of a study: points, trials and units, and how a unit is trained.
 
-| room | what it holds |
+| module | contents |
 |---|---|
-| `units` | trials, units, outcomes and failures, as executors know them |
-| `unit_watch` | whether a unit, or one trial of it, shall end |
-| `training` | the work: train the trials of a unit, each in its run folder |
-| `points` | points of the space, and the config of a trial |
-| `records` | what is known of points and trials |
-| `schedule` | what can be trained now |
-| `policy`, `failures` | exceptions as failures of a kind, and what follows from each kind |
+| `units` | trials, units, outcomes and failures, as executors see them |
+| `unit_watch` | whether a unit, or one trial of it, was asked to stop |
+| `training` | train the trials of a unit, each in its run folder |
+| `points` | points of the search space, and the config of a trial |
+| `records` | the state of points and trials |
+| `schedule` | which trials can be trained now |
+| `policy`, `failures` | the consequence of each kind of failure, and the kind of an exception |
 | `folder` | the study folder |
 """

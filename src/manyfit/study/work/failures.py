@@ -1,4 +1,4 @@
-"""Exceptions as failures of a known kind."""
+"""Classification of exceptions as failures of a known kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_TEXT: Final = 4_000
 
 
 def failure_of(error: BaseException) -> Failure:
-    """An exception as a failure of a known kind."""
+    """Return an exception as a failure of a known kind."""
     cause = error.__cause__ if isinstance(error, RunFailed) and error.__cause__ is not None else error
     lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(cause.__traceback__)]

@@ -20,12 +20,12 @@ WRITTEN: Final = (
     "best",
     "study.log",
 )
-"""What manyfit writes into a study folder. None of it may lead out of the folder."""
+"""Names that manyfit writes to in a study folder. None of them may be a link."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyFolder:
-    """Paths inside a study."""
+    """The paths inside a study folder."""
 
     path: Path
 
@@ -36,50 +36,48 @@ class StudyFolder:
 
     @property
     def ledger(self) -> Path:
-        """The durable record."""
+        """The ledger file."""
         return self.path / "ledger.db"
 
     @property
     def trials(self) -> Path:
-        """One run folder for each trial."""
+        """The folder with one run folder per trial."""
         return self.path / "trials"
 
     @property
     def weights(self) -> Path:
-        """Weights that trials began with, copied when they were cloned."""
+        """Initial weights of cloned trials, copied when they were cloned."""
         return self.path / "weights"
 
     @property
     def inbox(self) -> Path:
-        """Commands that people have given."""
+        """The folder of user commands for the driver."""
         return self.path / "inbox"
 
     @property
     def best(self) -> Path:
-        """The best trial as a run folder of its own, exported and evaluated."""
+        """The best trial as a separate run folder, exported and evaluated."""
         return self.path / "best"
 
     @property
     def provenance(self) -> Path:
-        """Versions, hardware and code, once for all trials."""
+        """The record of versions, hardware and code, common to all trials."""
         return self.path / "provenance.json"
 
     def base(self, fingerprint: str) -> Path:
-        """The base config as it was when the study was started."""
+        """Return the path of the base config as it was when the study was started."""
         return self.path / "base" / f"{fingerprint[:12]}.yaml"
 
     def trial(self, id: str) -> RunFolder:
-        """The run folder of a trial."""
+        """Return the run folder of a trial."""
         return RunFolder(self.trials / id)
 
     def sessions(self) -> list[dict[str, Any]]:
-        """How the study was started, each time."""
+        """Return the provenance of each start of the study."""
         return RunFolder(self.path).sessions()
 
     def check_links(self) -> None:
-        """Refuse a folder in which a link would lead what is written out of it."""
+        """Refuse a folder in which a link would redirect writes out of it."""
         for name in WRITTEN:
             if (self.path / name).is_symlink():
-                raise FolderError(
-                    f"{self.path / name} is a link, which would lead out of the study; remove it"
-                )
+                raise FolderError(f"{self.path / name} is a link, which may lead out of the study; remove it")

@@ -1,4 +1,4 @@
-"""Points and trials have names that follow from what they are: the same point is the same trial for ever."""
+"""Points and trials, named by hashes of their contents: the same point always has the same name."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ STUDY: Final = Origin("study")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point that may be tried: its values, its name, and where it comes from."""
+    """A point that may be tried: its values, its name and its origin."""
 
     id: str
     values: Mapping[str, Any]
     origin: str
     parent: str = ""
-    """The point whose weights it begins with, and their steps by seed: `<id>@<seed>:<step>,…`."""
+    """The point whose weights it starts with, and their steps by seed: `<id>@<seed>:<step>,…`."""
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    """What a sampler wants to remember of it."""
+    """Data that a sampler stores with it."""
 
 
 def configure_point(base: Config, patch_: Patch, seed: int | None = None) -> Config:
-    """The config of a point, checked."""
+    """Return the validated config of a point."""
     seeded = to_overrides(to_patch({"seed": seed}, STUDY)) if seed is not None else []
     return patch(base, [*seeded, *to_overrides(patch_)])
 
 
 def trial_config(base: Config, values: Mapping[str, Any], seed: int, changes: Mapping[str, Any]) -> Config:
-    """The config of a trial."""
+    """Return the config of a trial."""
     return configure_point(base, to_patch({**values, **changes}, STUDY), seed)
 
 
@@ -48,14 +48,14 @@ def candidate(
     parent: str = "",
     attrs: Mapping[str, Any] | None = None,
 ) -> Candidate:
-    """Name a point. Raises `ConfigError` if its config is wrong."""
+    """Return a named point. Raises `ConfigError` if its config is invalid."""
     config = configure_point(study.base, patch_)
     values = {key: plain(node) for key, node in patch_.items()}
     return Candidate(name(config, study.space.keys, parent), values, origin, parent, attrs or {})
 
 
 def name(config: Config, keys: Sequence[str], parent: str = "") -> str:
-    """The name of a point: identity values that were given, and every key of the space, but not the seed."""
+    """Return the name of a point: a hash of explicit identity values and of all axes, without the seed."""
     kept = flat(identity(config.explicit, config.kinds))
     kept.pop("seed", None)
     given = flat(config.explicit)
@@ -69,5 +69,5 @@ def name(config: Config, keys: Sequence[str], parent: str = "") -> str:
 
 
 def trial_name(point: str, seed: int) -> str:
-    """The name of a trial."""
+    """Return the name of a trial."""
     return hash_data([point, seed])[:LENGTH]

@@ -1,4 +1,4 @@
-"""What follows from a failure, by its kind: a pure function of the trial and the failure."""
+"""The consequence of a failure, by its kind: a pure function of the trial and the failure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from manyfit.study.work.records import TrialRecord
 from manyfit.study.work.units import Failure
 
 PREEMPTIONS: Final = 20
-"""How often a trial may be preempted without getting further: schedulers do that, and so does broken code."""
+"""How often a trial may be preempted without progress: by a scheduler, or by its own broken code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happens to the trial now."""
+    """The consequence of a failure for its trial."""
 
     state: Literal["waiting", "failed", "infeasible"]
     reason: str
     split: bool = False
-    """Whether its batches are cut in halves from now on."""
+    """Whether its batches are split in halves from now on."""
     died: bool = False
     """Whether this counts as a death of its process."""
 
 
 def verdict(trial: TrialRecord, failure: Failure, retries: int) -> Verdict:
-    """Preempted: again. Infrastructure: again from the checkpoint, some times. Out of memory: once more, with
-    half of each batch at a time. Everything else would only happen again."""
+    """Return the consequence of a failure.
+
+    Preempted trials and infrastructure failures are retried from the checkpoint, up to a limit. A trial that
+    ran out of memory is retried once, with half of each batch at a time. Any other failure would only recur.
+    """
     if failure.kind in ("preempted", "infrastructure"):
         most = retries if failure.kind == "infrastructure" else max(retries, PREEMPTIONS)
         if trial.deaths < most:

@@ -1,4 +1,4 @@
-"""What the ledger knows of points and trials, in memory."""
+"""Points and trials of the ledger, in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Curve: TypeAlias = tuple[tuple[float, float], ...]
 
 @dataclass(slots=True, eq=False)
 class TrialRecord:
-    """One point with one seed: how far it is, and what it has given."""
+    """One point with one seed: its progress and its results."""
 
     id: str
     point: int
@@ -27,27 +27,27 @@ class TrialRecord:
     step: int = 0
     epoch: float = 0.0
     steps: int = 0
-    """Steps that were trained for it, as far as somebody could say so; `step` is what counts."""
+    """Steps that were trained for it, as far as they were reported; `step` is authoritative."""
     seconds: float = 0.0
     value: float | None = None
-    """The best of the objective so far."""
+    """The best value of the objective so far."""
     curve: Curve = ()
     over: bool = False
     reason: str = ""
     deaths: int = 0
     """How often its process has died since a step was last committed."""
     split: int = 1
-    """Into how many parts a batch is cut because memory ran out."""
+    """The number of parts that a batch is split into because memory ran out."""
     failure: Failure | None = None
     _bests: tuple[Curve, int, list[float]] | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether it is in a final state."""
         return self.state in ("finished", "failed", "infeasible")
 
     def take(self, outcome: Outcome, sign: int) -> None:
-        """Learn how far a unit has got."""
+        """Update the record from the outcome of a unit."""
         if outcome.step > self.step:
             self.deaths = 0
         self.step = max(self.step, outcome.step)
@@ -61,7 +61,7 @@ class TrialRecord:
             self.over, self.reason = True, outcome.reason
 
     def best(self, epoch: float, sign: int) -> float | None:
-        """The best value up to an epoch; what is not finite is never the best."""
+        """Return the best value up to an epoch; values that are not finite are ignored."""
         if self._bests is None or self._bests[0] is not self.curve or self._bests[1] != sign:
             found, best = [], math.inf
             for _, value in self.curve:
@@ -75,7 +75,7 @@ class TrialRecord:
 
 @dataclass(slots=True, eq=False)
 class PointRecord:
-    """One point of the space: its values, its trials, and what was decided about it."""
+    """One point of the search space: its values, its trials, and the decisions about it."""
 
     number: int
     id: str
@@ -84,31 +84,31 @@ class PointRecord:
     parent: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     current: bool = True
-    """Whether the study, as it is written now, has this point."""
+    """Whether the current config of the study has this point."""
     state: PointState = "open"
     reason: str = ""
     granted: int | None = None
-    """Epochs that it may be trained for, as decided so far; None is to the end, 0 is stopped by a person."""
+    """Epochs that it may train for, as decided so far; None means to the end, 0 stopped by a user."""
     trials: list[TrialRecord] = field(default_factory=list)
 
     def value(self, sign: int, epoch: float = math.inf) -> float | None:
-        """The mean over the seeds of the best value up to an epoch; None if a seed has none or has failed."""
+        """Return the mean over seeds of the best value up to an epoch; None if a seed lacks one or failed."""
         found = [trial.best(epoch, sign) if trial.failure is None else None for trial in self.trials]
         known = [value for value in found if value is not None]
         return math.fsum(known) / len(known) if known and len(known) == len(found) else None
 
     @property
     def epoch(self) -> float:
-        """Epochs that all seeds have done which have not failed; one that is over has done them all."""
+        """Epochs completed by every seed that has not failed; a seed that is over has completed all."""
         going = [trial for trial in self.trials if trial.failure is None] or self.trials
         return min((math.inf if trial.over else trial.epoch for trial in going), default=0.0)
 
 
 def fair_epoch(point: PointRecord, base: int) -> float:
-    """The epoch up to which a point is judged: what all of its seeds have done, and no more than is asked."""
+    """Return the epoch up to which a point is judged: completed by all its seeds, and within its epochs."""
     return min(point.epoch, epochs_of(point.values, base))
 
 
 def epochs_of(values: Mapping[str, Any], base: int) -> int:
-    """How many epochs a point has: its own number, if it has one, else that of the base."""
+    """Return the number of epochs of a point: its own value, or else that of the base config."""
     return int(epochs_in(values, base))

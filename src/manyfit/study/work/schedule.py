@@ -1,4 +1,4 @@
-"""What can be trained now: pure functions of what the ledger holds."""
+"""Which trials can be trained now: pure functions of the records."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class Ready:
 
     @property
     def until(self) -> int | None:
-        """Epochs until which it may be trained now."""
+        """The epoch until which it may train now."""
         return self.point.granted
 
 
 def ready(points: Iterable[PointRecord], only: Collection[int] | None = None) -> list[Ready]:
-    """Trials that can be trained: those that are far first, then by number; those that died come last."""
+    """Return trials that can be trained: the most advanced first, then by number; those that died last."""
     found = [item for point in points for item in waiting(point, only)]
     return sorted(found, key=lambda r: (r.trial.deaths > 0, -r.trial.epoch, r.point.number, r.trial.seed))
 
 
 def waiting(point: PointRecord, only: Collection[int] | None = None) -> list[Ready]:
-    """Trials of one point that can be trained."""
+    """Return the trials of one point that can be trained."""
     if not point.current or point.state != "open" or (only is not None and point.number not in only):
         return []
     return [Ready(point, trial) for trial in point.trials if trial.state == "waiting"]
 
 
 def grant(point: PointRecord, until: int | None) -> list[TrialRecord]:
-    """Let a point be trained until some epoch; return the trials that have to be trained for that."""
+    """Allow a point to train until some epoch; return the trials that have to be trained for that."""
     point.granted, point.state, point.reason = until, "open", ""
     changed = []
     for trial in point.trials:
@@ -47,9 +47,9 @@ def grant(point: PointRecord, until: int | None) -> list[TrialRecord]:
 
 
 def close(point: PointRecord) -> bool:
-    """Close a point of which nothing can be trained any more; return whether it was closed now.
+    """Close a point that has nothing left to train; return whether it was closed now.
 
-    One failed seed makes a point incomparable, so the others of it do not wait for a decision.
+    One failed seed makes a point incomparable, so its other seeds do not wait for a decision.
     """
     states = {trial.state for trial in point.trials}
     if point.state != "open" or not states:

@@ -1,4 +1,4 @@
-"""What an executor does with a unit: train its trials, each in a run folder of its own, and answer."""
+"""The work that an executor does on a unit: train its trials, each in its own run folder."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 WRITTEN: Final = "# Written by manyfit: one trial of a study. Change the study, not this file."
 OURS: Final = ("train.accumulate", "train.warm_start")
-"""What the study itself may change of a trial: its policy for memory, and where cloned weights lie."""
+"""Keys that the study may change in a trial: when memory runs out, and for the path of cloned weights."""
 BETWEEN: Final = 0.2
 """Seconds between signs of life."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """Trains units of one study. It is made once and sent to every worker."""
+    """The work on the units of one study. It is created once and sent to every worker."""
 
     base: str
     """The file with the base config, as it was when the study was last started."""
@@ -47,15 +47,15 @@ class Training:
     study: str = "../../provenance.json"
     allowed: tuple[str, ...] = ()
     ready: dict[str, Config] = field(default_factory=dict, compare=False, repr=False)
-    """Configs of trials that were made in this process already; each is used once."""
+    """Configs of trials that were already loaded in this process; each is used once."""
     shared: list[Any] = field(default_factory=list, compare=False, repr=False)
-    """The `SharedData` of this process, once there is one."""
+    """The `SharedData` of this process, once it exists."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "ready": {}, "shared": []}
 
     enters_scopes: ClassVar[bool] = True
-    """It enters the scope of each trial itself: several of them train side by side."""
+    """It enters the scope of each trial itself, as several of them train side by side."""
 
     def __call__(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
         """Train the trials of a unit as one session; evaluate or rehearse them one after another."""
@@ -70,7 +70,7 @@ class Training:
             yield outcome
 
     def config(self) -> Config:
-        """The base config."""
+        """Return the base config."""
         return base_config(self.base)
 
     def _config(self, trial: Trial) -> Config:
@@ -92,7 +92,7 @@ class Training:
                 with scope():
                     config = self._config(trial)
                 if not run.path.parent.is_dir():
-                    raise FolderError(f"{run.path.parent} is gone: the study was moved while it ran")
+                    raise FolderError(f"{run.path.parent} is missing: the study was moved while running")
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -126,7 +126,7 @@ class Training:
             if unit.purpose == "rehearse":
                 return Outcome(trial.id, facts=rehearse_run(config, shared=self._share_data()))
             if not run.path.parent.is_dir():
-                raise FolderError(f"{run.path.parent} is gone: the study was moved while it ran")
+                raise FolderError(f"{run.path.parent} is missing: the study was moved while running")
             watch = Beating(watch, Signs({run.path: trial.id}, self.metric, tell))
             conclude_trial(config, run, watch, (*self.allowed, *OURS), self._share_data())
         except KeyboardInterrupt:
@@ -146,7 +146,7 @@ class Training:
     def _fail_trial(
         self, trial: Trial, run: RunFolder, failure: Failure, before: int, began: float
     ) -> Outcome:
-        """Return the outcome of a failure; what was committed in spite of it counts."""
+        """Return the outcome of a failure, with the steps that were committed before it."""
         seconds = time.perf_counter() - began
         try:
             step, epoch, curve = read_committed_progress(run, self.metric)
@@ -160,10 +160,10 @@ class Training:
 
 
 class Signs:
-    """Shows that trials are alive, and how they do."""
+    """A callback that reports signs of life and progress of trials."""
 
     def __init__(self, trials: Mapping[Path, str], metric: str, tell: Tell) -> None:
-        """`trials` has the ID of each trial by its folder."""
+        """`trials` maps each run folder to the ID of its trial."""
         self._trials = trials
         self._metric = metric
         self._tell = tell
@@ -171,10 +171,10 @@ class Signs:
         self._at = dict.fromkeys(trials.values(), (0, 0.0))
 
     def on_start(self, cohort: Cohort) -> None:
-        """Nothing yet."""
+        """Do nothing."""
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Report where the trials are."""
+        """Report the progress of the trials."""
         here = [self._trials[member.folder.path] for member in cohort.members]
         self._at = dict.fromkeys(here, (boundary.step, boundary.epoch))
         self.beat(
@@ -182,7 +182,7 @@ class Signs:
         )
 
     def beat(self, values: Mapping[str, float] | None = None) -> None:
-        """Show a sign of life, not too often."""
+        """Send a sign of life, at a limited rate."""
         now = time.monotonic()
         if now - self._last >= BETWEEN:
             self._last = now
@@ -190,11 +190,11 @@ class Signs:
                 self._tell(Progress(trial, *at, (values or {}).get(trial)))
 
     def on_end(self, cohort: Cohort) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class Beating(Watch):
-    """Whoever looks whether somebody has asked to stop is alive: validation does so with every batch."""
+    """A watch that sends a sign of life whenever it is checked, as validation does with every batch."""
 
     def __init__(self, watch: Watch, signs: Signs) -> None:
         self._watch = watch
@@ -202,29 +202,29 @@ class Beating(Watch):
 
     @property
     def number(self) -> int:  # type: ignore[override]
-        """The signal that has come."""
+        """The received signal."""
         return self._watch.number
 
     def check(self) -> None:
-        """Show that it is alive, then look."""
+        """Send a sign of life, then check for a stop request."""
         self._signs.beat()
         super().check()
 
 
 @functools.lru_cache(maxsize=4)
 def base_config(file: str) -> Config:
-    """The base config, read once in a process."""
+    """Return the base config, read once per process."""
     return load_config(file, trust=True)
 
 
 def text_of(config: Config, trial: Trial) -> str:
-    """The trial's own `config.yaml`: the base with its values, references and all."""
+    """Return the text of the trial's `config.yaml`: the base config with its values, references included."""
     values = ", ".join(f"{key}: {value!r}" for key, value in trial.values.items())
     return f"{WRITTEN}\n# {redact(values)}\n{dump_parts(plain(config.given.tree))}"
 
 
 def read_committed_step(run: RunFolder) -> int:
-    """The step of the newest checkpoint, by its name."""
+    """Return the step of the newest checkpoint, from its name."""
     if not run.checkpoint_folder.is_dir():
         return 0
     return max(
@@ -233,22 +233,22 @@ def read_committed_step(run: RunFolder) -> int:
 
 
 def read_committed_progress(run: RunFolder, metric: str) -> tuple[int, float, Curve]:
-    """How far a run is, and its objective by epoch, as its newest checkpoint has it."""
+    """Return the step, the epoch and the objective by epoch of a run, as of its newest checkpoint."""
     found = run.checkpoints()[-1:]
     if not found:
         return 0, 0.0, ()
-    # An epoch that was cut short while it was measured is not done yet.
+    # An epoch that was interrupted while measuring is not complete.
     epoch = found[0].epoch if found[0].note.measured else math.nextafter(found[0].epoch, 0.0)
     return found[0].step, epoch, curve_of(read_events(run.metrics, found[0].log_length), metric)
 
 
 def curve_of(events: Sequence[Event], metric: str) -> Curve:
-    """The objective by epoch."""
+    """Return the objective by epoch."""
     return tuple((event.epoch, event.values[metric]) for event in events if metric in event.values)
 
 
 def describe_point(values: Mapping[str, Any]) -> str:
-    """Values of a point for a line: the last part of each key."""
+    """Return the values of a point on one line, with the last part of each key."""
     return "  ".join(f"{key.rpartition('.')[2]}={_short(value)}" for key, value in values.items())
 
 

@@ -1,4 +1,4 @@
-"""Whether a unit, or one trial of it, was asked to end; and how its work shows signs of life."""
+"""Stop requests for a unit or for one trial of it, and the type of progress callbacks."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from manyfit.core.signals import Watch
 from manyfit.study.work.units import Progress, Trial
 
 Tell: TypeAlias = Callable[[Progress], None]
-"""Is called with signs of life."""
+"""Called with signs of life."""
 TERMINATED: Final = 15
-"""The signal that stands for a request to end."""
+"""The signal number that represents a stop request."""
 
 
 class UnitWatch(Watch):
-    """Whether a unit, or one trial of it, was asked to end: by a signal to the process, or by the driver."""
+    """Whether a unit, or one trial of it, was asked to stop: by a signal to the process, or by the driver."""
 
     def __init__(self, watch: Watch | None = None) -> None:
         self._watch = watch or Watch()
         self.asked: set[str] = set()
-        """Trials that were asked to end."""
+        """Trials that were asked to stop."""
         self.is_asked = False
-        """Whether the whole unit was."""
+        """Whether the whole unit was asked to stop."""
         self.scope: Callable[[Trial], AbstractContextManager[object]] = lambda trial: nullcontext()
-        """Entered while something is done for one trial, by work that enters scopes itself."""
+        """Context manager entered while working for one trial, by work that enters scopes itself."""
 
     @property
     def number(self) -> int:  # type: ignore[override]
-        """The signal, or the one that stands for a request."""
+        """The received signal, or the one that represents a request."""
         return self._watch.number or (TERMINATED if self.is_asked else 0)
 
     def of(self, trial: str) -> Watch:

@@ -1,4 +1,4 @@
-"""Units: "train these trials, at this place, until this position". All that executors execute."""
+"""Units, all that executors execute: "train these trials, on this worker, until this position"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHORT: Final[Mapping[str, FailureKind]] = {
     "timeout": "timeout",
     "preempted": "preempted",
 }
-"""How kinds are called on the command line."""
+"""Names of the kinds on the command line."""
 
 
 Purpose: TypeAlias = Literal["train", "evaluate", "rehearse"]
@@ -37,21 +37,21 @@ Purpose: TypeAlias = Literal["train", "evaluate", "rehearse"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One point with one seed, as far as it takes to train it."""
+    """One point with one seed: what is needed to train it."""
 
     id: str
     folder: str
     values: Mapping[str, Any]
     seed: int
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """What was changed so that it can be trained at all; not part of its identity."""
+    """Changes that make it possible to train it at all; not part of its identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Train these trials until some position; None is to the end.
+    """Trials to train until a position; None means to the end.
 
-    Each of them has an outcome of its own: one may fail, be interrupted or end without the others.
+    Each trial has its own outcome: one may fail, be interrupted or end without the others.
     """
 
     trials: tuple[Trial, ...]
@@ -61,30 +61,30 @@ class Unit:
     number: int = 0
     """Its number in the ledger."""
     purpose: Purpose = "train"
-    """`evaluate` exports and evaluates what was trained; `rehearse` tries out whether it can be."""
+    """`evaluate` exports and evaluates trained trials; `rehearse` tests whether they can be trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a trial could not go on."""
+    """The reason why a trial could not continue."""
 
     kind: FailureKind
     message: str
     traceback: str = ""
     group: str = ""
-    """The same for failures that happened at the same place."""
+    """The same for failures that occurred at the same place."""
     process_died: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a unit has ended for one of its trials."""
+    """The outcome of a unit for one of its trials."""
 
     trial: str
     step: int = 0
     epoch: float = 0.0
     trained: int = 0
-    """Steps of this unit that are committed."""
+    """Steps that this unit has committed."""
     over: bool = False
     """Whether nothing is left to train."""
     reason: str = ""
@@ -93,14 +93,14 @@ class Outcome:
     seconds: float = 0.0
     failure: Failure | None = None
     is_begun: bool = True
-    """Whether anything was done for the trial; what happens to others of its unit does not count for it."""
+    """Whether work on the trial was started; if not, the failure of its unit does not count for it."""
     facts: Mapping[str, float] = field(default_factory=dict)
-    """What a rehearsal has measured."""
+    """The measurements of a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sign of life of a trial that is being trained."""
+    """A sign of life of a trial that is training."""
 
     trial: str
     step: int
