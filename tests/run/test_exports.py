@@ -145,4 +145,4 @@ def test_classes_of_a_script_are_said_at_the_start(project, words):
     else:
         assert "__main__.Net is defined in the script that is running" in done.stderr
         assert done.returncode == 0, done.stderr
-        assert "put it into a module of src/" in done.stderr
+        assert "it into a module of src/" in done.stderr

@@ -1,4 +1,4 @@
-"""The batches of several runs that are trained together: one stream for each distinct order of rows."""
+"""The batches of several runs that train together: one stream for each distinct order of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from manyfit.data.order import Order
 from manyfit.data.source import Source
 
 MOST_BYTES: Final = 1 << 26
-"""Bytes of batches that are read ahead where runs share a stream."""
+"""The most bytes of batches that are read ahead if runs share a stream."""
 
 
 class Walk(Iterator[tuple[Batch, ...]]):
@@ -23,7 +23,7 @@ class Walk(Iterator[tuple[Batch, ...]]):
     """
 
     def __init__(self, make: Sequence[Callable[[], Iterator[Batch]]], which: Sequence[int]) -> None:
-        """`make` has a function for each stream that opens it, `which` the number of each run's stream."""
+        """`make` has one function per stream, which opens it; `which` has the stream number of each run."""
         self._make = list(make)
         self._which = list(which)
         self._streams: dict[int, Iterator[Batch]] = {}
@@ -43,7 +43,7 @@ class Walk(Iterator[tuple[Batch, ...]]):
         return tuple(found[number] for number in self._which)
 
     def chunks(self, steps: int) -> Iterator[tuple[int, list[Iterator[Batch]]]]:
-        """Yield a number of steps and an iterator for each run, until `steps` are done.
+        """Yield a number of steps and one iterator per run, until `steps` are done.
 
         A stream of one run is passed on as it is: the run reads it, with its own random states. A shared one
         is read ahead, at most `MOST_BYTES` at a time, so that each run can train several steps in a row.
@@ -64,14 +64,13 @@ class Walk(Iterator[tuple[Batch, ...]]):
         number = self._which[run]
         if number not in ahead:
             return self._stream(number)
-        if (
-            number in self._which[run + 1 :]
-        ):  # a model may change its inputs in place; the others must not see it
+        if number in self._which[run + 1 :]:
+            # A model may change its inputs in place; runs that read the same batches later must not see it.
             return (batch.copy() for batch in ahead[number])
         return iter(ahead[number])
 
     def separate(self) -> list[Iterator[Batch]]:
-        """Return a stream of its own for each run, from the start."""
+        """Return a separate stream for each run, from the start."""
         return [self._make[number]() for number in self._which]
 
     def keep(self, indices: Sequence[int]) -> None:
@@ -95,7 +94,7 @@ def walk_together(sources: Sequence[Source], orders: Sequence[Order], start: int
 
 
 def _stream_key(source: Source, order: Order) -> Any:
-    """Return what the batches of a source follow from; None if reading it may depend on who reads it."""
+    """Return what determines the batches of a source; None if they may depend on the reader."""
     limits = []
     inner: Any = source
     while type(inner) is Limited:
