@@ -1,4 +1,4 @@
-"""Batches of arrays in memory: against a `DataLoader`, and against a bare gather of the same columns."""
+"""Batches of in-memory arrays, compared with a `DataLoader` and with a plain gather of the same columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a checkpoint of a 100 MB model keeps training waiting, against `torch.save` of the same state."""
+"""How long a checkpoint of a 100 MB model blocks training, compared with `torch.save` of the same state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> int:
             yield
             writer.put(pack({"model": module.state_dict()}), Note(step, 0.0, {}, 0))
             yield
-            writer.flush()  # not timed: training goes on meanwhile
+            writer.flush()  # not timed: training continues meanwhile
             step += 1
 
         def theirs():

@@ -1,6 +1,6 @@
-"""Keras: training through five components against `model.fit`, and reports by data point against bare loops.
+"""Keras: training of five components compared with `model.fit`, and row reports compared with plain loops.
 
-Run as it is, it measures both backends, each in a process of its own.
+Without KERAS_BACKEND, both backends are measured, each in a separate process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def built(style, evaluator="Evaluator"):
 
 
 class Steps:
-    """Some epochs of training, after one that is not counted."""
+    """Some epochs of training, after one epoch of warm-up."""
 
     def __init__(self, style):
         self.style = style
@@ -81,7 +81,7 @@ class Steps:
 
 
 class Rows:
-    """The report of 500 rows, with a metric in one form or another."""
+    """The report of 500 rows, with one of several forms of the same metric."""
 
     def __init__(self, evaluator):
         import numpy as np
@@ -119,7 +119,7 @@ class Rows:
 
 
 def report(evaluator):
-    """The whole report of manyfit, and the batched prediction of the same rows by Keras."""
+    """Return functions for the complete report of manyfit and for batched prediction of the same rows by Keras."""
     from manyfit.run.evaluation.row_report import evaluate_rows
 
     _, made = built("TF", evaluator)

@@ -1,4 +1,4 @@
-"""The report of 20,000 data points of five components against a bare `predict` through the same preprocessor."""
+"""The report of 20,000 data points of five components, compared with `predict` through the same preprocessor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ five_components.COUNTS["test"] = ROWS
 
 
 class Case:
-    """A report of the test split, as it is written at the end of a run."""
+    """The report of the test split, as written at the end of a run."""
 
     def __init__(self, style: str) -> None:
         from manyfit import load_config

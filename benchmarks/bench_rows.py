@@ -1,4 +1,4 @@
-"""Evaluation row by row, with a loss, a metric and a function of one data point, against a bare forward pass."""
+"""Per-row evaluation with a loss, a metric and a function of one data point, compared with a forward pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = 7
 
 
 def margin(output, target):
-    """How far the score of the target is above the mean score."""
+    """Return the difference between the score of the target and the mean score."""
     return output.gather(0, target[None])[0] - output.mean()
 
 

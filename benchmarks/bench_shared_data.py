@@ -1,6 +1,6 @@
-"""What a study saves by building and hashing its data once in a process: 64 short trials over a 500 MB array.
+"""The time a study saves by building and hashing its data once per process: 64 short trials on a 500 MB array.
 
-The same study twice in one run: once with every trial building its own data, once with shared data.
+The same study is executed twice per round: once with separate data for every trial, once with shared data.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ execute: {{on: inline}}
 
 
 def run(shares: bool) -> float:
-    """Return the seconds of one study."""
+    """Return the duration of one study in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name, text in (
@@ -92,7 +92,7 @@ def run(shares: bool) -> float:
 
 
 def main() -> None:
-    """Print the ratio."""
+    """Print the durations and their ratio."""
     os.environ["MEGABYTES"] = str(MEGABYTES)
     print(f"shared data: {TRIALS} trials of 2 steps over an array of {MEGABYTES} MB  ({where()})")
     pairs = [(run(shares=False), run(shares=True)) for _ in range(ROUNDS)]

@@ -1,6 +1,6 @@
-"""Training steps per second against a hand-written loop with the same fused optimiser, logging and progress on.
+"""Training speed, with logging and progress, compared with a hand-written loop with the same fused optimizer.
 
-Lightning and Keras on torch are measured in the same rounds, where they are installed.
+Lightning and Keras on torch are measured in the same rounds if they are installed.
 """
 
 from __future__ import annotations

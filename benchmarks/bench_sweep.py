@@ -1,8 +1,8 @@
-"""A grid of 16 configurations on digits, 50 epochs each: a study on two warm workers against a hand-written loop.
+"""A grid of 16 configs on digits, 50 epochs each: a study on two warm workers compared with a hand-written loop.
 
-The study has its ledger, its metrics and its checkpoints on, and ends with the export of its best model. Lightning and
-Ray Tune do the same work in the same run, once, where they are installed. The study's workers have started and imported
-what they need before the clock starts; everything else is timed.
+The study writes its ledger, metrics and checkpoints, and ends with the export of its best model. If they are installed,
+Lightning and Ray Tune do the same work once, in the same run. The workers of the study are started, with all imports
+done, before the clock starts; everything else is timed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ execute: {{on: processes, workers: 2}}
 
 
 class Study:
-    """A study on workers that have started, and have imported what they need, before the clock starts."""
+    """A study on workers that are started, with all imports done, before the clock starts."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="manyfit-bench-"))
@@ -185,7 +185,7 @@ def main() -> int:
         beside["against Lightning, one after another"] = lightning_serial
     if importlib.util.find_spec("ray"):
         beside["against Ray Tune, two at a time"] = ray_tune
-    # The hand-written loop stands above: the ratio says how many times faster the study is.
+    # The hand-written loop is the numerator: the ratio is how many times faster the study is.
     name = "hand-written loop / study on two workers"
     good = compare(name, serial, study.run, ROUNDS, at_least=1.6)
     for other, side in beside.items():

@@ -1,9 +1,9 @@
-"""TFRecord files against `tf.data` in its fastest setting, in the same run, every column to tensors.
+"""TFRecord files, compared with the fastest setting of `tf.data` in the same run, all columns converted to tensors.
 
 60,000 records of 0.9 kB, 40,000 with lists of different lengths, and 600 photographs. Several settings of `tf.data`
-are measured in turns with ours; each figure is ours against the fastest of them, which is printed.
+are measured alternately with manyfit; each figure compares manyfit with the fastest of them, which is printed.
 
-ROUNDS (3) says how often each is measured; the best of each is compared, and the spread is printed.
+ROUNDS (3) is how often each is measured; the best times are compared, and the spread is printed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ failed = []
 
 
 def measured(functions):
-    """Seconds of each, several times, taken in turns, after one pass that does not count."""
+    """Return the seconds of several alternating passes of each function, after one warm-up pass."""
     taken = {name: [] for name in functions}
     for number in range(ROUNDS + 1):
         for name, function in functions.items():
@@ -49,7 +49,7 @@ def measured(functions):
 
 
 def fastest(taken, kind=""):
-    """The setting of `tf.data` that took the least time."""
+    """Return the fastest setting of `tf.data`."""
     settings = [name for name in taken if name.startswith(THEIRS + kind)]
     for name in settings:
         print(f"    {name}: {min(taken[name]):.3f} s")
@@ -73,7 +73,7 @@ def drain(batches):
     count = 0
     for batch in batches:
         for column in batch.inputs.values() if isinstance(batch.inputs, dict) else [batch.inputs]:
-            if column.dtype != object:  # text, which tensors do not hold
+            if column.dtype != object:  # text, which tensors do not support
                 torch.from_numpy(column)
         torch.from_numpy(np.ascontiguousarray(batch.target))
         count += len(batch)
@@ -81,12 +81,12 @@ def drain(batches):
 
 
 def counted(dataset, count):
-    """A pass over a dataset of (columns, labels)."""
+    """Iterate once over a dataset of (columns, labels), and check the number of rows."""
     assert sum(int(labels.shape[0]) for _, labels in dataset) == count
 
 
 def settings(names, parse, count):
-    """Batch first and then parse, with several ways to read and to parallelise."""
+    """Return pipelines that batch before parsing, with several settings of parallelism."""
     found = {}
     for reads in (None, 2, AUTO):
         for calls in (None, 2, AUTO):

@@ -1,6 +1,6 @@
-"""What a study costs for each trial, beside what the trial itself costs: trials that train one step on 16 rows.
+"""The overhead of a study per trial, for trials that train one step on 16 rows.
 
-Beside it, Optuna in process and Ray Tune with an objective that does the same training, without any folder or log.
+For comparison: Optuna in process and Ray Tune, with an objective that does the same training, without folder or log.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Y = (X.sum(1) > 1).long()
 
 
 def bare(rate):
-    """The same training by hand: model, one step, one evaluation."""
+    """Do the same training manually: model, one step, one evaluation."""
     x, y = X, Y
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -87,7 +87,7 @@ def bare(rate):
 
 
 def nothing(unit, watch, tell):
-    """A unit without a run folder: what is left is the ledger."""
+    """Return outcomes without any training or run folder: what remains is the ledger."""
     return [Outcome(trial.id, 1, 1.0, 1, True, curve=((1.0, 0.5),)) for trial in unit.trials]
 
 
@@ -101,8 +101,8 @@ class Study:
             (self.root / name).write_text(text)
 
     def seconds(self, make, *overrides):
-        """Seconds from the first check to the leaderboard; fixed costs are in a study of one point, too."""
-        self.count += 1  # a new folder each time: a file system may be slow after many files were removed
+        """Return the seconds of a whole study, from the first check to the leaderboard, with fixed costs."""
+        self.count += 1  # a new folder each time: a file system may be slow after many files are removed
         folder = self.root / f"studies/s{self.count}"
         folder.mkdir(parents=True)
         (folder / "study.yaml").write_text(STUDY)
@@ -114,7 +114,7 @@ class Study:
         return took
 
     def each(self, make, *overrides):
-        """Milliseconds for each further trial."""
+        """Return the milliseconds per additional trial, without fixed costs, for each round."""
         self.seconds(make, *overrides)
         best = []
         for _ in range(ROUNDS):
@@ -171,7 +171,7 @@ def ray_each():
 
 
 def report(name, found, own, limit=None):
-    """Print the overhead: the best of a few rounds, less what the training itself takes."""
+    """Print the overhead: the best of several rounds, minus the time of the training itself."""
     over = min(found) - own
     good = limit is None or over <= limit
     text = f" (at most {limit} ms): {'ok' if good else 'TOO SLOW'}" if limit is not None else ""

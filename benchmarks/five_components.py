@@ -1,4 +1,4 @@
-"""Five components for the benchmarks: images of 28 x 28 in memory, as a pipeline of TensorFlow and as a generator."""
+"""Five components for the benchmarks: 28 x 28 images in memory, as a TensorFlow pipeline and as a generator."""
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class Builder(ModelBuilderBase):
 
 
 def as_in_the_guide(y_true, y_pred):
-    """A loss that is made anew for each row, and that leaves TensorFlow: it cannot be vectorised."""
+    """Return the loss of one row, with a new loss object and converted to NumPy: it cannot be vectorized."""
     import keras
 
     return keras.losses.SparseCategoricalCrossentropy(from_logits=False)(y_true, y_pred).numpy()

@@ -34,14 +34,14 @@ class LeNet(nn.Module):
 
 
 class Digits(AllDigits):
-    """Real digits, of which nothing is held out that a benchmark could use."""
+    """The real digits, with as few rows held out as possible."""
 
     def __init__(self, batch_size: int = 32) -> None:
         super().__init__(batch_size, validation=0.01, test=0.01)
 
 
 class Images:
-    """Random images of 28 by 28 pixels."""
+    """Random images of 28 x 28 pixels."""
 
     def __init__(self, batch_size: int = 128, rows: int = 4096) -> None:
         self.batch_size = batch_size

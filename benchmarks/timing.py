@@ -1,4 +1,4 @@
-"""Things measured in the same run, in turns, many times: ratios of their best times, and the spread."""
+"""Comparison of functions that are timed alternately in the same run: ratios of the best times, and the spread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Side = Callable[[], object]
 
 
 def seconds(side: Side) -> float:
-    """How long a side takes. A generator prepares itself up to its first `yield`, and is timed to the second."""
+    """Return the seconds that a side takes. Of a generator, only the part between its two `yield`s is timed."""
     if inspect.isgeneratorfunction(getattr(side, "__func__", side)):
         steps = side()
         next(steps)
@@ -37,9 +37,9 @@ def compare(
     at_least: float | None = None,
     beside: Mapping[str, Side] | None = None,
 ) -> bool:
-    """Print time(above) / time(below) and say whether it is within its limit.
+    """Print time(above) / time(below) and return whether it is within its limit.
 
-    What stands `beside` is measured in the same rounds and shown as time(above) / its own time.
+    The functions of `beside` are measured in the same rounds and printed as time(above) / their own time.
     """
     sides = {"above": above, "below": below, **(beside or {})}
     for side in sides.values():
@@ -64,5 +64,5 @@ def compare(
 
 
 def where() -> str:
-    """The machine, for the head of a report."""
+    """Return the Python version and the platform, for the header of a report."""
     return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"

@@ -1,4 +1,4 @@
-"""Draw what a terminal shows during the README's commands, into docs/assets/train.svg."""
+"""Draw the terminal output of some example commands into docs/assets/train.svg."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 124
 
 
 def on_a_terminal(command: str, folder: Path) -> str:
-    """Run a command on a terminal of its own and return what the terminal showed in the end."""
+    """Run a command in a separate terminal and return the final contents of that terminal."""
     main, terminal = pty.openpty()
     environment = {
         **os.environ,
@@ -46,7 +46,7 @@ def on_a_terminal(command: str, folder: Path) -> str:
         shown += chunk
     process.wait()
     lines = shown.decode().replace("\r\n", "\n").split("\n")
-    # A bar redraws its line: what counts is what stands there last.
+    # A progress bar redraws its line: only the last version of each line counts.
     kept = [line.rpartition("\r")[2].rpartition("\x1b[2K")[2] for line in lines]
     return "\n".join(line.replace("\x1b[?25l", "").replace("\x1b[?25h", "") for line in kept).rstrip("\n")
 
@@ -62,7 +62,7 @@ def main() -> None:
             console.print(Text.from_ansi(on_a_terminal(command, Path(folder))), soft_wrap=True)
             console.print()
     picture = console.export_svg(title="manyfit")
-    # A picture loads nothing from elsewhere: any font of fixed width will do.
+    # The picture must not load external files: any monospaced font will do.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     (Path(__file__).with_name("assets") / "train.svg").write_text(picture)
 
