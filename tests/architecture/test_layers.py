@@ -332,3 +332,11 @@ def test_public_names_have_one_meaning():
             if not name.startswith("_") and name not in SHARED_NAMES:
                 homes.setdefault(name, []).append(module)
     assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_files_and_functions_are_short(module):
+    path = modules()[module]
+    assert len(path.read_text().splitlines()) <= 400
+    lengths = {node.name: node.end_lineno - node.lineno + 1 for _, node, _ in functions(path)}
+    assert not {name: length for name, length in lengths.items() if length > 60}

@@ -317,6 +317,24 @@ def test_an_array_of_jobs_trains_a_study(tiny, monkeypatch, project_cli):
     assert project_cli("study", "share", place, 3, 3)[0] == 2
 
 
+def test_the_points_of_a_random_search_are_known_in_advance(tiny, project_cli):
+    tiny.write()
+    place = tiny.root / "studies/r"
+    place.mkdir(parents=True)
+    (place / "study.yaml").write_text(
+        "base: ../../runs/run/config.yaml\nobjective: {metric: val_loss, mode: min}\n"
+        "search: {method: random, trials: 3}\nspace: {model_builder.hidden: {int: [2, 99]}}\n"
+    )
+    for task in range(2):
+        code, said = project_cli("study", "share", place, task, 2)
+        assert code == 0, said
+    trials = {file: file.stat().st_mtime_ns for file in place.glob("trials/*/metrics.jsonl")}
+    assert len(trials) == 3
+    code, said = project_cli("sweep", place)
+    assert code == 0 and "3 finished" in said
+    assert {file: file.stat().st_mtime_ns for file in place.glob("trials/*/metrics.jsonl")} == trials
+
+
 def test_a_job_passes_the_warning_on_and_queues_itself_again(tiny):
     from manyfit.config.schema.run import Submit
     from manyfit.study.submit import script

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
+from manyfit.core.errors import Interrupted
+
 T = TypeVar("T")
 ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
@@ -39,6 +41,14 @@ class Watch:
             yield
         finally:
             self.is_reading = False
+
+    @contextmanager
+    def translate(self, text: str) -> Iterator[None]:
+        """Turn a request to stop into an `Interrupted` error; `{name}` in its text is the signal."""
+        try:
+            yield
+        except StopRequested:
+            raise Interrupted(text.replace("{name}", self.name), self.number) from None
 
     def obeying(self, batches: Iterator[T]) -> Iterator[T]:
         """Yield batches; a signal while waiting for one raises `StopRequested` at once."""

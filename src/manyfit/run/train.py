@@ -16,10 +16,10 @@ from manyfit.config.load import config_file, patch
 from manyfit.config.tree.layers import display_path
 from manyfit.config.tree.overrides import Overrides, pair
 from manyfit.config.tree.project import is_folder, project_root
-from manyfit.core.errors import ConfigError, Interrupted, RunConflict, UsageError
+from manyfit.core.errors import ConfigError, RunConflict, UsageError
 from manyfit.core.files import read_text
 from manyfit.core.names import listing
-from manyfit.core.signals import StopRequested, watch_signals
+from manyfit.core.signals import watch_signals
 from manyfit.run.loop.journal import hold_folder, record_failure, translate_failures
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.result import RunResult
@@ -66,7 +66,7 @@ def train(
         own_randomness(),
         ExitStack() as stack,
     ):
-        try:
+        with watch.translate("ended by {name} before anything was trained, while reading data"):
             with watch.reading():
                 here = stack.enter_context(open_run(config, run, allow_change))
             if here.is_over and run.summary().get("step") == here.step:
@@ -74,22 +74,15 @@ def train(
                 return result(run)
             with watch.reading():
                 rehearse_batch(here.built, here.config)
-        except StopRequested:
-            text = f"ended by {watch.name} before anything was trained, while reading data"
-            raise Interrupted(text, watch.number) from None
         begin_run(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
         with record_failure(run), finish_trackers(trackers, run):
             (member,) = advance([here], [*trackers, *shown], watch)
             here.built.learner.end()
-            reason = member.ended.reason if member.ended else ""
-            try:
-                finish(here.config, run, here.built, watch, reason, callbacks is None)
-            except StopRequested:
-                raise Interrupted(
-                    f"ended while evaluating {run.path}; run the same command again to evaluate it",
-                    watch.number,
-                ) from None
+            with watch.translate(
+                f"ended while evaluating {run.path}; run the same command again to evaluate it"
+            ):
+                finish(here.config, run, here.built, watch, member.end_reason, callbacks is None)
         return result(run, trained=run.checkpoints()[-1].step - here.step)
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyfit.config import Config
-from manyfit.core.errors import Interrupted
 from manyfit.core.position import Position
-from manyfit.core.signals import StopRequested, Watch
+from manyfit.core.signals import Watch
 from manyfit.learn.group import Part
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.loop.cohort import Member
@@ -218,7 +217,7 @@ class _Slot:
             reason = stopped.reason if over and stopped is not None else ""
         else:
             here.built.learner.end()
-            reason = member.ended.reason if member.ended is not None else ""
+            reason = member.end_reason
             last, best = member.last, member.best
             over = bool(reason) or (last is not None and last.step >= here.built.plan.total)
         assert last is not None
@@ -261,7 +260,5 @@ def conclude_trial(
         open_run(config, run, allowed, shared) as here,
     ):
         reason = str(run.summary().get("stopped", ""))
-        try:
+        with watch.translate(f"ended while evaluating {run.path}"):
             finish(here.config, run, here.built, watch, reason, shown=False)
-        except StopRequested:
-            raise Interrupted(f"ended while evaluating {run.path}", watch.number) from None

@@ -13,6 +13,7 @@ from manyfit.core.errors import UsageError
 from manyfit.core.signals import watch_signals
 from manyfit.data.randomness import own_randomness
 from manyfit.study.search.plan import plan_study
+from manyfit.study.search.sampling import is_blind
 from manyfit.study.sweep import write_base
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import trial_name
@@ -23,7 +24,7 @@ from manyfit.study.work.units import Outcome, Trial, Unit
 
 def find_obstacle(study: StudyConfig) -> str:
     """Return why a study cannot be split into independent jobs; empty if it can."""
-    if not study.is_grid:
+    if not is_blind(study):
         return "its points depend on results"
     return "its stopper compares trials" if study.search.stop is not None else ""
 

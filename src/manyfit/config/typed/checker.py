@@ -39,25 +39,10 @@ from manyfit.config.typed.signatures import (
     signature_of,
 )
 from manyfit.config.typed.values import Values
-from manyfit.config.typed.wording import expectation, short_names
+from manyfit.config.typed.wording import MISPLACED, expectation, short_names
 from manyfit.core.names import indefinite, listing, nearest
 from manyfit.core.redaction import Secret
 
-MISPLACED: Final = {
-    **{key: f"train.optimizer.{key}" for key in ("lr", "weight_decay", "momentum", "betas")},
-    **{key: f"train.every.{key}" for key in ("validate", "checkpoint", "log")},
-    "learning_rate": "train.optimizer.lr",
-    "max_epochs": "train.epochs",
-    "batch_size": "data.batch_size",
-    "workers": "data.workers",
-    "num_workers": "data.workers",
-    "patience": "train.stop.patience",
-    "early_stopping": "train.stop",
-    "gradient_clip_val": "train.clip_norm",
-    "accumulate_grad_batches": "train.accumulate",
-    "gpus": "train.device",
-}
-"""The right place of keys that are often written at the top level or in `train`."""
 LEARNED: Final = ("kinds", "classes", "defaults", "derived")
 
 

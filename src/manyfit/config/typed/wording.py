@@ -15,6 +15,22 @@ from manyfit.config.typed.cadence import PATTERN, SEVERAL
 from manyfit.config.typed.roles import Role
 from manyfit.core.names import listing
 
+MISPLACED: Final = {
+    **{key: f"train.optimizer.{key}" for key in ("lr", "weight_decay", "momentum", "betas")},
+    **{key: f"train.every.{key}" for key in ("validate", "checkpoint", "log")},
+    "learning_rate": "train.optimizer.lr",
+    "max_epochs": "train.epochs",
+    "batch_size": "data.batch_size",
+    "workers": "data.workers",
+    "num_workers": "data.workers",
+    "patience": "train.stop.patience",
+    "early_stopping": "train.stop",
+    "gradient_clip_val": "train.clip_norm",
+    "accumulate_grad_batches": "train.accumulate",
+    "gpus": "train.device",
+}
+"""The right place of keys that are often written at the top level or in `train`."""
+
 SEQUENCES: Final = {
     list,
     collections.abc.Sequence,

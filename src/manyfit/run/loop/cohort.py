@@ -59,6 +59,11 @@ class Member:
         self._model = describe_model(self.config)
 
     @property
+    def end_reason(self) -> str:
+        """Why it has ended early; empty if it has not."""
+        return self.ended.reason if self.ended is not None else ""
+
+    @property
     def events(self) -> list[Event]:
         """All measurements, committed or not."""
         return [*self.committed, *(event for _, event in self.pending)]
