@@ -36,7 +36,7 @@ class Batch:
         return int(sum(getattr(array, "nbytes", 0) for array in arrays))
 
     def copy(self) -> Batch:
-        """Return a batch whose arrays nobody else has."""
+        """Return a copy that shares no memory with this batch."""
 
         def own(value: Any) -> Any:
             return map_arrays(lambda array: array.clone() if hasattr(array, "clone") else array.copy(), value)

@@ -96,7 +96,7 @@ class Writer:
 
     def _start(self) -> None:
         if self._thread is None:
-            # What the thread logs belongs to the run of whoever starts it.
+            # The thread logs in the context of the run that starts it.
             work = contextvars.copy_context().run
             self._thread = threading.Thread(
                 target=work, args=(self._work,), name="manyfit-writer", daemon=True

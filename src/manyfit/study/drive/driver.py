@@ -267,7 +267,7 @@ class Driver(PointControl):
             return bool(self._queue)
         for point in left:
             done = pluralize(point.record.granted or 0, "epoch")
-            self.stop(point.record, f"not chosen to go on after {done}")
+            self.stop(point.record, f"not chosen to continue after {done}")
         self._undecided = True
         self._decide()
         return bool(self._queue)

@@ -33,10 +33,10 @@ def verdict(trial: TrialRecord, failure: Failure, retries: int) -> Verdict:
     if failure.kind in ("preempted", "infrastructure"):
         most = retries if failure.kind == "infrastructure" else max(retries, PREEMPTIONS)
         if trial.deaths < most:
-            return Verdict("waiting", "goes on from its checkpoint", died=True)
-        return Verdict("failed", f"{failure.kind} {most + 1} times without getting further", died=True)
+            return Verdict("waiting", "resumes from its checkpoint", died=True)
+        return Verdict("failed", f"{failure.kind} {most + 1} times without progress", died=True)
     if failure.kind == "out of memory":
         if trial.split == 1:
-            return Verdict("waiting", "once more, with batches cut in halves", split=True)
-        return Verdict("infeasible", "memory ran out with halved batches, too")
+            return Verdict("waiting", "retried with half of each batch at a time", split=True)
+        return Verdict("infeasible", "out of memory even with half of each batch at a time")
     return Verdict("failed", failure.kind)
