@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from manyfit.cli import main
 from manyfit.config.tree.reader import dump
+from manyfit.core import redaction
 
 settings.register_profile("test", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=2000)
@@ -211,6 +212,16 @@ class Project:
     @property
     def data_was_built(self) -> bool:
         return (self.src / "data_was_built").exists()
+
+
+@pytest.fixture(autouse=True)
+def forget_secrets():
+    """Secrets that a test has read are hidden until its process ends, and change what other tests do."""
+    before = dict(redaction._revealed)
+    yield
+    if redaction._revealed != before:
+        redaction._revealed.clear()
+        redaction._revealed.update(before)
 
 
 @pytest.fixture

@@ -389,5 +389,5 @@ class Shared(Loader):
     code, err = project_cli("train", folder)
     assert code == 2
     assert "3 of 11 rows of the test split are also in the training split (such as row-4, row-5" in err
-    assert "write allow_overlap: true" in err
+    assert "set allow_overlap: true" in err
     assert project_cli("train", folder, "allow_overlap=true")[0] == 0
