@@ -102,7 +102,7 @@ class Guard:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Limits to the first batches of each split, for quick tests."""
+    """Limits to some batches of each split, drawn at random with the seed, for quick tests."""
 
     holds_secrets: ClassVar[bool] = False
 
