@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from manyfit.core.errors import UsageError
 from manyfit.data import ArraySource, Order
@@ -93,3 +94,13 @@ def test_what_can_be_read_as_an_array_is_one():
     assert isinstance(batch.inputs, np.ndarray)
     assert source.ids(batch.index) == ["0", "1", "2"]
     assert len(source.fingerprint()) == 64
+
+
+def test_memory_mapped_arrays(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(40, dtype=np.float32).reshape(20, 2))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    source = ArraySource(mapped, np.arange(20))
+    batch = next(iter(source.batches(Order(4, seed=1))))
+    assert np.array_equal(batch.inputs, np.asarray(mapped)[batch.index])
+    assert torch.from_numpy(batch.inputs).shape == (4, 2)
+    assert source.fingerprint() == ArraySource(np.array(mapped), np.arange(20)).fingerprint()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging.handlers
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 import manyfit
+from manyfit.core.errors import ConfigError
 
 SEQUENCES = """
 import numpy as np
@@ -146,3 +149,47 @@ def test_classes_of_a_script_are_said_at_the_start(project, words):
         assert "__main__.Net is defined in the script that is running" in done.stderr
         assert done.returncode == 0, done.stderr
         assert "it into a module of src/" in done.stderr
+
+
+def test_an_artifact_brings_no_code(project, tmp_path):
+    manyfit.train("runs/a", callbacks=[])
+    place = tmp_path / "elsewhere" / "exported"
+    shutil.copytree(project.run / "exported", place)
+    mark = tmp_path / "mark"
+    for folder in (place, place / "src", place.parent):
+        folder.mkdir(exist_ok=True)
+    (place / "evil_module.py").write_text(
+        f"open({str(mark)!r}, 'w')\nfrom torch import nn\nclass M(nn.Module): pass\n"
+    )
+    shutil.copy(place / "evil_module.py", place / "src")
+    card = json.loads((place / "model.json").read_text())
+    for source in (".", "src", str(place), "../exported", ""):
+        card["model"] = {"component": {"class": "evil_module.M"}, "src_code_path": source}
+        (place / "model.json").write_text(json.dumps(card))
+        with pytest.raises(ConfigError):
+            manyfit.load_model(place)
+    assert not mark.exists()
+
+
+def test_state_that_is_no_tensor_is_exported(project):
+    project.write(
+        "src/extra.py",
+        """
+        from models import MLP
+
+        class Extra(MLP):
+            seen = 0
+
+            def get_extra_state(self):
+                return {"seen": self.seen, "names": ["a", "b"]}
+
+            def set_extra_state(self, state):
+                self.seen = state["seen"]
+
+            def forward(self, images):
+                self.seen += self.training
+                return super().forward(images)
+        """,
+    )
+    result = manyfit.train(project.changed(model={"class": "extra.Extra"}), folder="runs/b", callbacks=[])
+    assert result.load_model().seen == manyfit.load_model("runs/b/exported").seen == result.best_step

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 import manyfit
 from manyfit.data.tfrecord.writer import write_records
+from manyfit.run.evaluation.row_report import interpret
 
 DOORS = """
 import numpy as np
@@ -157,3 +159,10 @@ def test_records(doors, options, monkeypatch):
         return BEGIN[split] + int(place) + (COUNTS[split] // 2 if file.endswith("-1") else 0)
 
     compared("runs/b", number, {"validation": 21, "test": 22})
+
+
+def test_one_score_is_not_a_class():
+    output = np.array([[-1.0], [2.0]])
+    prediction, confidence = interpret(output, np.array([0, 1]))
+    assert confidence is None
+    assert prediction is output

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tests.run.cut import same
 
 import manyfit
 from manyfit.core.errors import ComponentFailed, RunConflict, RunFailed, UsageError
@@ -588,3 +589,22 @@ def test_kill_and_resume(project):
 @pytest.mark.parametrize("seed", range(12))
 def test_kill_and_resume_many_times(project, seed):
     kill_and_resume(project, kills=6, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train__every": {"log": "5ba"}},
+        {"train__every": {"validate": "3ep"}, "train__optimizer": {"class": "sgd", "lr": 3.0}, "train__guard": {"nan": False}},
+        {"train__every": {"validate": "3ep"}, "train__stop": {"patience": "3ep"}, "train__optimizer": {"class": "sgd", "lr": 1.0}},
+    ],
+    ids=["log", "best", "stop"],
+)  # fmt: skip
+def test_a_longer_run_is_the_same_as_one_that_was_that_long_from_the_start(project, changes):
+    tree = project.changed(**changes)
+    manyfit.train(tree, ["train.epochs=10"], folder="runs/b", callbacks=[])
+    for epochs in (4, 5, 10):
+        manyfit.train(tree, [f"train.epochs={epochs}"], folder="runs/c", callbacks=[])
+    assert same(project, "b", "c") == ""
+    left, right = (RunFolder(project.root / f"runs/{name}").summary()["best_step"] for name in "bc")
+    assert left == right

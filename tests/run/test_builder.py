@@ -1,0 +1,23 @@
+"""Objects built from a config: data, model and learner."""
+
+import pytest
+
+import manyfit
+from manyfit.core.errors import UsageError
+
+
+@pytest.mark.parametrize("value", [0, -3, 2.5, None])
+def test_a_batch_size_that_cannot_be(project, value):
+    project.write(
+        "src/odd.py",
+        f"""
+        from points import Blobs
+
+        class Odd(Blobs):
+            def __init__(self) -> None:
+                super().__init__()
+                self.batch_size = {value!r}
+        """,
+    )
+    with pytest.raises(UsageError, match="batch_size"):
+        manyfit.train(project.changed(data={"class": "odd.Odd"}), folder="runs/b", callbacks=[])

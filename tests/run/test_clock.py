@@ -1,0 +1,23 @@
+"""Decisions that depend on time: pauses and cadences in seconds."""
+
+
+def test_slow_steps_are_paused_after_each_of_them():
+    """A signal is seen after one step, or half a second, also at the beginning."""
+    from manyfit.run.loop.clock import Pace
+    from manyfit.run.loop.plan import Plan
+
+    now = [0.0]
+    plan = Plan(steps_per_epoch=1000, epochs=1)
+    for seconds_a_step, most in ((3.0, 1), (0.001, 500)):
+        pace, step = Pace(plan, clock=lambda: now[0]), 0
+        assert pace.most == 1
+        for _ in range(12):
+            boundary = plan.next(step, pace.most)
+            pace.begin()
+            now[0] += seconds_a_step * (boundary.step - step)
+            pace.pause(boundary, boundary.step - step)
+            step = boundary.step
+            if step >= plan.total:
+                break
+        assert pace.most <= most
+        assert pace.most == 1 or pace.most > 100, "fast steps are not paused all the time"
