@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import manyfit
 from manyfit.core.errors import RunFailed
 from manyfit.data import ArraySource, once
 from manyfit.learn.metrics import absolute_error, accuracy, binary_accuracy, squared_error, top_k_accuracy
@@ -17,6 +18,7 @@ from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.row_losses import rowwise
 from manyfit.learn.torch.update import Update
+from manyfit.store.folder import RunFolder
 from manyfit.testing import LearnerContract
 
 
@@ -226,3 +228,21 @@ def test_metrics_of_a_split_see_what_a_report_shows():
     learner.measure(once(contract.source(), 4), [metrics])
     assert set(metric.seen) == {torch.float32}
     assert metrics.values()["types"] > 1
+
+
+def test_parts_of_a_batch_add_up_to_it(project):
+    weights = []
+    for parts in (1, 4):
+        tree = project.changed(train__accumulate=parts, train__optimizer={"class": "sgd", "lr": 0.1})
+        weights.append(manyfit.train(tree, folder=f"runs/{parts}", callbacks=[]).load_model().state_dict())
+    assert all(torch.allclose(weights[0][name], weights[1][name], atol=1e-6) for name in weights[0])
+
+
+def test_the_average_is_what_is_evaluated_and_exported(project):
+    tree = project.changed(train__ema=0.5)
+    result = manyfit.train(tree, folder="runs/b", callbacks=[])
+    state = RunFolder(result.folder).checkpoints()[-1].load().tensors
+    model = result.load_model().state_dict()
+    for name, tensor in model.items():
+        assert torch.equal(tensor, state[f"average/module.{name}"])
+        assert not torch.equal(tensor, state[f"model/{name}"])

@@ -1,8 +1,9 @@
 """Optimizers, their options and their state, and frozen parameters."""
 
-from tests.run.cut import same
+from tests.run.cut import resumes, same
 
 import manyfit
+from manyfit.store.folder import RunFolder
 
 
 def test_a_changed_option_of_the_optimizer_counts(project):
@@ -66,3 +67,14 @@ def test_frozen_at_first_with_fp16(project):
     tree["train"]["freeze"] = ["^a", {"match": "^a", "epochs": 1}]
     del tree["train"]["optimizer"]["a"]
     assert manyfit.train(tree, folder="runs/d", callbacks=[]).step == 8
+
+
+def test_a_model_that_updates_itself(forms):
+    tree = forms.changed(
+        train__epochs=4, train__loss=None, train__optimizer=None, model={"class": "forms.UpdatesItself"}
+    )
+    result = resumes(forms, tree)
+    assert "train_loss" not in result.history[-1].values
+    assert result.history[-1].values["val_accuracy"] > 0.5
+    state = RunFolder(result.folder).checkpoints()[-1].load()
+    assert any(name.startswith("own_optimizers/own") for name in state.tensors)

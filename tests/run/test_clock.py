@@ -1,5 +1,7 @@
 """Decisions that depend on time: pauses and cadences in seconds."""
 
+import manyfit
+
 
 def test_slow_steps_are_paused_after_each_of_them():
     """A signal is seen after one step, or half a second, also at the beginning."""
@@ -21,3 +23,11 @@ def test_slow_steps_are_paused_after_each_of_them():
                 break
         assert pace.most <= most
         assert pace.most == 1 or pace.most > 100, "fast steps are not paused all the time"
+
+
+def test_time_may_decide_if_the_run_says_so(project):
+    tree = project.changed(
+        train__every={"validate": "0.001s", "log": "0.001s", "checkpoint": "0.001s"},
+        train__time_dependent=True,
+    )
+    assert manyfit.train(tree, folder="runs/b", callbacks=[]).step == 8

@@ -1,5 +1,6 @@
 """Which changes of config, data and code may resume a run."""
 
+import json
 import sys
 
 import pytest
@@ -34,3 +35,50 @@ def test_changed_code_is_not_evaluated_as_if_it_had_trained(project, cli):
         assert "--allow-change code.models" in answer.err
     assert (project.run / "reports/test.csv").read_bytes() == before
     assert cli("evaluate", "runs/a", "--allow-change", "code").code == 0
+
+
+def test_changes_that_are_named_may_go_on(project, cli):
+    cli("train", "runs/a")
+    refused = cli("train", "runs/a", "model.dropout=0.5", "train.epochs=3")
+    assert refused.code == 2
+    assert "--allow-change model.dropout" in refused.err
+    answer = cli("train", "runs/a", "model.dropout=0.5", "train.epochs=3", "--allow-change", "model.dropout")
+    assert answer.code == 0
+    assert cli("train", "runs/a", "model.dropout=0.5", "train.epochs=4").code == 0, (
+        "it is the run's own value now"
+    )
+    sessions = json.loads((project.run / "provenance.json").read_text())["sessions"]
+    assert sessions[1]["allowed_changes"] == ["model.dropout"]
+
+
+def test_changed_code_is_noticed_and_comments_are_not(project):
+    import sys
+
+    manyfit.train("runs/a", callbacks=[])
+    file = project.src / "models.py"
+    text = file.read_text()
+
+    def train(epochs, **options):
+        sys.modules.pop("models")
+        return manyfit.train("runs/a", [f"train.epochs={epochs}"], callbacks=[], **options)
+
+    file.write_text(text.replace("class MLP", "# a comment\nclass MLP") + "\n\n# another\n")
+    assert train(3).step == 12
+    file.write_text(text.replace("nn.ReLU()", "nn.Tanh()"))
+    with pytest.raises(RunConflict, match=r"code .* has changed since it was trained: models") as caught:
+        train(4)
+    assert "--allow-change code.models" in str(caught.value)
+    assert train(4, allow_change=["code.models"]).step == 16
+    assert train(5).step == 20
+
+
+def test_a_schedule_is_trained_past_its_end_if_that_is_asked_for(project):
+    tree = project.changed(train__scheduler={"class": "one_cycle", "max_lr": 0.1})
+    manyfit.train(tree, folder="runs/b", callbacks=[])
+    with pytest.raises(RunConflict, match=r"--allow-change train\.horizon"):
+        manyfit.train(tree, ["train.epochs=4"], folder="runs/b", callbacks=[])
+    result = manyfit.train(
+        tree, ["train.epochs=4"], folder="runs/b", callbacks=[], allow_change=["train.horizon"]
+    )
+    rates = [e.values["lr"] for e in result.history]
+    assert rates[1] == rates[2] == rates[3] or rates[2] == rates[3] < rates[1]

@@ -71,3 +71,14 @@ def test_replacing_a_checkpoint_never_leaves_none(tmp_path):
         durable.before = None
     assert seen
     assert all(seen)
+
+
+def test_what_is_kept_on_disk(project):
+    tree = project.changed(train__epochs=8, train__every={"checkpoint": "1ep"})
+    tree["export"] = {"metric": "val_loss", "keep": 3, "top": 2}
+    result = manyfit.train(tree, folder="runs/b", callbacks=[])
+    kept = {c.step for c in RunFolder(result.folder).checkpoints()}
+    ranked = sorted(result.history, key=lambda e: (e.values["val_loss"], e.step))
+    assert {24, 28, 32} <= kept
+    assert {e.step for e in ranked[:2]} <= kept
+    assert len(kept) <= 5
