@@ -2,6 +2,7 @@
 
 import json
 import random
+import sqlite3
 import subprocess
 import sys
 import time
@@ -10,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.study.points import points
 
 import manyfit
 from manyfit.core.errors import ConfigError, FolderError, ManyfitError, RunConflict, UsageError
 from manyfit.study.drive.driver import StudyStopped
+from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.ledger.reader import read_only
 from manyfit.study.result import read_study
 from manyfit.study.status import status
@@ -581,3 +584,26 @@ def test_mirrors_of_a_study(lab, cli):
     assert len(list(lab.folder.glob("tensorboard/*/events.out.tfevents.*"))) == 6
     assert cli("track", "sync", lab.folder).code == 0
     assert len(client.search_runs([number])) == len(runs)  # nothing is sent twice
+
+
+def test_a_full_disk_is_said(lab, cli, monkeypatch):
+
+    points(lab, 1, search__seeds=1)
+    real = Ledger.save_trial
+    monkeypatch.setattr(
+        Ledger,
+        "save_trial",
+        lambda *a: (_ for _ in ()).throw(sqlite3.OperationalError("database or disk is full")),
+    )
+    said = cli("sweep", lab.folder)
+    assert said.code == 1 and "could not be written: database or disk is full" in said.err
+    monkeypatch.setattr(Ledger, "save_trial", real)
+    assert cli("sweep", lab.folder).code == 0
+
+
+def test_values_on_the_command_line_reach_dotted_keys(lab):
+    assert len(lab.sweep("space.model.hidden=[4]", "search.seeds=1").points) == 3
+    assert (
+        len(lab.sweep("space.model.hidden=[4]", "space.train.optimizer.lr=[0.1]", "search.seeds=1").points)
+        == 1
+    )

@@ -1,0 +1,5 @@
+"""The fixture of a project with a study."""
+
+from tests.study.conftest import lab
+
+__all__ = ["lab"]
