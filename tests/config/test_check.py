@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.config.mistakes import BASE, check_mistake, swap, verbs
 
 from manyfit import load_config
 from manyfit.core.errors import ConfigError
@@ -177,3 +179,315 @@ def test_a_class_with_a_parameter_named_type(project):
     )
     config = load_config(project.changed(model={"class": "typed.M", "type": "x"}), project=project.root)
     assert config.run.model.params == {"type": "x"}
+
+
+MISTAKES = [
+    # keys, at each depth
+    swap("typo in a parameter", "hidden: 8", "hiden: 8", 5, "model.hiden", "did you mean: hidden"),
+    swap(
+        "typo in a nested parameter",
+        "lr: 1e-2",
+        "learning_rate: 1e-2",
+        12,
+        "train.optimizer.learning_rate",
+        "one of lr",
+    ),
+    swap(
+        "typo deep inside a nested component",
+        "model: {class: models.MLP, hidden: 8}",
+        "model: {class: models.Rich, body: {class: torch.nn.Linear, in_feature: 2, out_features: 2}}",
+        5,
+        "model.body.in_feature",
+        "did you mean: in_features",
+    ),
+    swap(
+        "typo in an item of a list",
+        "metrics: [accuracy]",
+        "metrics: [accuracy, {class: top_k_accuracy, kk: 3}]",
+        9,
+        "train.metrics.1.kk",
+    ),
+    swap(
+        "parameter that manyfit supplies", "lr: 1e-2", "params: []", 12, "train.optimizer.params", "supplied"
+    ),
+    # types
+    swap(
+        "fraction for a whole number", "hidden: 8", "hidden: 2.5", 5, "model.hidden", "a whole number", "2.5"
+    ),
+    swap("text for a number", "lr: 1e-2", "lr: fast", 12, "train.optimizer.lr", "a number", "'fast'"),
+    swap("number for text", "project_name: test", "project_name: 5", 1, "project_name", "text", "5"),
+    swap(
+        "text for a flag",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, flag: yes",
+        5,
+        "model.flag",
+        "true or false",
+        "'yes'",
+    ),
+    swap("null for a number", "epochs: 2", "epochs:", 7, "train.epochs", "a whole number", "null"),
+    swap("mapping for a number", "epochs: 2", "epochs: {a: 1}", 7, "train.epochs", "a whole number"),
+    swap("list of the wrong length", "lr: 1e-2", "betas: [0.9]", 12, "train.optimizer.betas", "2 items"),
+    swap("wrong item in a tuple", "lr: 1e-2", "betas: [0.9, x]", 12, "train.optimizer.betas.1", "'x'"),
+    swap(
+        "not one of the choices",
+        "mode: min",
+        "mode: mim",
+        13,
+        "export.mode",
+        "'min', 'max'",
+        "did you mean: min",
+    ),
+    swap(
+        "not a member of an enum",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, norm: bach",
+        5,
+        "model.norm",
+        "did you mean: batch",
+    ),
+    swap("negative epochs", "epochs: 2", "epochs: -2", 7, "train.epochs", "greater than 0", "-2"),
+    swap("negative seed", "seed: 3", "seed: -3", 3, "seed", "greater than or equal to 0"),
+    swap(
+        "wrong type in a dataclass",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, head: {width: wide}",
+        5,
+        "model.head.width",
+        "a whole number",
+    ),
+    swap(
+        "typo in a dataclass",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, head: {widht: 3}",
+        5,
+        "model.head.widht",
+        "did you mean: width",
+    ),
+    # missing
+    swap(
+        "missing parameter of a class",
+        "class: models.MLP, hidden: 8",
+        "class: torch.nn.Linear, in_features: 64",
+        5,
+        "model.out_features",
+        "a whole number",
+    ),
+    swap("mapping without a class", "{class: models.MLP, hidden: 8}", "{hidden: 8}", 5, "model", "class"),
+    # classes
+    swap("unknown class", "models.MLP", "models.MPL", 5, "model.class", "did you mean: models.MLP"),
+    swap("unknown module", "models.MLP", "modells.MLP", 5, "model.class", "did you mean: models"),
+    swap("unknown short name", "adamw", "sdg", 11, "train.optimizer.class", "did you mean: sgd"),
+    swap("class path that is no path", "models.MLP", "'models/MLP.py'", 5, "model.class"),
+    swap("class of the wrong role", "models.MLP", "models.NotAModel", 5, "model.class", "torch.nn.Module"),
+    swap(
+        "optimizer where a model is needed",
+        "models.MLP, hidden: 8",
+        "torch.optim.SGD",
+        5,
+        "model.class",
+        "torch.nn.Module",
+    ),
+    swap(
+        "function where a model is needed",
+        "models.MLP",
+        "models.unannotated",
+        5,
+        "model.class",
+        "-> torch.nn.Module",
+    ),
+    swap(
+        "os.system as a model",
+        "models.MLP, hidden: 8",
+        "os.system, command: 'touch hacked'",
+        5,
+        "model.class",
+        "system",
+    ),
+    swap("os.system as a loss", "loss: cross_entropy", "loss: os.system", 8, "train.loss", "system"),
+    swap("os.rename as a loss", "loss: cross_entropy", "loss: os.rename", 8, "train.loss", "rename"),
+    swap(
+        "subprocess.Popen in a free parameter",
+        "hidden: 8}",
+        "hidden: 8}\nextra: {class: subprocess.Popen, args: [touch, hacked]}",
+        6,
+        "extra",
+        "dataclass",
+    ),
+    swap(
+        "eval in a parameter without annotation",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, free: {class: builtins.eval}",
+        5,
+        "model.free",
+    ),
+    swap(
+        "Popen in a parameter without annotation",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, free: {class: subprocess.Popen, args: [touch, hacked]}",
+        5,
+        "model.free",
+    ),
+    swap(
+        "nested component of another class",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, body: {class: collections.Counter}",
+        5,
+        "model.body",
+    ),
+    swap("module as a component", "models.MLP, hidden: 8", "torch.nn", 5, "model.class"),
+    swap(
+        "user module that does not import",
+        "models.MLP",
+        "broken.MLP",
+        5,
+        "model.class",
+        "broken.py:2",
+        "no_such_package",
+        files={"src/broken.py": "import torch\nimport no_such_package\n"},
+    ),
+    swap(
+        "user module with a syntax error",
+        "models.MLP",
+        "broken.MLP",
+        5,
+        "model.class",
+        "broken.py:2",
+        "SyntaxError",
+        files={"src/broken.py": "import torch\nclass MLP(:\n"},
+    ),
+    swap(
+        "user module that raises",
+        "models.MLP",
+        "broken.MLP",
+        5,
+        "model.class",
+        "broken.py:1",
+        "ZeroDivisionError",
+        files={"src/broken.py": "1 / 0\n"},
+    ),
+    swap(
+        "user module that exits",
+        "models.MLP",
+        "broken.MLP",
+        5,
+        "model.class",
+        "broken.py:1",
+        "SystemExit",
+        files={"src/broken.py": "raise SystemExit(0)\n"},
+    ),
+    swap(
+        "missing source folder", "src_code_path: src", "src_code_path: source", 2, "src_code_path", "'source'"
+    ),
+    swap(
+        "torch.load as a loss",
+        "loss: cross_entropy",
+        "loss: torch.load",
+        8,
+        "train.loss",
+        "torch.serialization.load",
+    ),
+    swap(
+        "torch.hub.load as a metric",
+        "metrics: [accuracy]",
+        "metrics: [torch.hub.load]",
+        9,
+        "train.metrics.0",
+        "load",
+    ),
+    swap(
+        "torch.load in a parameter without annotation",
+        "class: models.MLP, hidden: 8",
+        "class: torch.nn.MultiheadAttention, embed_dim: 8, num_heads: 2, dropout: {class: torch.load, f: x}",
+        5,
+        "model.dropout.class",
+    ),
+    swap(
+        "torch.hub.load where a function is asked for",
+        "    lr: 1e-2",
+        "    lr: 1e-2\n  scheduler: {class: lambda, lr_lambda: torch.hub.load}",
+        13,
+        "train.scheduler.lr_lambda",
+    ),
+    swap(
+        "metric of one argument",
+        "metrics: [accuracy]",
+        "metrics: [models.decay]",
+        9,
+        "train.metrics.0",
+        "(output, target)",
+    ),
+    swap(
+        "abstract class",
+        "models.MLP, hidden: 8",
+        "models.Abstract",
+        5,
+        "model.class",
+        "it does not implement forward",
+    ),
+    swap(
+        "function of torch in an open signature",
+        "class: models.MLP, hidden: 8",
+        "class: torch.nn.Identity, x: {class: torch.utils.collect_env.run, command: touch hacked}",
+        5,
+        "model.x.class",
+    ),
+    swap(
+        "what only looks like the annotation",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, context: {class: subprocess.Popen, args: [touch, hacked]}",
+        5,
+        "model.context.class",
+        "Popen",
+    ),
+    swap("program as a module", "models.MLP", "venv.__main__.X", 5, "model.class", "program"),
+    swap("endless class path", "models.MLP", "a" + ".a" * 3000, 5, "model.class"),
+    swap("endless folder", "src_code_path: src", "src_code_path: " + "x" * 5000, 2, "src_code_path"),
+    swap("folder with a null byte", "src_code_path: src", 'src_code_path: "a\\0b"', 2, "src_code_path"),
+    # what fields say about each other
+    swap(
+        "schedule inside a schedule with a misspelt length",
+        "    lr: 1e-2",
+        "    lr: 1e-2\n  scheduler: {class: sequential, milestones: [1], schedulers: [{class: cosine, T_mx: 3}]}",
+        13,
+        "train.scheduler.schedulers.0.T_mx",
+    ),
+    swap(
+        "item that a set cannot hold",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, tags: [[1]]",
+        5,
+        "model.tags",
+    ),
+]
+
+
+@verbs
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake(mistake, verb, project, cli):
+    check_mistake(mistake, verb, project, cli)
+
+
+def test_there_are_enough_of_them():
+    from tests.config import test_consistency, test_layers, test_override, test_read, test_refer, test_schema
+
+    modules = (test_consistency, test_layers, test_override, test_read, test_refer, test_schema)
+    mistakes = MISTAKES + [mistake for module in modules for mistake in module.MISTAKES]
+    assert len(mistakes) >= 30
+    assert len({mistake.name for mistake in mistakes}) == len(mistakes)
+
+
+def test_the_base_itself_is_right(project, cli):
+    project.write("runs/a/config.yaml", BASE)
+    assert cli("config", "check", "runs/a").code == 0
+
+
+def test_in_a_process_of_its_own(project):
+    project.write("runs/a/config.yaml", BASE.replace("epochs: 2", "epoch: 2"))
+    done = subprocess.run(
+        [sys.executable, "-m", "manyfit", "train", "runs/a"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "did you mean: epochs" in done.stderr
+    assert "Traceback" not in done.stderr

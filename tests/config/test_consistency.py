@@ -1,6 +1,7 @@
 """Fields of a config that contradict each other."""
 
 import pytest
+from tests.config.mistakes import check_mistake, swap, verbs
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,36 @@ def test_mistakes(project, cli, changes, says):
     assert answer.code == 2
     assert says in answer.err
     assert "bug in manyfit" not in answer.err
+
+
+MISTAKES = [
+    swap(
+        "metric that nobody measures",
+        "metric: val_loss",
+        "metric: val_acuracy",
+        13,
+        "export.metric",
+        "did you mean: val_accuracy",
+    ),
+    swap(
+        "two metrics of one name",
+        "metrics: [accuracy]",
+        "metrics: [accuracy, accuracy]",
+        9,
+        "train.metrics.1",
+        "distinct names",
+    ),
+    swap(
+        "metric with the name of a column",
+        "metrics: [accuracy]",
+        "metrics: {loss: accuracy}",
+        9,
+        "train.metrics.loss",
+    ),
+]
+
+
+@verbs
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake(mistake, verb, project, cli):
+    check_mistake(mistake, verb, project, cli)

@@ -1,6 +1,7 @@
 """Files over files: extend, delete, append, inherit."""
 
 import pytest
+from tests.config.mistakes import BASE, Mistake, check_mistake, swap, verbs
 
 from manyfit.config.tree.layers import Reader, inherit
 from manyfit.config.tree.nodes import plain
@@ -89,3 +90,68 @@ def test_inherit_in_a_circle(read):
 def test_errors_of_all_files_come_together(read):
     _, problems = read("c.yaml", a="x: [1\n", b="y: 1\ny: 2\n", c="extend: [a.yaml, b.yaml, d.yaml]\n")
     assert [problem.origin.file for problem in problems] == ["c.yaml", "a.yaml", "b.yaml"]
+
+
+MISTAKES = [
+    swap(
+        "extend of a missing file",
+        "seed: 3",
+        "seed: 3\nextend: ../../bsae.yaml",
+        4,
+        "extend",
+        "did you mean: ../../base.yaml",
+        files={"base.yaml": "seed: 4\n"},
+    ),
+    swap(
+        "extend of a pattern without matches", "seed: 3", "seed: 3\nextend: ['*.yml']", 4, "extend", "'*.yml'"
+    ),
+    swap("extend of a number", "seed: 3", "seed: 3\nextend: 5", 4, "extend"),
+    swap(
+        "inherit from nothing",
+        "epochs: 2",
+        "epochs: 2\n  ${__inherit__}: dta",
+        8,
+        "train",
+        "did you mean: data",
+    ),
+    Mistake(
+        "append to something that is no list",
+        text="extend: ../../base.yaml\ntrain:\n  epochs:\n    ${__extend__}: [1]\n",
+        files={"base.yaml": BASE},
+        line=4,
+        says=["train.epochs", "a list"],
+    ),
+    swap(
+        "deletion of nothing in a file",
+        "export: {metric: val_loss, mode: min}",
+        'export: {metrik: "${__del__}"}',
+        13,
+        "export.metrik",
+        "nothing to delete",
+    ),
+    Mistake(
+        "mappings that inherit too much",
+        line=None,
+        says=["after inheritance is expanded"],
+        text=BASE
+        + "a0: {x: 1}\n"
+        + "".join(
+            f"a{i}:\n" + "".join(f"  k{k}:\n    ${{__inherit__}}: a{i - 1}\n" for k in range(10))
+            for i in range(1, 9)
+        ),
+    ),
+]
+
+
+@verbs
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake(mistake, verb, project, cli):
+    check_mistake(mistake, verb, project, cli)
+
+
+def test_problems_of_extended_files_name_those_files(project, cli):
+    project.write("shared/base.yaml", BASE.replace("epochs: 2", "epoch: 2"))
+    project.write("runs/a/config.yaml", "extend: ../../shared/base.yaml\nmodel: {hiden: 3}\n")
+    answer = cli("config", "check", "runs/a")
+    assert "shared/base.yaml:7: train.epoch: unknown key" in answer.err
+    assert "runs/a/config.yaml:2: model.hiden: unknown key" in answer.err

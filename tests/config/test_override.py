@@ -1,6 +1,7 @@
 """Overrides on the command line and from Python."""
 
 import pytest
+from tests.config.mistakes import check_mistake, overridden, verbs
 
 from manyfit.config.tree.nodes import from_plain, plain
 from manyfit.config.tree.overrides import apply, collect, pair
@@ -88,3 +89,40 @@ def test_p_without_a_value(project, cli):
     answer = cli("config", "show", "runs/a", "-p", "train.epochs")
     assert answer.code == 2
     assert "-p requires a key and a value" in answer.err
+
+
+MISTAKES = [
+    overridden(
+        "override of a key in another section", ["epochs=3"], "epochs", "did you mean: train.epochs", line=1
+    ),
+    overridden(
+        "override of an unknown key", ["train.epoch=3"], "train.epoch", "did you mean: epochs", line=6
+    ),
+    overridden(
+        "override of an unknown parameter",
+        ["-p", "model.hiden", "3"],
+        "model.hiden",
+        "did you mean: hidden",
+        line=5,
+    ),
+    overridden(
+        "override of the wrong type", ["train.epochs=many"], "train.epochs", "a whole number", "'many'"
+    ),
+    overridden("override that adds what exists", ["+train.epochs=3"], "train.epochs", "omit the `+`", line=7),
+    overridden("deletion of nothing", ["~train.epoch"], "train.epoch", "did you mean: train.epochs", line=7),
+    overridden("deletion of something required", ["~train.epochs"], "train.epochs", line=6),
+    overridden("deletion with a value", ["~train.epochs=3"], "train.epochs"),
+    overridden(
+        "item beyond the end of a list", ["train.metrics.4=accuracy"], "train.metrics", "list of 1", line=9
+    ),
+    overridden("key below a number", ["train.epochs.x=1"], "train.epochs", "not a mapping", line=7),
+    overridden("endless index", ["train.metrics." + "9" * 5000 + "=x"], "train.metrics", "list of 1", line=9),
+    overridden("bytes that are no text", ["project_name=a\udcffb"], "not UTF-8"),
+    overridden("empty key", ["train..epochs=1"], "train..epochs"),
+]
+
+
+@verbs
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake(mistake, verb, project, cli):
+    check_mistake(mistake, verb, project, cli)

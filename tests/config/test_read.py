@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from tests.config.mistakes import BASE, Mistake, check_mistake, swap, verbs
 
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import dump, parse_yaml
@@ -58,3 +59,32 @@ def test_refused(text):
 
 def test_dump_quotes_what_would_be_read_otherwise():
     assert dump({"a": ["1e-3", "on", 1e-3]}) == "a:\n- '1e-3'\n- on\n- 0.001\n"
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+)
+
+MISTAKES = [
+    swap("reference without quotes inside braces", "hidden: 8}", "hidden: ${seed}}", 5, "needs quotes"),
+    swap("duplicate key", "seed: 3", "seed: 3\nseed: 4", 4, "seed", "line 3"),
+    swap("tab", "  epochs: 2", "\tepochs: 2", 7, "tab"),
+    swap("unclosed bracket", "metrics: [accuracy]", "metrics: [accuracy", 10, "not valid YAML"),
+    swap("tag", "seed: 3", "seed: !!python/object/apply:os.system ['touch hacked']", 3, "tag"),
+    swap("unknown anchor", "seed: 3", "seed: *three", 3, "three"),
+    swap("second document", "seed: 3", "---\nseed: 3", 3, "second document"),
+    Mistake("not UTF-8", text=BASE.encode().replace(b"test", b"t\xff\xfest"), line=1, says=["UTF-8", "0xff"]),
+    Mistake("empty file", text="", line=1, says=["empty"]),
+    Mistake("only a comment", text="# nothing\n", line=1, says=["empty"]),
+    Mistake("a list", text="- a\n- b\n", line=1, says=["mapping"]),
+    Mistake("alias bomb", text=BOMB, line=6, says=["too many values"]),
+    Mistake("10 MB file", text="a: " + "x" * 10_000_000, line=1, says=["too large"]),
+    Mistake("nested too deeply", text="a: " + "[" * 5_000, line=1, says=["too deeply"]),
+    Mistake("binary", text=bytes(range(256)), line=2, says=["UTF-8"]),
+]
+
+
+@verbs
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake(mistake, verb, project, cli):
+    check_mistake(mistake, verb, project, cli)

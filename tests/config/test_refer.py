@@ -1,6 +1,7 @@
 """References."""
 
 import pytest
+from tests.config.mistakes import BASE, Mistake, check_mistake, swap, verbs
 
 from manyfit.config.tree.nodes import from_plain, plain
 from manyfit.config.tree.references import Resolver, escape
@@ -92,3 +93,124 @@ def test_a_default_can_be_referred_to(project):
     config = load_config(project.run, ["model.hidden=${data.rows}", "project_name=${export.metric}"])
     assert config.model.hidden == 64
     assert config.project_name == "val_loss"
+
+
+MISTAKES = [
+    swap(
+        "reference to nothing",
+        "hidden: 8",
+        "hidden: '${data.batch_sise}'",
+        5,
+        "model.hidden",
+        "did you mean: data.batch_size",
+    ),
+    swap("reference to itself", "seed: 3", "seed: ${seed}", 3, "seed", "circular"),
+    Mistake(
+        "reference cycle",
+        text=BASE.replace("seed: 3", "seed: ${model.hidden}").replace("hidden: 8", "hidden: '${seed}'"),
+        line=5,
+        says=["seed", "circular", "model.hidden"],
+    ),
+    swap(
+        "unclosed reference",
+        "project_name: test",
+        "project_name: ${seed",
+        1,
+        "project_name",
+        "unclosed reference",
+    ),
+    swap(
+        "unknown resolver",
+        "project_name: test",
+        "project_name: ${oc.evn:HOME}",
+        1,
+        "project_name",
+        "did you mean: oc.env",
+    ),
+    swap(
+        "missing environment variable",
+        "project_name: test",
+        "project_name: ${oc.env:MANYFIT_NOT_SET}",
+        1,
+        "project_name",
+        "MANYFIT_NOT_SET",
+    ),
+    swap(
+        "missing secret",
+        "project_name: test",
+        "project_name: ${secret:MANYFIT_NOT_SET}",
+        1,
+        "project_name",
+        "MANYFIT_NOT_SET",
+    ),
+    swap(
+        "mapping inside text",
+        "project_name: test",
+        "project_name: x-${train}",
+        1,
+        "project_name",
+        "into text",
+    ),
+    swap(
+        "secret where none can stand", "metric: val_loss", "metric: '${secret:HOME}'", 13, "export", "secret"
+    ),
+    swap(
+        "reference to nothing where a list is meant",
+        "metrics: [accuracy]",
+        "metrics: ${metrics}",
+        9,
+        "train.metrics",
+    ),
+    swap(
+        "reference to nothing where a section is meant",
+        "{metric: val_loss, mode: min}",
+        "${exports}",
+        13,
+        "export",
+    ),
+    swap(
+        "reference to nothing deep in free data",
+        "class: models.MLP, hidden: 8",
+        "class: models.Rich, free: {a: ['${x.y}']}",
+        5,
+        "model.free.a.0",
+    ),
+    swap(
+        "select of itself",
+        "project_name: test",
+        "project_name: ${oc.select:project_name}",
+        1,
+        "project_name",
+        "circular",
+    ),
+    Mistake(
+        "endless chain of references",
+        line=1,
+        says=["project_name", "more than"],
+        text=BASE.replace("name: test", "name: ${x0}")
+        + "".join(f"x{i}: ${{x{i + 1}}}\n" for i in range(400))
+        + "x400: 1\n",
+    ),
+    swap(
+        "secret that is also plain",
+        "project_name: test",
+        "project_name: ${secret:HOME}-${oc.env:HOME}",
+        1,
+        "project_name",
+        "HOME",
+    ),
+]
+
+
+@verbs
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake(mistake, verb, project, cli):
+    check_mistake(mistake, verb, project, cli)
+
+
+def test_an_environment_variable_that_is_no_text(project, cli, monkeypatch):
+    monkeypatch.setenv("MANYFIT_ODD", "a\udcffb")
+    for words in ("project_name=${oc.env:MANYFIT_ODD}", "project_name=${secret:MANYFIT_ODD}"):
+        answer = cli("config", "show", "runs/a", words)
+        assert answer.code == 2
+        assert "is not UTF-8" in answer.err

@@ -1,6 +1,7 @@
 """The sections of the config of a run."""
 
 import pytest
+from tests.config.mistakes import check_mistake, swap, verbs
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,37 @@ def test_mistakes(project, cli, changes, says):
     answer = cli("config", "check", "runs/a")
     assert answer.code == 2
     assert says in answer.err
+
+
+MISTAKES = [
+    swap("typo in a section", "export:", "exprot:", 13, "exprot", "did you mean: export"),
+    swap("typo in a key of a section", "epochs: 2", "epoch: 2", 7, "train.epoch", "did you mean: epochs"),
+    swap("derived value", "epochs: 2", "epochs: 2\n  horizon: 3", 8, "train.horizon", "derived"),
+    swap(
+        "missing section",
+        "model: {class: models.MLP, hidden: 8}\n",
+        "",
+        1,
+        "model",
+        "requires the parameter 'model'",
+    ),
+    swap("missing required key", "  loss: cross_entropy\n", "", 6, "train.loss", "cross_entropy"),
+    swap("unknown device", "epochs: 2", "epochs: 2\n  device: gpu", 8, "train.device", "'gpu'"),
+    swap(
+        "section with the name of an attribute",
+        "seed: 3",
+        "seed: 3\nproject: {class: models.Head, width: 1}",
+        4,
+        "project",
+        "attribute",
+    ),
+    swap(
+        "section without a class", "seed: 3", "seed: 3\nnotes: {a: 1}", 4, "notes", "a mapping with `class`"
+    ),
+]
+
+
+@verbs
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistake(mistake, verb, project, cli):
+    check_mistake(mistake, verb, project, cli)
