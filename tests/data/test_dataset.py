@@ -71,7 +71,7 @@ def test_an_iterable_says_that_it_is_read_from_the_beginning(caplog):
     source = IterableSource([(np.full(2, i), i) for i in range(8)])
     (batch,) = [next(iter(source.batches(Order(2, seed=1), 3)))]
     assert batch.index.tolist() == [6, 7]
-    assert "dropping 3 batches" in caplog.text
+    assert "discarding 3 batches" in caplog.text
 
 
 class Squares:
