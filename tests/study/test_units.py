@@ -29,6 +29,11 @@ class Grouped(Driver):
             items = [item for _ in range(3) if (item := self._next()) is not None]
             if not items:
                 return
+            for item in [item for item in items if item.trial.id in self.dispatch.alone]:
+                items.remove(item)
+                self.dispatch.submit([item], item.until)
+            if not items:
+                continue
             self.dispatch.submit(items, items[0].until)
 
 

@@ -40,7 +40,7 @@ class Part:
             self.randomness = RandomStates.read()
 
     @contextmanager
-    def work(self) -> Iterator[None]:
+    def work(self, keep: bool = True) -> Iterator[None]:
         """Restore the learner's own random states, and save them on exit."""
         assert self.randomness is not None
         self.randomness.restore()
@@ -48,7 +48,8 @@ class Part:
             with self.turn():
                 yield
         finally:
-            self.randomness = RandomStates.read()
+            if keep:
+                self.randomness = RandomStates.read()
 
 
 class GroupLearner:
@@ -141,8 +142,11 @@ class GroupLearner:
             raise MembersFailed(errors)
 
     def take(self) -> Metrics:
-        """Return the losses and rates of each; masked where a run has no value of that name."""
-        return self._join([part.learner.take() for part in self._parts])
+        """Return losses and rates, masked for runs that have no value of that name.
+
+        What the others have is in `found` of the error if some of them fail: it cannot be taken twice.
+        """
+        return self._join(self._each(lambda learner, i: learner.take()))
 
     def has_gradients(self) -> bool:
         """Return whether all have gradients."""
@@ -154,7 +158,7 @@ class GroupLearner:
 
     def stop_reasons(self) -> Sequence[str]:
         """Return the reason to stop each run early; empty to continue."""
-        return [part.learner.stop_reasons()[0] for part in self._parts]
+        return self._each(lambda learner, i: learner.stop_reasons()[0])
 
     def end(self) -> None:
         """Finish each."""
@@ -174,26 +178,38 @@ class GroupLearner:
         self._parts = [self._parts[i] for i in indices]
 
     def measure(self, batches: Walk, further: Sequence[SplitMetrics] = ()) -> Metrics:
-        """Return the means of each; masked where a run has no value of that name."""
+        """Return the means, masked for runs that have no value of that name. No random state is moved."""
         streams = batches.separate()
-        return self._join(self._each(lambda learner, i: learner.measure(streams[i], further[i : i + 1])))
+
+        def measure(learner: Learner, i: int) -> Metrics:
+            found = learner.measure(streams[i], further[i : i + 1])
+            for metrics in further[i : i + 1]:
+                metrics.values()  # which may draw random numbers, too
+            return found
+
+        return self._join(self._each(measure, keep=False))
 
     def evaluate(self, batches: Walk) -> Iterator[Outputs]:
-        """Yield predictions batch by batch, with the outputs of all runs stacked."""
+        """Predict batch by batch, with the outputs of all runs side by side. No random state is moved."""
         each = [part.learner.evaluate(s) for part, s in zip(self._parts, batches.separate(), strict=True)]
-        while True:
-            found = self._each(lambda learner, i: next(each[i], None))
-            if any(outputs is None for outputs in found):
-                return
-            yield _side_by_side([outputs for outputs in found if outputs is not None])
+        before = [part.randomness for part in self._parts]
+        try:
+            while True:
+                found = self._each(lambda learner, i: next(each[i], None))
+                if any(outputs is None for outputs in found):
+                    return
+                yield _side_by_side([outputs for outputs in found if outputs is not None])
+        finally:
+            for part, randomness in zip(self._parts, before, strict=True):
+                part.randomness = randomness
 
     def whole(self) -> Sequence[Mapping[str, float]]:
         """Return the own metrics of each model."""
-        return [part.learner.whole()[0] for part in self._parts]
+        return self._each(lambda learner, i: learner.whole()[0])
 
     def predict(self, batch: Batch, model: Any = None) -> Nested:
         """Return the outputs of the first run's model."""
-        with self._parts[0].work():
+        with self._parts[0].work(keep=False):
             return self._first.predict(batch, model)
 
     def state(self) -> Sequence[State]:
@@ -206,10 +222,13 @@ class GroupLearner:
 
     def weights(self) -> Sequence[Weights]:
         """Return the weights of each."""
-        return [part.learner.weights()[0] for part in self._parts]
+        return self._each(lambda learner, i: learner.weights()[0])
 
     def _each(
-        self, act: Callable[[Learner, int], T], failed: dict[int, BaseException] | None = None
+        self,
+        act: Callable[[Learner, int], T],
+        failed: dict[int, BaseException] | None = None,
+        keep: bool = True,
     ) -> list[T]:
         """Call `act` for each in turn. With `failed`, errors are added to it, and runs in it are skipped."""
         errors = failed if failed is not None else {}
@@ -219,9 +238,9 @@ class GroupLearner:
             if i in errors:
                 continue
             try:
-                with part.work():
+                with part.work(keep):
                     found[-1] = act(part.learner, i)
-            except (StopRequested, KeyboardInterrupt):
+            except StopRequested:
                 raise
             except BaseException as error:  # user code may raise anything, such as SystemExit
                 errors[i] = error

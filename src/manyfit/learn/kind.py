@@ -88,6 +88,9 @@ class LearnerKind(ABC):
     """Keys of `train` that do not apply to this kind; setting one is an error."""
     takes_callbacks: ClassVar[bool] = False
     """Whether a model builder may return callbacks."""
+    takes_turns: ClassVar[bool] = False
+    """Whether its learners can train in turn with others of the same process: all random numbers that they
+    use come from the global generators of Python, NumPy and torch, which are exchanged between turns."""
     formats: ClassVar[Mapping[str, Format]] = {}
     """Export formats besides safetensors."""
     loaders: ClassVar[Mapping[str, Callable[[Path, Collection[str]], Any]]] = {}

@@ -19,6 +19,7 @@ class SplitMetrics:
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._metrics = {name: metric.clone() for name, metric in metrics.items()}
         self._device: Any = None
+        self._values: dict[str, float] | None = None
         for metric in self._metrics.values():
             metric.reset()
 
@@ -45,7 +46,9 @@ class SplitMetrics:
                 ) from error
 
     def values(self) -> dict[str, float]:
-        """Return the value of each metric."""
+        """Return the value of each metric. They are computed once: computing may draw random numbers."""
+        if self._values is not None:
+            return self._values
         found = {}
         for name, metric in self._metrics.items():
             value = metric.compute()
@@ -55,4 +58,5 @@ class SplitMetrics:
                     "choose an average"
                 )
             found[name] = float(value)
+        self._values = found
         return found

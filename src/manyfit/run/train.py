@@ -77,7 +77,7 @@ def train(
         begin_run(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
         with record_failure(run), finish_trackers(trackers, run):
-            (member,) = advance([here], [*trackers, *shown], watch)
+            ((_, member),) = advance([here], [*trackers, *shown], watch)
             here.built.learner.end()
             with watch.translate(
                 f"ended while evaluating {run.path}; run the same command again to evaluate it"

@@ -17,7 +17,7 @@ from manyfit.learn.group import Part
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.loop.cohort import Member
 from manyfit.run.loop.journal import hold_folder, log_only_to, record_failure, translate_failures
-from manyfit.run.loop.process_state import ProcessState
+from manyfit.run.loop.process_state import ProcessState, own_process
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.finish import finish, write_summary
 from manyfit.run.session.session import Opened, advance, begin_run, open_run
@@ -71,12 +71,16 @@ def train_until(
     other runs of this process have built.
     """
     slots = [_Slot(request, len(requests) > 1) for request in requests]
+    apart: list[_Slot] = []
     try:
         together: dict[Any, list[_Slot]] = {}
         for slot in slots:
             error = slot.open(allowed, shared)
             if error is not None:
                 yield slot.request, error
+            elif slot.is_one_of_several and not slot.here.built.kind.takes_turns:
+                slot.close()  # it is opened again when the others are done
+                apart.append(slot)
             else:
                 together.setdefault(slot.key, []).append(slot)
         for group in together.values():
@@ -85,6 +89,31 @@ def train_until(
     finally:
         for slot in slots:
             slot.close()
+    for slot in apart:
+        with slot.request.scope(), log_only_to(slot.request.folder), own_process():
+            alone = replace(slot.request, scope=nullcontext)
+            either = _Either(watch, slot.request.watch)
+            ((_, found),) = train_until(
+                [alone], until, either, study=study, callbacks=callbacks, allowed=allowed, shared=shared
+            )
+        yield slot.request, found
+
+
+class _Either(Watch):
+    """Whether all runs, or one of them, were asked to end."""
+
+    def __init__(self, all_: Watch, one: Watch) -> None:
+        self._watches = (all_, one)
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """The signal."""
+        return next((watch.number for watch in self._watches if watch.number), 0)
+
+    def check(self) -> None:
+        """Check both, which shows that the run is alive."""
+        for watch in self._watches:
+            watch.check()
 
 
 def _train_group(
@@ -106,21 +135,23 @@ def _train_group(
         ahead = [slot.place[0] for slot in waiting if slot.place > first]
         end = min([*ahead, plan.total if goal is None else goal])
         try:
-            members = advance([slot.here for slot in now], callbacks, watch, end)
+            for number, member in advance([slot.here for slot in now], callbacks, watch, end):
+                slot = now[number]
+                if member.error is None and member.ended is None and ahead:
+                    slot.pause()
+                    continue
+                waiting.remove(slot)
+                if member.error is None:
+                    yield slot, slot.finish(member)
+                else:
+                    yield slot, slot.close(member.error) or member.error
+        except GeneratorExit:
+            raise
         except BaseException as error:
             for slot in now:
-                waiting.remove(slot)
-                yield slot, slot.close(error) or error
-            continue
-        for slot, member in zip(now, members, strict=True):
-            if member.error is not None:
-                waiting.remove(slot)
-                yield slot, slot.close(member.error) or member.error
-            elif member.ended is not None or not ahead:
-                waiting.remove(slot)
-                yield slot, slot.finish(member)
-            else:
-                slot.pause()
+                if slot in waiting:
+                    waiting.remove(slot)
+                    yield slot, slot.close(error) or error
 
 
 class _Slot:

@@ -36,6 +36,7 @@ class TorchKind(LearnerKind):
     name: ClassVar[str] = "torch"
     noun: ClassVar[str] = "a torch.nn.Module"
     unused: ClassVar[Collection[str]] = ()
+    takes_turns: ClassVar[bool] = True
     formats: ClassVar[Mapping[str, Format]] = {
         "torch": Format("model.pt2", write_program),
         "onnx": Format("model.onnx", write_onnx),

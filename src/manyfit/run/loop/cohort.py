@@ -154,6 +154,7 @@ class Cohort:
 
     def __post_init__(self) -> None:
         self.is_group = self.is_group or len(self.members) > 1
+        self._left: list[Member] = []
 
     @property
     def active(self) -> bool:
@@ -186,11 +187,17 @@ class Cohort:
         for i, member in enumerate(self.members):
             if i not in stays:
                 self.close(member)
+                self._left.append(member)
         self.members[:] = [self.members[i] for i in stays]
         if stays:
             self.learner.keep(stays)
             assert isinstance(self.batches, Walk)
             self.batches.keep(stays)
+
+    def take_left(self) -> list[Member]:
+        """Return the runs that have left since the last call."""
+        found, self._left = self._left, []
+        return found
 
     def close(self, member: Member) -> None:
         """Flush what a run still has to write."""

@@ -102,30 +102,62 @@ def log_to(path: Path, passing: bool = False) -> Iterator[None]:
     """Write manyfit's log to a file, with secrets redacted. A `passing` log is deleted with its folder."""
     check_file(path)
     durable.make_own(path)
-    # Without any handler, Python prints warnings to stderr. The file handler must not silence them.
-    is_alone = not log.hasHandlers() and multiprocessing.parent_process() is None
-    console = logging.StreamHandler() if is_alone else None
-    if console is not None:
-        console.setLevel(logging.WARNING)
-        console.setFormatter(Redacting("manyfit: %(message)s"))
-        log.addHandler(console)
     handler = _FileHandler(path, encoding="utf-8", delay=True)
-    handler.addFilter(lambda record: _current_log.get() in (None, path))
+    handler.addFilter(lambda record: _belongs(path))
     handler.passing = passing
     handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    level, wanted = log.level, min(log.level or logging.INFO, logging.INFO)
-    if wanted != level:
-        log.setLevel(wanted)  # slow, as it clears the caches of all loggers; hence the condition
+    _open_logs.enter(handler)
     try:
         yield
     finally:
-        log.removeHandler(handler)
-        if console is not None:
-            log.removeHandler(console)
-        if wanted != level:
-            log.setLevel(level)
+        _open_logs.leave(handler)
         handler.close()
+
+
+def _belongs(path: Path) -> bool:
+    """Return whether a line belongs to a log: if several are open, its run must be the current one."""
+    current = _current_log.get()
+    return current == path or (current is None and len(_open_logs.handlers) == 1)
+
+
+class _OpenLogs:
+    """The open logs. They share the level and the console: the last one that is closed restores both."""
+
+    def __init__(self) -> None:
+        self.handlers: list[logging.Handler] = []
+        self._level = 0
+        self._console: logging.Handler | None = None
+
+    def enter(self, handler: logging.Handler) -> None:
+        """Add a log."""
+        if not self.handlers:
+            # Without any handler, Python prints warnings to stderr. The file handler must not silence them.
+            if not log.hasHandlers() and multiprocessing.parent_process() is None:
+                self._console = logging.StreamHandler()
+                self._console.setLevel(logging.WARNING)
+                self._console.setFormatter(Redacting("manyfit: %(message)s"))
+                log.addHandler(self._console)
+            self._level = log.level
+            wanted = min(log.level or logging.INFO, logging.INFO)
+            if wanted != self._level:
+                log.setLevel(wanted)  # slow, as it clears the caches of all loggers; hence the condition
+        self.handlers.append(handler)
+        log.addHandler(handler)
+
+    def leave(self, handler: logging.Handler) -> None:
+        """Remove a log."""
+        log.removeHandler(handler)
+        self.handlers.remove(handler)
+        if self.handlers:
+            return
+        if self._console is not None:
+            log.removeHandler(self._console)
+            self._console = None
+        if log.level != self._level:
+            log.setLevel(self._level)
+
+
+_open_logs = _OpenLogs()
 
 
 class _FileHandler(logging.FileHandler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from manyfit.core.errors import Interrupted, RunFailed
 from manyfit.core.redaction import has_secrets, without_values
 from manyfit.core.signals import StopRequested, Watch
-from manyfit.learn.learner import Learner, MembersFailed, split_by_run
+from manyfit.learn.learner import MembersFailed, split_by_run
 from manyfit.run.loop.clock import Pace
 from manyfit.run.loop.cohort import Cohort, Member
 from manyfit.run.loop.plan import Boundary
@@ -40,6 +40,18 @@ def fit(
     until: int | None = None,
 ) -> None:
     """Train every run of a cohort from its current step to its end, or until step `until`."""
+    for _ in train_cohort(cohort, callbacks, watch, pace, until):
+        pass
+
+
+def train_cohort(
+    cohort: Cohort,
+    callbacks: Sequence[Callback] = (),
+    watch: Watch | None = None,
+    pace: Pace | None = None,
+    until: int | None = None,
+) -> Iterator[Member]:
+    """Train as `fit` does, and yield each run of a group as soon as it has left the cohort."""
     watch, pace = watch or Watch(), pace or Pace(cohort.plan)
     is_exact = cohort.learner.stands_between_batches
     end, this = cohort.plan.total if until is None else min(until, cohort.plan.total), os.getpid()
@@ -50,32 +62,37 @@ def fit(
             callback.on_start(cohort)
             stack.callback(callback.on_end, cohort)
         if not cohort.measured:
-            # Interrupted while measuring at this step: measure again, and write it.
+            # The run was interrupted while measuring: this time, the measurement is written.
             reach_boundary(cohort, replace(cohort.plan.at(cohort.step), checkpoint=True), callbacks, watch)
+            yield from cohort.take_left()
         while cohort.step < end and cohort.active:
             boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
             pace.begin()
-            try:
-                batches: Any = cohort.batches
-                batches = watch.obeying(batches) if is_exact else batches
-                cohort.learner.train(batches, boundary.step - cohort.step)
-            except StopRequested:
-                cut_short(cohort, watch)
-            except MembersFailed as failed:
-                cohort.fail(failed.errors)  # the other runs did train these steps
-            if os.getpid() != this:  # user code has forked; only one process may write into the folder
+            train_to(cohort, boundary, watch, is_exact)
+            if os.getpid() != this:  # user code has forked; only one process may write to the folder
                 os._exit(0)
             boundary = pace.pause(boundary, boundary.step - cohort.step)
             if boundary.step == end:
                 boundary = replace(boundary, checkpoint=True)
             cohort.step = boundary.step
             cohort.release()
-            # A single run waits for its last checkpoint; those of a group are written concurrently.
-            reach_boundary(
-                cohort, boundary, callbacks, watch, wait=not cohort.is_group and boundary.step == end
-            )
+            # A single run waits for its last checkpoint; those of several are written side by side.
+            reach_boundary(cohort, boundary, callbacks, watch, not cohort.is_group and boundary.step == end)
+            yield from cohort.take_left()
         for member in cohort.members:
             cohort.close(member)
+
+
+def train_to(cohort: Cohort, boundary: Boundary, watch: Watch, is_exact: bool) -> None:
+    """Train to the next boundary; runs of a group that fail are noted."""
+    try:
+        batches: Any = cohort.batches
+        batches = watch.obeying(batches) if is_exact else batches
+        cohort.learner.train(batches, boundary.step - cohort.step)
+    except StopRequested:
+        cut_short(cohort, watch)
+    except MembersFailed as failed:
+        cohort.fail(failed.errors)  # the other runs have trained these steps
 
 
 def reach_boundary(
@@ -130,7 +147,7 @@ def measure_rows(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
         between = boundary.step % cohort.plan.steps_per_epoch == 0
         parts.append(validate(cohort, watch, between))
     if boundary.log:
-        parts.insert(0, take_metrics(cohort.learner))
+        parts.insert(0, take_metrics(cohort))
     found: list[Row] = [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
     for name in {name for row in found for name in row} if has_secrets() else ():
         if without_values(name) != name:
@@ -138,18 +155,22 @@ def measure_rows(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
     return found if any(found) else []
 
 
-def take_metrics(learner: Learner) -> list[Row]:
-    """Return the training metrics since the last row, for each run."""
-    found = split_by_run(learner.take(), learner.n)
+def take_metrics(cohort: Cohort) -> list[Row]:
+    """Return the metrics of each run since its last row; a run that fails here has none."""
+    try:
+        found = split_by_run(cohort.learner.take(), cohort.learner.n)
+    except MembersFailed as failed:
+        cohort.fail(failed.errors)
+        found = [{} if metrics is None else split_by_run(metrics, 1)[0] for metrics in failed.found]
     return [dict(sorted(row.items(), key=lambda item: item[0] != "train_loss")) for row in found]
 
 
 def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = False) -> None:
     """Record what was measured, and save the states that are due or among the best."""
-    per_epoch, kept = cohort.plan.steps_per_epoch, dict[int, bool]()
+    per_epoch, kept, reasons = cohort.plan.steps_per_epoch, dict[int, bool](), stop_reasons(cohort)
     for i, member in enumerate(cohort.members):
         with cohort.guard(member):
-            due = record(cohort, i, boundary, rows[i] if rows else None)
+            due = record(cohort, i, boundary, (rows[i] or None) if rows else None, reasons[i])
             if due is not None:
                 kept[i] = due
     states = current_states(cohort) if kept else []
@@ -164,7 +185,16 @@ def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: b
                 member.hold(states[i], boundary, per_epoch)
 
 
-def record(cohort: Cohort, number: int, boundary: Boundary, row: Row | None) -> bool | None:
+def stop_reasons(cohort: Cohort) -> Sequence[str]:
+    """Return the reason to stop each run early; empty to continue."""
+    try:
+        return cohort.learner.stop_reasons()
+    except MembersFailed as failed:
+        cohort.fail(failed.errors)
+        return [reason or "" for reason in failed.found]
+
+
+def record(cohort: Cohort, number: int, boundary: Boundary, row: Row | None, reason: str) -> bool | None:
     """Record the measurements of a run. Return whether its state is due to be written.
 
     False means that the state is one of the best so far and is kept in memory, None that it is not needed.
@@ -174,7 +204,6 @@ def record(cohort: Cohort, number: int, boundary: Boundary, row: Row | None) -> 
     if member.ended is not None or member.error is not None:
         return None
     ended = member.record(boundary, row, cohort.plan.steps_per_epoch) if row is not None else None
-    reason = cohort.learner.stop_reasons()[number]
     if ended is None and reason:
         ended = member.ended = Ending(reason)
     if ended is not None and ended.error is not None:

@@ -27,7 +27,7 @@ from manyfit.run.build.user_code import evaluation_only, hash_imported
 from manyfit.run.loop.cohort import Cohort, Member
 from manyfit.run.loop.journal import log_only_to
 from manyfit.run.loop.stopping import Ending, ending
-from manyfit.run.loop.trainer import Callback, fit
+from manyfit.run.loop.trainer import Callback, train_cohort
 from manyfit.run.session import resume_check
 from manyfit.store import durable, provenance
 from manyfit.store.checkpoint import Checkpoint, check_state, newest, set_aside
@@ -154,11 +154,11 @@ def advance(
     callbacks: Sequence[Callback],
     watch: Watch,
     until: int | None = None,
-) -> list[Member]:
+) -> Iterator[tuple[int, Member]]:
     """Train runs that are at the same step to the end, or until step `until`, and commit the result.
 
-    A single run raises its error. In a group, a run that fails has an `error`, and the others continue; a
-    signal ends all of them with `Interrupted`.
+    Yield the number of each run and what became of it, as soon as it is known. A single run raises its error.
+    In a group, a run that fails has an `error`, and the others continue; a signal ends those that are left.
     """
     first, is_group = runs[0], runs[0].part is not None
     measured = first.last.note.measured if first.last is not None else True
@@ -168,13 +168,34 @@ def advance(
             list(members), _learner(runs), first.built.plan, _batches(runs), first.step,
             measured, is_group,
         )  # fmt: skip
-        fit(cohort, callbacks, watch, until=until)
-    for member in members:
-        if member.ended is not None:
-            member.error = member.error or member.ended.error
-        if member.error is not None and not is_group:
-            raise member.error
-    return members
+        left = []
+        try:
+            for member in train_cohort(cohort, callbacks, watch, until=until):
+                left.append(member)
+                yield _index(members, member), _settle(member)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if not is_group:
+                raise
+            for member in cohort.members:
+                member.error = member.error or error
+    for number, member in enumerate(members):
+        if not any(member is each for each in left):
+            _settle(member)
+            if member.error is not None and not is_group:
+                raise member.error
+            yield number, member
+
+
+def _index(members: Sequence[Member], wanted: Member) -> int:
+    return next(number for number, member in enumerate(members) if member is wanted)
+
+
+def _settle(member: Member) -> Member:
+    if member.ended is not None:
+        member.error = member.error or member.ended.error
+    return member
 
 
 def _member(here: Opened, stack: ExitStack) -> Member:

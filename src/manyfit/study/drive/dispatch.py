@@ -31,6 +31,8 @@ class Dispatch:
         """Trials assigned to the executor, by name."""
         self._units: dict[str, int] = {}
         """The number of the unit of each of these trials."""
+        self.alone: set[str] = set()
+        """Trials whose unit died with several trials in it: each is assigned a unit of its own."""
         self._absolute = StudyFolder(self.folder.path.resolve())
 
     def has_room(self) -> bool:
@@ -42,6 +44,7 @@ class Dispatch:
     ) -> None:
         """Assign one unit with these trials to the executor."""
         trials = [item.trial for item in items]
+        assert len(trials) == 1 or not self.alone & {trial.id for trial in trials}
         # Recorded before it is submitted: after a crash, a trial that may have been trained is "running".
         with self.ledger.transaction():
             for trial in trials if purpose == "train" else ():

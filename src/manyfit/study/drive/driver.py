@@ -146,6 +146,8 @@ class Driver(PointControl):
         self._steps += max(0, outcome.step - trial.step)
         with self.ledger.transaction():
             trial.take(outcome, self._sign)
+            if outcome.is_shared:
+                self.dispatch.alone.add(trial.id)
             if outcome.failure is not None:
                 self._record_failure(point, trial, outcome.failure, outcome.is_begun)
             else:

@@ -59,28 +59,40 @@ def attempt(
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            yield from fail_unanswered(left.values(), failure_of(error))
+            yield from fail_unanswered(list(left.values()), failure_of(error))
             return
         finally:
             if os.getpid() != this:  # the code of a trial has forked; only one process may return outcomes
                 os._exit(0)
         if outcome is None:
             yield from fail_unanswered(
-                left.values(), Failure("infrastructure", "the work ended without an outcome")
+                list(left.values()), Failure("infrastructure", "the work ended without an outcome")
             )
             return
         del left[outcome.trial]
         yield outcome
 
 
-def fail_unanswered(
-    left: Iterable[Trial], failure: Failure, begun: Collection[str] = ()
-) -> Iterator[Outcome]:
-    """Yield outcomes for trials of a unit that cannot continue; the first and those in `begun` had begun."""
-    others = Failure("preempted", f"not started, because another trial ended its unit: {failure.message}")
+def fail_unanswered(left: Sequence[Trial], failure: Failure) -> Iterator[Outcome]:
+    """Yield outcomes for trials of a unit that ended with an exception: the first was being trained."""
+    others = Failure(
+        "preempted", f"not started, because another trial of its unit ended it: {failure.message}"
+    )
     for i, trial in enumerate(left):
-        is_begun = i == 0 or trial.id in begun
-        yield Outcome(trial.id, failure=failure if is_begun else others, is_begun=is_begun)
+        yield Outcome(trial.id, failure=others if i else failure, is_begun=not i)
+
+
+def fail_together(unit: Unit, left: Sequence[Trial], failure: Failure) -> Iterator[Outcome]:
+    """Yield outcomes for the trials of a unit whose process died.
+
+    If the unit has several, nobody knows which of them is to blame: none has died, and each is tried alone.
+    """
+    if len(unit.trials) == 1:
+        yield from (Outcome(trial.id, failure=failure) for trial in left)
+        return
+    text = f"the process of its unit ended ({failure.message}); it is tried in a unit of its own"
+    shared = Failure("preempted", text, process_died=True)
+    yield from (Outcome(trial.id, failure=shared, is_begun=False, is_shared=True) for trial in left)
 
 
 class Executor(ABC):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.errors import RunFailed, UsageError
-from manyfit.study.executors.base import Executor, Work, fail_unanswered
+from manyfit.study.executors.base import Executor, Work, fail_together
 from manyfit.study.executors.server import DRIVER
 from manyfit.study.executors.worker import Place, serve
 from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
@@ -54,7 +54,6 @@ class _Worker:
     unit: Unit | None = None
     left: dict[str, Trial] = field(default_factory=dict)
     """The trials of the unit that have no outcome yet."""
-    begun: set[str] = field(default_factory=set)
     """Trials that have shown a sign of life."""
     is_poisoned: bool = False
     """Whether it must not execute another unit."""
@@ -114,7 +113,7 @@ class Processes(Executor):
                 self._end(worker)
                 continue
             worker.unit, worker.seen, worker.kills = unit, time.monotonic(), count_memory_kills()
-            worker.left, worker.begun = {trial.id: trial for trial in unit.trials}, set()
+            worker.left = {trial.id: trial for trial in unit.trials}
             return
         raise RunFailed(f"workers exit as soon as they are started ({MOST_STARTS} of them did)")
 
@@ -155,7 +154,6 @@ class Processes(Executor):
                 message = worker.pipe.recv()
                 worker.seen = time.monotonic()
                 if isinstance(message, Progress):
-                    worker.begun.add(message.trial)
                     self.tell(message)
                 elif isinstance(message, Outcome):
                     del worker.left[message.trial]
@@ -176,16 +174,21 @@ class Processes(Executor):
 
     def _collect_dead(self, worker: _Worker) -> list[Outcome]:
         worker.process.join()
-        code, left, asked = worker.process.exitcode, worker.left.values(), worker.asked
+        code, left, asked, unit = (
+            worker.process.exitcode,
+            list(worker.left.values()),
+            worker.asked,
+            worker.unit,
+        )
         self._end(worker)
         if asked:
             failure = Failure("preempted", "stopped on request", process_died=True)
         else:
             failure = death(code, count_memory_kills() > worker.kills)
-        return list(fail_unanswered(left, failure, worker.begun))
+        return list(fail_together(unit, left, failure)) if unit is not None else []
 
     def _hangs(self, worker: _Worker) -> list[Outcome]:
-        left, asked = worker.left.values(), worker.asked
+        left, asked, unit = list(worker.left.values()), worker.asked, worker.unit
         self._end(worker)
         if asked is not None:
             failure = Failure("preempted", "did not stop when asked to, and was killed", process_died=True)
@@ -193,7 +196,7 @@ class Processes(Executor):
             failure = Failure(
                 "timeout", f"no sign of life for {self._timeout:g} s", group="timeout", process_died=True
             )
-        return list(fail_unanswered(left, failure, worker.begun))
+        return list(fail_together(unit, left, failure)) if unit is not None else []
 
     def _end(self, worker: _Worker) -> None:
         """End a worker; another one is started in its place on demand."""

@@ -91,6 +91,10 @@ def work_on(unit: Unit, work: Work, pipe: Connection) -> Iterator[Outcome]:
                 else:
                     yield outcome
     assert last is not None
+    for trial in unit.trials if len(unit.trials) > 1 and unit.purpose != "rehearse" else ():
+        # Not after each turn: a child process of a trial may still write to the file.
+        with contextlib.suppress(OSError):
+            tidy_output(Path(trial.folder))
     yield last
 
 
@@ -132,12 +136,12 @@ def capture_output(unit: Unit, trial: Trial) -> Iterator[None]:
         return
     folder = Path(trial.folder)
     folder.mkdir(exist_ok=True)  # without parents: the study may have been moved away
-    with _into(folder):
+    with _into(folder, tidy=len(unit.trials) == 1):
         yield
 
 
 @contextlib.contextmanager
-def _into(folder: Path) -> Iterator[None]:
+def _into(folder: Path, tidy: bool = True) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
@@ -156,8 +160,9 @@ def _into(folder: Path) -> Iterator[None]:
             os.dup2(before, number)
             os.close(before)
         os.close(file)
-        with contextlib.suppress(OSError):
-            tidy_output(folder)
+        if tidy:
+            with contextlib.suppress(OSError):
+                tidy_output(folder)
 
 
 def tidy_output(folder: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -84,10 +85,11 @@ class Training:
 
         began, requests, before = time.perf_counter(), dict[int, Trial](), dict[str, int]()
         ready: list[Request] = []
+        signs = Signs({Path(trial.folder): trial.id for trial in unit.trials}, self.metric, tell)
         for trial in unit.trials:
             run = RunFolder(Path(trial.folder))
             before[trial.id] = read_committed_step(run)
-            scope = functools.partial(watch.scope, trial)
+            scope = functools.partial(_show_life, signs, watch, trial)
             try:
                 with scope():
                     config = self._config(trial)
@@ -100,7 +102,6 @@ class Training:
                 continue
             ready.append(Request(config, run, text_of(config, trial), watch.of(trial.id), scope))
             requests[id(ready[-1])] = trial
-        signs = Signs({request.folder.path: requests[id(request)].id for request in ready}, self.metric, tell)
         alone: Watch = watch.of(unit.trials[0].id) if len(unit.trials) == 1 else watch
         for request, found in train_until(
             ready, unit.until, Beating(alone, signs), study=self.study, callbacks=[signs],
@@ -191,6 +192,14 @@ class Signs:
 
     def on_end(self, cohort: Cohort) -> None:
         """Do nothing."""
+
+
+@contextmanager
+def _show_life(signs: Signs, watch: UnitWatch, trial: Trial) -> Iterator[None]:
+    """Enter the scope of a trial. Each turn is a sign of life: several trials share the time between two."""
+    signs.beat()
+    with watch.scope(trial):
+        yield
 
 
 class Beating(Watch):

@@ -94,6 +94,8 @@ class Outcome:
     failure: Failure | None = None
     is_begun: bool = True
     """Whether work on the trial was started; if not, the failure of its unit does not count for it."""
+    is_shared: bool = False
+    """Whether the failure ended a whole unit, and it is not known which of its trials caused it."""
     facts: Mapping[str, float] = field(default_factory=dict)
     """The measurements of a rehearsal."""
 
