@@ -294,3 +294,140 @@ def test_data_is_read_once_for_all(lab, project):
         ]
     )
     assert sorted((project.src / "rows").read_text().split()) == ["test", "train", "validation"]
+
+
+HARMFUL = {
+    "working directory": "with tempfile.TemporaryDirectory() as place:\n            os.chdir(place)",
+    "deterministic": "torch.use_deterministic_algorithms(True, warn_only=True)",
+    "autocast": 'torch.set_autocast_enabled("cpu", True)',
+    "oneDNN": "torch.backends.mkldnn.enabled = False",
+    "NumPy errors": 'np.seterr(all="raise")',
+    "logging": "logging.disable(logging.CRITICAL)",
+    "dtype": "torch.set_default_dtype(torch.float64)",
+}
+
+
+@pytest.mark.parametrize("what", HARMFUL)
+def test_others_do_not_notice_what_a_model_does_to_the_process(lab, project, what):
+    project.write(
+        "src/harmful.py",
+        f"""
+        import logging, os, tempfile
+        import numpy as np
+        import torch
+        from models import MLP
+
+
+        class Harmful(MLP):
+            def forward(self, images):
+                {HARMFUL[what].replace(chr(10), chr(10) + "        ")}
+                return super().forward(images.to(self.layers[1].weight.dtype))
+        """,
+    )
+    model = {"class": "harmful.Harmful", "hidden": 4}
+    found = train([lab("bad", model=model), lab("good", model={"class": "more.Talking", "word": "w"})])
+    assert isinstance(found["good"], Reached), found
+    train([lab("alone", model={"class": "more.Talking", "word": "w"})])
+    same(lab("good").folder, lab("alone").folder)
+    logs = [(lab(name).folder.path / "run.log").read_text().count("training w") for name in ("good", "alone")]
+    assert logs[0] == logs[1] > 3
+
+
+SPLIT = """
+import random
+import torch
+from torchmetrics import Metric
+
+
+class Drawn(Metric):
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, output, target):
+        self.total += output.sum()
+
+    def compute(self):
+        if self.fails:
+            raise ValueError("metric oops")
+        return self.total * random.random()
+"""
+
+
+def test_metrics_of_a_split_belong_to_their_run(lab, project):
+    project.write("src/split.py", SPLIT)
+    drawn = {"train__metrics": ["accuracy", {"class": "split.Drawn"}]}
+    fails = {"train__metrics": ["accuracy", {"class": "split.Drawn", "fails": True}]}
+    stops = {"train__stop": {"metric": "val_loss", "reach": 100.0}}
+    found = train([lab("a", **drawn), lab("bad", **fails), lab("stops", **stops), lab("b", **drawn)])
+    assert "metric oops" in str(found["bad"])
+    assert found["stops"].over
+    train([lab("alone", **drawn)])
+    for name in "ab":
+        assert found[name].over
+        same(lab(name).folder, lab("alone").folder)
+
+
+def test_each_is_known_as_soon_as_it_has_ended(lab):
+    """Those that fail or stop are not kept waiting by those that train."""
+    order = []
+    stops = {"train__stop": {"metric": "val_loss", "reach": 100.0}}
+    requests = [lab("long", train__epochs=6), lab("stops", train__epochs=6, **stops),
+                lab("bad", train__epochs=6, model={"class": "more.Failing"})]  # fmt: skip
+    for request, _ in train_until(requests, None, Watch(), study="x", shared=SharedData()):
+        last = lab("long", train__epochs=6).folder.checkpoints()
+        order.append((request.folder.path.name, last[-1].step if last else 0))
+    assert [name for name, _ in order] == ["stops", "bad", "long"]
+    assert order[0][1] < order[2][1]
+
+
+def test_a_signal_does_not_hide_how_others_have_ended(lab):
+    stops = {"train__stop": {"metric": "val_loss", "reach": 100.0}}
+    bad = {"model": {"class": "more.Failing", "at": 2}}
+    watch = Watch()
+    requests = [lab("good"), lab("stops", **stops), lab("bad", **bad)]
+    found = {}
+    for request, result in train_until(requests, None, watch, study="x", shared=SharedData()):
+        found[request.folder.path.name] = result
+        watch.number = signal.SIGTERM  # as soon as the first has ended
+    assert isinstance(found["good"], Interrupted), found
+    assert isinstance(found["bad"], RunFailed)
+    assert "no more of this" in str(found["bad"])
+    assert found["stops"].over
+
+
+def test_two_that_fail_have_their_tracebacks_in_their_logs(lab):
+    found = train([lab(name, model={"class": "more.Failing", "at": 2}) for name in "ab"] + [lab("good")])
+    for name in "ab":
+        assert "run.log" in str(found[name])
+        assert "no more of this" in (lab(name).folder.path / "run.log").read_text()
+    assert found["good"].over
+
+
+def test_an_interrupt_that_a_model_raises_is_its_own(lab, project):
+    project.write(
+        "src/rude.py",
+        """
+        from models import MLP
+
+
+        class Rude(MLP):
+            def forward(self, images):
+                raise KeyboardInterrupt
+        """,
+    )
+    found = train([lab("rude", model={"class": "rude.Rude"}), lab("good")])
+    assert isinstance(found["rude"], Interrupted)
+    assert found["good"].over
+
+
+def test_kinds_that_cannot_take_turns_train_apart(lab, monkeypatch):
+    from manyfit.learn.torch.kind import TorchKind
+
+    monkeypatch.setattr(TorchKind, "takes_turns", False)
+    found = train([lab("a", model={"class": "more.Drawing"}), lab("b", model={"class": "more.Drawing"})])
+    assert all(result.over for result in found.values())
+    train([lab("alone", model={"class": "more.Drawing"})])
+    for name in "ab":
+        same(lab(name).folder, lab("alone").folder)

@@ -27,13 +27,12 @@ class Grouped(Driver):
     def _hand_out(self):
         while self.dispatch.has_room() and not self.watch.number:
             items = [item for _ in range(3) if (item := self._next()) is not None]
+            alone = [item for item in items if item.trial.id in self.dispatch.alone]
+            if alone:
+                self._queue.extendleft(item for item in reversed(items) if item is not alone[0])
+                items = alone[:1]
             if not items:
                 return
-            for item in [item for item in items if item.trial.id in self.dispatch.alone]:
-                items.remove(item)
-                self.dispatch.submit([item], item.until)
-            if not items:
-                continue
             self.dispatch.submit(items, items[0].until)
 
 
@@ -94,20 +93,26 @@ class Deadly(MLP):
 """
 
 
-def test_one_trial_that_kills_its_process_is_the_only_one_that_dies(lab, grouped):
-    """It is tried again and then fails; the others of its unit wait for the next one, and finish."""
-    lab.project.write("src/deadly.py", DEADLY)
+@pytest.mark.parametrize("order", [[4, 6, 8, 10], [6, 4, 8, 10], [4, 8, 6, 10]])
+@pytest.mark.parametrize(
+    ("how", "retries"), [("os.kill(os.getpid(), signal.SIGKILL)", 0), ("os._exit(3)", 1)]
+)
+def test_one_trial_that_kills_its_process_is_the_only_one_that_dies(lab, grouped, order, how, retries):
+    """Nobody knows which trial of the unit it was: each is tried alone, and the others finish."""
+    lab.project.write("src/deadly.py", DEADLY.replace("os.kill(os.getpid(), signal.SIGKILL)", how))
     lab.write(
         set={"model.class": "deadly.Deadly"},
         search__seeds=1,
-        space={"model.hidden": [4, 6, 8, 10]},
-        execute={"on": "processes", "workers": 1, "retries": 1},
+        space={"model.hidden": order},
+        execute={"on": "processes", "workers": 1, "retries": retries},
     )
     lab.sweep()
-    assert dict(lab.rows("select point, state from trials")) == {
-        0: "finished", 1: "failed", 2: "finished", 3: "finished",
-    }  # fmt: skip
-    assert dict(lab.rows("select point, deaths from trials")) == {0: 0, 1: 2, 2: 0, 3: 0}
+    states = dict(lab.rows("select point, state from trials"))
+    assert states == {i: "failed" if hidden == 6 else "finished" for i, hidden in enumerate(order)}
+    deaths = dict(lab.rows("select point, deaths from trials"))
+    assert {i: count for i, count in deaths.items() if order[i] != 6} == {
+        i: 0 for i, hidden in enumerate(order) if hidden != 6
+    }
     assert ("not begun",) in lab.rows("select outcome from unit_trials")
     assert not lab.rows("select * from units where ended is null")
 
