@@ -93,9 +93,13 @@ class Deadly(MLP):
 """
 
 
-@pytest.mark.parametrize("order", [[4, 6, 8, 10], [6, 4, 8, 10], [4, 8, 6, 10]])
 @pytest.mark.parametrize(
-    ("how", "retries"), [("os.kill(os.getpid(), signal.SIGKILL)", 0), ("os._exit(3)", 1)]
+    ("order", "how", "retries"),
+    [
+        ([4, 6, 8, 10], "os.kill(os.getpid(), signal.SIGKILL)", 1),
+        ([6, 4, 8, 10], "os.kill(os.getpid(), signal.SIGKILL)", 0),
+        ([4, 8, 6, 10], "os._exit(3)", 0),
+    ],
 )
 def test_one_trial_that_kills_its_process_is_the_only_one_that_dies(lab, grouped, order, how, retries):
     """Nobody knows which trial of the unit it was: each is tried alone, and the others finish."""
