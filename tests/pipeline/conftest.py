@@ -236,11 +236,13 @@ class KerasBuilder(ModelBuilderBase):
     rate: float = 0.01
     patience: int = 0
     lambda_layer: bool = False
+    has_input: bool = True
 
     def get_compiled_model(self):
         import keras
 
-        layers = [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.2)]
+        layers = [keras.Input((4,))] if self.has_input else []
+        layers += [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.2)]
         if self.lambda_layer:
             layers.append(keras.layers.Lambda(lambda x: x))
         model = keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")])

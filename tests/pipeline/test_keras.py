@@ -20,8 +20,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
-from manyfit import export, load_model, predict, train  # noqa: E402
+from manyfit import export, load_config, load_model, predict, train  # noqa: E402
 from manyfit.learn.keras.learner import KerasLearner  # noqa: E402
+from manyfit.run.build.builder import build  # noqa: E402
 
 KERAS = {"model_builder_class": "models.KerasBuilder", "model_builder": {}}
 
@@ -88,6 +89,19 @@ def test_a_run_is_trained_exported_and_loaded(tiny):
     assert (exported / "model.keras").exists() and (exported / "saved_model").exists()
     assert train(folder, callbacks=[]).trained_steps == 0
     assert train(folder, ["epochs=4"], callbacks=[]).trained_steps == 10
+
+
+@pytest.mark.parametrize("has_input", [True, False])
+def test_a_warm_start_of_a_model_with_and_without_an_input_shape(tiny, has_input):
+    model = {**KERAS, "model_builder": {**KERAS.get("model_builder", {}), "has_input": has_input}}
+    first = tiny.write(**model, epochs=1)
+    train(first, callbacks=[])
+    weights = [np.asarray(variable) for variable in load_model(first / "exported").variables]
+    second = tiny.write("second", **model, epochs=1, train={"warm_start": {"path": str(first)}})
+    built = build(load_config(second, trust=True), warm=True)
+    found = [np.asarray(variable) for variable in built.learner.model.variables]
+    assert len(found) == len(weights) > 2
+    assert all(np.array_equal(left, right) for left, right in zip(found, weights, strict=True))
 
 
 def test_a_callback_may_stop_a_run_for_good(tiny):
@@ -161,7 +175,7 @@ print(keras.backend.backend(), "tensorflow" in sys.modules)
 
 
 def test_a_pipeline_of_tensorflow_is_positioned_like_any_other():
-    from tests.pipeline.test_stream import Loader, Preprocessor
+    from tests.pipeline.test_source import Loader, Preprocessor
 
     from manyfit.data import Order
     from manyfit.pipeline import training_batches

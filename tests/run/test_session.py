@@ -296,38 +296,35 @@ def test_data_is_read_once_for_all(lab, project):
     assert sorted((project.src / "rows").read_text().split()) == ["test", "train", "validation"]
 
 
-HARMFUL = {
-    "working directory": "with tempfile.TemporaryDirectory() as place:\n            os.chdir(place)",
-    "deterministic": "torch.use_deterministic_algorithms(True, warn_only=True)",
-    "autocast": 'torch.set_autocast_enabled("cpu", True)',
-    "oneDNN": "torch.backends.mkldnn.enabled = False",
-    "NumPy errors": 'np.seterr(all="raise")',
-    "logging": "logging.disable(logging.CRITICAL)",
-    "dtype": "torch.set_default_dtype(torch.float64)",
-}
+HARMFUL = """
+import logging, os, tempfile
+import numpy as np
+import torch
+from models import MLP
 
 
-@pytest.mark.parametrize("what", HARMFUL)
-def test_others_do_not_notice_what_a_model_does_to_the_process(lab, project, what):
-    project.write(
-        "src/harmful.py",
-        f"""
-        import logging, os, tempfile
-        import numpy as np
-        import torch
-        from models import MLP
+class Harmful(MLP):
+    '''Changes the process with every call.'''
+
+    def forward(self, images):
+        with tempfile.TemporaryDirectory() as place:
+            os.chdir(place)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_autocast_enabled("cpu", True)
+        torch.backends.mkldnn.enabled = False
+        np.seterr(all="raise")
+        logging.disable(logging.CRITICAL)
+        torch.set_default_dtype(torch.float64)
+        return super().forward(images)
+"""
 
 
-        class Harmful(MLP):
-            def forward(self, images):
-                {HARMFUL[what].replace(chr(10), chr(10) + "        ")}
-                return super().forward(images.to(self.layers[1].weight.dtype))
-        """,
-    )
-    model = {"class": "harmful.Harmful", "hidden": 4}
-    found = train([lab("bad", model=model), lab("good", model={"class": "more.Talking", "word": "w"})])
+def test_others_do_not_notice_what_a_model_does_to_the_process(lab, project):
+    project.write("src/harmful.py", HARMFUL)
+    talking = {"model": {"class": "more.Talking", "word": "w"}}
+    found = train([lab("bad", model={"class": "harmful.Harmful"}), lab("good", **talking)])
     assert isinstance(found["good"], Reached), found
-    train([lab("alone", model={"class": "more.Talking", "word": "w"})])
+    train([lab("alone", **talking)])
     same(lab("good").folder, lab("alone").folder)
     logs = [(lab(name).folder.path / "run.log").read_text().count("training w") for name in ("good", "alone")]
     assert logs[0] == logs[1] > 3

@@ -403,7 +403,7 @@ def test_failures_are_typed_grouped_and_tried_again_on_demand(failing, cli):
         "out of memory": 2,
     }
     decisions = [row[2:] for row in read_only(failing.folder / "ledger.db")[2]]
-    assert any("halves" in reason for _, reason in decisions)
+    assert any("half of each batch" in reason for _, reason in decisions)
     assert failing.sweep().failures == {
         "user error": 2,
         "not a number": 2,

@@ -151,16 +151,18 @@ class ExecutorContract:
         assert (found["c"].failure.kind, found["c"].is_begun) == ("preempted", False)
         assert self.all_of(executor, [self.unit(folder, "c")])["c"].over
 
-    def test_a_crash_is_only_that_of_the_trial_at_work(self, executor: Executor, folder: Path) -> None:
-        """If a process dies with several trials, those that were not started do not count as crashed."""
+    def test_a_crash_of_several_trials_is_charged_to_none(self, executor: Executor, folder: Path) -> None:
+        """If a process dies with several trials, none counts as crashed: each can be tried alone."""
         if self.simulates or not executor.isolates:
             pytest.skip("this executor does not isolate crashes")
         found = self.all_of(executor, [self.unit(folder, "a", "b", "c", each={"b": {"how": "dies"}})])
         assert found["a"].over
-        assert [(found[n].failure.kind, found[n].is_begun) for n in "bc"] == [  # type: ignore[union-attr]
-            ("infrastructure", True),
-            ("preempted", False),
-        ]
+        for outcome in (found["b"], found["c"]):
+            assert outcome.failure is not None
+            assert (outcome.failure.kind, outcome.is_begun, outcome.is_shared) == ("preempted", False, True)
+        alone = self.all_of(executor, [self.unit(folder, "b", each={"b": {"how": "dies"}})])["b"]
+        assert alone.failure is not None
+        assert (alone.failure.kind, alone.is_begun, alone.is_shared) == ("infrastructure", True, False)
 
     def test_one_trial_of_a_unit_can_be_interrupted(self, executor: Executor, folder: Path) -> None:
         """The other trials of the unit continue."""

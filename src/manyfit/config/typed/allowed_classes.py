@@ -91,8 +91,8 @@ _NAMES: Final[Mapping[str, str]] = {
     """,
     "manyfit.datasets": "Digits",
     "manyfit.feeders": """
-        Feeders FixedLenFeature ImageFeature MemorySamplesFeeder RawFeature TFRecordExamplesFeeder
-        VarLenFeature
+        Feeders FixedLenFeature ImageFeature MemorySamplesFeeder RawFeature SequenceFeature
+        TFRecordExamplesFeeder VarLenFeature
     """,
     "manyfit.feeders.registry.toy": "DebugToyModel",
     "manyfit.metrics": "absolute_error accuracy binary_accuracy squared_error top_k_accuracy",
@@ -160,6 +160,7 @@ BUILDING_BLOCKS: Final = frozenset(
         "manyfit.data.tfrecord.features.FixedLenFeature",
         "manyfit.data.tfrecord.features.ImageFeature",
         "manyfit.data.tfrecord.features.RawFeature",
+        "manyfit.data.tfrecord.features.SequenceFeature",
         "manyfit.data.tfrecord.features.VarLenFeature",
         "manyfit.data.tfrecord_feeder.TFRecordExamplesFeeder",
         "manyfit.data.weighted.ClassWeighted",

@@ -44,7 +44,7 @@ class KerasKind(LearnerKind):
         return has_base(model if isinstance(model, type) else type(model), (KERAS,))
 
     def build(self, setup: Setup) -> KerasLearner:
-        """Build the learner, and assign the weights of a warm start to the variables that exist by then."""
+        """Build the learner, and assign the weights of a warm start to its variables."""
         validation, size = setup.validation, setup.order.batch_size
         first: Source = validation if validation is not None and len(validation) else setup.train
         run = setup.config.run
@@ -58,8 +58,10 @@ class KerasKind(LearnerKind):
             unused=run.data.beside.get("unused", ()),
             fed_by=setup.fed_by,
         )
-        if setup.warm and (count := assign_weights(setup.config, learner.model.variables)):
-            log.info("warm start: loaded %d variables from %s", count, run.train.warm_start.path)  # type: ignore[union-attr]
+        if setup.warm and run.train.warm_start is not None:
+            learner.build_model()  # a model without an input shape has no variables before it is called
+            count = assign_weights(setup.config, learner.model.variables)
+            log.info("warm start: loaded %d variables from %s", count, run.train.warm_start.path)
         return learner
 
     def model_state(self, state: State) -> Mapping[str, Any]:

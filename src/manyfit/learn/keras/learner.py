@@ -93,7 +93,7 @@ class KerasLearner(BaseLearner):
 
     def describe(self) -> str:
         """Describe the model in a few words."""
-        self._build()
+        self.build_model()
         count, name = self.model.count_params(), type(self.model).__name__
         trained = sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
         return f"{name} with {count:,} parameters, {trained:,} trained, Keras on {self.backend}"
@@ -198,7 +198,7 @@ class KerasLearner(BaseLearner):
 
     def _evaluate(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any, Any]]:
         """Yield every batch with its output and per-row losses, after updating the model's metrics."""
-        self._build()
+        self.build_model()
         if self.backend == "torch":
             self.model.eval()
         with self._variables.preserve(), own_randomness():
@@ -339,11 +339,12 @@ class KerasLearner(BaseLearner):
         """Create everything Keras creates lazily: weights, optimizer, metrics and the train function."""
         if self._prepared:
             return
-        self._build()
+        self.build_model()
         self.model.make_train_function()
         self._prepared = True
 
-    def _build(self) -> None:
+    def build_model(self) -> None:
+        """Call the model once, so that it has its variables. Its random states are not moved."""
         if self._measure is not None:
             return
         batch = self.example()
