@@ -96,7 +96,6 @@ class Deadly(MLP):
 @pytest.mark.parametrize(
     ("order", "how", "retries"),
     [
-        ([4, 6, 8, 10], "os.kill(os.getpid(), signal.SIGKILL)", 1),
         ([6, 4, 8, 10], "os.kill(os.getpid(), signal.SIGKILL)", 0),
         ([4, 8, 6, 10], "os._exit(3)", 0),
     ],
