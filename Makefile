@@ -41,7 +41,7 @@ demo: $(VENV)/.core
 	@echo "  $(BIN)/manyfit sweep demo/studies/digits search.seeds=3      train one more seed of those at the top"
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 5 --dist worksteal -m "not soak"
+	$(BIN)/pytest -n 6 --dist worksteal -m "not soak"
 
 soak: $(VENV)/.dev
 	MANYFIT_PROFILE=soak $(BIN)/pytest -n 2 --timeout 3600 -m "not soak" tests/config/test_properties.py tests/data tests/store tests/run/test_properties.py
