@@ -12,7 +12,10 @@ from manyfit import load_config
 from manyfit.core.errors import Interrupted, RunFailed
 from manyfit.core.position import Position
 from manyfit.core.signals import Watch
+from manyfit.learn.kind import BUILT_IN, _load_built_in
+from manyfit.learn.torch.kind import TorchKind
 from manyfit.run.build.shared_data import SharedData
+from manyfit.run.session import session
 from manyfit.run.trial import Reached, Request, train_until
 from manyfit.store.folder import RunFolder
 
@@ -419,12 +422,34 @@ def test_an_interrupt_that_a_model_raises_is_its_own(lab, project):
     assert found["good"].over
 
 
-def test_kinds_that_cannot_take_turns_train_apart(lab, monkeypatch):
-    from manyfit.learn.torch.kind import TorchKind
-
+@pytest.fixture
+def without_turns(monkeypatch):
+    """PyTorch as a kind that cannot take turns: no group may be made of its learners."""
     monkeypatch.setattr(TorchKind, "takes_turns", False)
-    found = train([lab("a", model={"class": "more.Drawing"}), lab("b", model={"class": "more.Drawing"})])
-    assert all(result.over for result in found.values())
-    train([lab("alone", model={"class": "more.Drawing"})])
+    monkeypatch.setattr(session, "GroupLearner", None)
+
+
+def test_kinds_that_cannot_take_turns_train_apart(lab, without_turns):
+    drawing = {"model": {"class": "more.Drawing"}}
+    failing = {"model": {"class": "more.Failing"}}
+    found = train([lab("a", **drawing), lab("bad", **failing), lab("b", **drawing)])
+    assert isinstance(found["bad"], RunFailed)
+    assert "no more of this" in str(found["bad"])
+    train([lab("alone", **drawing)])
     for name in "ab":
+        assert found[name].over
         same(lab(name).folder, lab("alone").folder)
+
+
+def test_one_that_trains_apart_is_interrupted_alone(lab, without_turns):
+    found = train([lab("good"), lab("asked", After(2), seed=8)])
+    assert isinstance(found["asked"], Interrupted)
+    assert found["good"].over
+    assert train([lab("asked", seed=8)])["asked"].over
+    train([lab("alone", seed=8)])
+    same(lab("asked").folder, lab("alone").folder)
+
+
+def test_only_pytorch_takes_turns():
+    """The random state of TensorFlow cannot be read, and nothing is known of other kinds."""
+    assert {kind.name for kind in map(_load_built_in, BUILT_IN) if kind.takes_turns} == {"torch"}
