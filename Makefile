@@ -3,6 +3,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
+# tests start hundreds of processes: without its cache of byte code, each would compile the package again
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test soak lint format bench docs clean
 
 help:

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tests.lazy import needs
 
 from manyfit import evaluate, load_model, train
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-pytest.importorskip("skimage", reason="scikit-image is not installed")
 GUIDES = Path(os.environ.get("MANYFIT_GUIDES", Path(__file__).parents[3] / "shared" / "seeds"))
 FOUND = sorted(GUIDES.glob("001_*.txt"))
-pytestmark = pytest.mark.skipif(not FOUND, reason=f"the guide does not lie in {GUIDES}")
+pytestmark = [
+    pytest.mark.skipif(not FOUND, reason=f"the guide does not lie in {GUIDES}"),
+    needs("tensorflow", "skimage"),
+]
 
 IMPORTS = {
     "from abstractions.utils import": "from manyfit.pipeline import",

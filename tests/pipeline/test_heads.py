@@ -8,12 +8,13 @@ import json
 
 import numpy as np
 import pytest
+from tests.lazy import LazyModule, needs
 
 import manyfit
 from manyfit.core.errors import RunFailed, UsageError
 
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
+pytestmark = needs("keras", "tensorflow")
+keras, tf = LazyModule("keras"), LazyModule("tensorflow")
 
 SOURCE = '''
 import itertools

@@ -7,22 +7,21 @@ import sys
 
 import numpy as np
 import pytest
+from tests.lazy import LazyModule, needs
 from tests.run.cut import resumes
 
+from manyfit import export, load_config, load_model, predict, train
 from manyfit.core.errors import UsageError
 from manyfit.data import ArraySource, once
+from manyfit.learn.keras.learner import KerasLearner
+from manyfit.run.build.builder import build
 from manyfit.run.resume_proof import Kill, Probe, difference, kill_and_resume
 from manyfit.store.folder import RunFolder
 from manyfit.testing import LearnerContract
 from manyfit.testing.learner import copy_states, equal
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-keras = pytest.importorskip("keras", reason="Keras is not installed")
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-from manyfit import export, load_config, load_model, predict, train  # noqa: E402
-from manyfit.learn.keras.learner import KerasLearner  # noqa: E402
-from manyfit.run.build.builder import build  # noqa: E402
+pytestmark = needs("keras", "tensorflow")
+keras, tf = LazyModule("keras"), LazyModule("tensorflow")
 
 KERAS = {"model_builder_class": "models.KerasBuilder", "model_builder": {}}
 
@@ -328,20 +327,19 @@ def test_a_function_that_only_seems_to_take_many_rows_is_found_out(caplog):
     assert "'odd' returns other values for many rows at once" in caplog.text
 
 
-class Noisy(keras.layers.Layer):
-    """Draws at inference, too, and has a weight without a name."""
-
-    def __init__(self):
-        super().__init__()
-        self.seeds = keras.random.SeedGenerator()
-        self.scale = self.add_weight(shape=(1,), initializer="ones")
-
-    def call(self, inputs):
-        drawn = keras.random.dropout(inputs, 0.3, seed=self.seeds) * self.scale
-        return drawn + 0.01 * keras.random.normal((1,))
-
-
 def noisy(callbacks=(), steps=5):
+    class Noisy(keras.layers.Layer):
+        """Draws at inference, too, and has a weight without a name."""
+
+        def __init__(self):
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator()
+            self.scale = self.add_weight(shape=(1,), initializer="ones")
+
+        def call(self, inputs):
+            drawn = keras.random.dropout(inputs, 0.3, seed=self.seeds) * self.scale
+            return drawn + 0.01 * keras.random.normal((1,))
+
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((4,)), Noisy(), keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from tests.lazy import LazyModule, needs
 
 from manyfit.core.errors import UsageError
 from manyfit.data import Limited, once
@@ -13,7 +14,8 @@ from manyfit.pipeline import DataLoaderBase, PreprocessorBase
 from manyfit.pipeline.source import ComponentSource
 from manyfit.run.evaluation.row_report import keys_of
 
-tf = pytest.importorskip("tensorflow")
+pytestmark = needs("tensorflow")
+tf = LazyModule("tensorflow")
 
 COUNT = 22
 

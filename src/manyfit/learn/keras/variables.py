@@ -92,5 +92,6 @@ def fresh_generator(seed: int) -> Any:
     """Reset Keras' global generator, which layers without their own use, and return its state variable."""
     keras: Any = import_optional("keras", "keras")
     made = keras.random.SeedGenerator(seed & 0x7FFF_FFFF)
-    keras.src.backend.common.global_state.set_global_attribute("global_seed_generator", made)
+    state: Any = import_optional("keras.src.backend.common.global_state", "keras")
+    state.set_global_attribute("global_seed_generator", made)
     return made.state
