@@ -127,7 +127,7 @@ def combined():
         yield pytest.param(BATCHED[batched], rows, loaded, id=f"{loaded}-{name}-{batched}", marks=marks)
 
 
-@pytest.mark.parametrize(("batched", "rows", "loaded"), combined())
+@pytest.mark.parametrize(("batched", "rows", "loaded"), list(combined()))
 def test_an_id_is_that_of_its_row(batched, rows, loaded, tmp_path):
     change = {"as it lies": None, "shuffled": lambda ds: ds.shuffle(COUNT), "listed": listed(tmp_path)}[
         loaded

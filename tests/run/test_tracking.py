@@ -29,6 +29,12 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """On a busy machine, MLflow needs longer to create its database than a user should wait at the end of a run."""
+    monkeypatch.setattr(tracking, "PATIENCE", 120.0)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A real MLflow server on loopback, with a SQLite store."""
