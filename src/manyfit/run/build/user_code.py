@@ -37,11 +37,11 @@ def _root(source: Path) -> str:
 
 def _files(root: str) -> dict[str, Path]:
     found = {}
-    for name, module in sorted(sys.modules.copy().items()):  # a thread may be importing
+    for name, module in sys.modules.copy().items():  # a thread may be importing
         file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and file.startswith(root):
+        if file and file.startswith(root) and file.endswith(".py"):
             found[name] = Path(file)
-    return found
+    return dict(sorted(found.items()))
 
 
 def hash_source(file: Path) -> str:
