@@ -45,7 +45,7 @@ demo: $(VENV)/.core
 test: export PYTHONDONTWRITEBYTECODE := 1
 test: $(VENV)/.dev
 	$(BIN)/python -m compileall -q -j 2 src
-	$(BIN)/pytest -n 8 --dist worksteal -m "not soak"
+	$(BIN)/pytest -n 4 --dist worksteal -m "not soak"
 
 soak: export PYTHONDONTWRITEBYTECODE := 1
 soak: $(VENV)/.dev
