@@ -224,9 +224,11 @@ def test_a_shard_whose_beginning_is_damaged_is_not_skipped(mixed, capsys):
         with pytest.raises(RecordError, match="named like train-0"):
             len(feeder)
     (mixed / "train-1").unlink()
-    (mixed / "more.tfrecord").write_bytes(b"not records at all")
-    assert run("data", "index", mixed / "*") != 0
-    assert "more.tfrecord" in capsys.readouterr().err
+    for name in ("more.tfrecord", "more.tfrecord.gz"):
+        (mixed / name).write_bytes(b"not records at all")
+        assert run("data", "index", mixed / "*") != 0
+        assert f"{name}, record 0" in (told := capsys.readouterr().err) and "named like a record file" in told
+        (mixed / name).unlink()
 
 
 def test_what_the_shell_has_expanded_may_have_strangers_in_it(mixed, capsys):

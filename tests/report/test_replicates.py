@@ -13,6 +13,8 @@ def test_better_needs_evidence(lab):
     worse = compare_seeds({1: 0.50, 2: 0.61, 3: 0.56}, {1: 0.10, 2: 0.20, 3: 0.15})
     assert worse.verdict.startswith("not shown")
     assert compare_seeds({1: 1.0}, {2: 1.0}) is None
+    always = compare_seeds({1: 0.5, 2: 0.75}, {1: 0.25, 2: 0.5})
+    assert always.verdict == "0.25 worse on every seed; without variance, no test is possible"
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 7, 30])

@@ -18,6 +18,7 @@ from manyfit.core.errors import ConfigError, FolderError, ManyfitError, RunConfl
 from manyfit.study.drive.driver import StudyStopped
 from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.ledger.reader import read_only
+from manyfit.study.mirrors import mirror
 from manyfit.study.result import read_study
 from manyfit.study.status import status
 
@@ -569,7 +570,7 @@ def test_the_base_must_belong_to_the_project(lab, tmp_path_factory):
 
 
 @pytest.mark.soak
-def test_mirrors_of_a_study(lab, cli):
+def test_mirrors_of_a_study(lab, cli, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     lab.write(search__seeds=1, track={"tensorboard": True, "mlflow": "sqlite:///m.db"})
     found = lab.sweep()
@@ -580,10 +581,16 @@ def test_mirrors_of_a_study(lab, cli):
     below = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     evaluated = [run for run in below if run.data.tags.get("manyfit.evaluates")]
     assert len(below) - len(evaluated) == 6
+    assert parent.info.status == "FINISHED"
     assert parent.data.metrics["best_val_loss"] == pytest.approx(found.best.value)
     assert len(list(lab.folder.glob("tensorboard/*/events.out.tfevents.*"))) == 6
     assert cli("track", "sync", lab.folder).code == 0
     assert len(client.search_runs([number])) == len(runs)  # nothing is sent twice
+    known, facts, rest = read_only(lab.folder / "ledger.db")
+    known[0].trials[0].over = False
+    monkeypatch.setattr("manyfit.study.mirrors.read_only", lambda _: (known, facts, rest))
+    mirror(lab.folder, False, f"sqlite:///{lab.root}/m.db")
+    assert client.get_run(parent.info.run_id).info.status == "RUNNING"
 
 
 def test_a_full_disk_is_said(lab, cli, monkeypatch):

@@ -246,9 +246,7 @@ def _check(given: Given, problems: list[Problem]) -> Config:
     problems += _source_problems(tree, given.project) if artifact is None else []
     checker = _make_checker(given, tree)
     run, sections = _check_tree(checker, written)
-    missing = {problem.path for problem in meaning.problems}
-    named = [meaning.restore_problem(problem) for problem in checker.problems]
-    problems += [problem for problem in named if problem.path not in missing]
+    problems += [meaning.restore_problem(problem) for problem in checker.problems]
     if problems:
         raise ConfigError(
             sorted(problems, key=lambda p: (p.origin.file != tree.origin.file, *_place(p.origin)))

@@ -40,14 +40,11 @@ class Paired:
     def verdict(self) -> str:
         """The conclusion: "better" only if replicates and a test support it."""
         if self.p is None and self.difference.count > 1:
-            same = abs(self.difference.mean) < 1e-12
-            return (
-                "identical on every seed"
-                if same
-                else (
-                    f"{self.difference.mean:.4g} better on every seed; without variance, no test is possible"
-                )
-            )
+            mean = self.difference.mean
+            if abs(mean) < 1e-12:
+                return "identical on every seed"
+            how = "better" if mean > 0 else "worse"
+            return f"{abs(mean):.4g} {how} on every seed; without variance, no test is possible"
         if self.p is None:
             return "too few seeds to tell which is better; increase search.seeds"
         shown = f"{self.difference} on {self.difference.count} seeds (paired t-test, p = {self.p:.2g})"

@@ -28,12 +28,14 @@ def mirror(place: Path, tensorboard: bool, mlflow: Any) -> dict[str, int]:
     """Update the mirrors of a study; return the number of trials in each."""
     folder = StudyFolder(place)
     points, facts, _ = read_only(folder.ledger)
-    trials = [(point, trial) for point in select_seeds(points, facts) for trial in point.trials if trial.step]
+    every = [(point, trial) for point in select_seeds(points, facts) for trial in point.trials]
+    trials = [(point, trial) for point, trial in every if trial.step]
     sent: dict[str, int] = {}
     if tensorboard:
         sent["tensorboard"] = to_tensorboard(folder, trials, facts)
     if mlflow is not None:
-        sent["mlflow"] = to_mlflow(folder, trials, facts, resolve_uri(mlflow, RunFolder(place)))
+        is_over = all(_status(point, trial) != "RUNNING" for point, trial in every)
+        sent["mlflow"] = to_mlflow(folder, trials, facts, resolve_uri(mlflow, RunFolder(place)), is_over)
     return sent
 
 
@@ -64,7 +66,11 @@ def _plain(value: Any) -> bool | float | str:
 
 
 def to_mlflow(
-    folder: StudyFolder, trials: list[tuple[PointRecord, TrialRecord]], facts: dict[str, Any], uri: str
+    folder: StudyFolder,
+    trials: list[tuple[PointRecord, TrialRecord]],
+    facts: dict[str, Any],
+    uri: str,
+    is_over: bool,
 ) -> int:
     """Send a parent run for the study and a nested run per trial; only what is new is sent."""
     mlflow = import_optional("mlflow", "mlflow")
@@ -85,6 +91,7 @@ def to_mlflow(
         found.sync(read_committed(run), summary if over else None, _status(point, trial))
     if parent:
         _best(client, parent, trials, facts)
+        client.update_run(parent, status="FINISHED" if is_over else "RUNNING")
     return len(trials)
 
 
@@ -119,7 +126,6 @@ def _best(
     values = [value for value in _values(trials) if value is not None]
     if values:
         client.log_metric(parent, f"best_{facts['objective']['metric']}", min(values, key=lambda v: sign * v))
-    client.update_run(parent, status="FINISHED")
 
 
 def _values(trials: list[tuple[PointRecord, TrialRecord]]) -> Iterator[float | None]:

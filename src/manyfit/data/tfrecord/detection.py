@@ -17,6 +17,8 @@ from manyfit.data.tfrecord.streams import WBITS, open_bytes
 Compression: TypeAlias = Literal["", "gzip", "zlib"]
 RECORDS: Final = (".tfrecord", ".tfrecords", ".tfr")
 """Common suffixes of record files."""
+COMPRESSED: Final = re.compile(r"\.(gz|gzip|zlib|z)$")
+"""Suffixes that may follow them."""
 
 
 def compression_of(head: bytes) -> Compression | None:
@@ -45,7 +47,7 @@ def find_strangers(paths: Sequence[str], patterns: Sequence[str], known: Collect
     shards = {_shape(path): path for path in paths if path not in found}
     for path in found:
         like = shards.get(_shape(path))
-        if like is not None or path.endswith(RECORDS):
+        if like is not None or COMPRESSED.sub("", path).endswith(RECORDS):
             told = f"like {name_of(like)}, which does" if like is not None else "like a record file"
             raise RecordError(path, f"this file holds no records, but is named {told}: it is damaged", 0)
     return found

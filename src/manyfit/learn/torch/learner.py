@@ -266,8 +266,8 @@ class TorchLearner(BaseLearner):
         """Return the device and the version of torch."""
         if self.device.type == "cpu":
             return "cpu"
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        return f"{self.device} ({name}, torch {torch.__version__})"
+        name = f"{torch.cuda.get_device_name(self.device)}, " if self.device.type == "cuda" else ""
+        return f"{self.device} ({name}torch {torch.__version__})"
 
     @property
     def models(self) -> Sequence[Any]:

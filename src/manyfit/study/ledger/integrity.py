@@ -32,7 +32,7 @@ COUNT: Final = "count"
 OWNER: Final = "owner"
 """The name of the seal that shows whether all others were made with this key, for this project."""
 NAME: Final = re.compile(r"[0-9a-f]{12}")
-MENDED: Final = "move it away, and the same command rebuilds it from the run folders"
+MENDED: Final = "move it away, and manyfit sweep rebuilds it from the run folders"
 
 
 class Seals:
