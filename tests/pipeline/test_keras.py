@@ -173,6 +173,12 @@ print(keras.backend.backend(), "tensorflow" in sys.modules)
     assert (folder / "exported" / "model.keras").exists()
 
 
+def test_a_learner_is_built_after_an_import_of_keras_that_failed(monkeypatch):
+    """Then modules are loaded, but are no attributes of their packages."""
+    monkeypatch.delattr(keras.src.backend.common, "global_state")
+    noisy()
+
+
 def test_a_pipeline_of_tensorflow_is_positioned_like_any_other():
     from tests.pipeline.test_source import Loader, Preprocessor
 
