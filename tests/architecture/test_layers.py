@@ -25,6 +25,7 @@ DOORS = {
     "samplers": "study",
     "stoppers": "study",
     "testing": "cli",
+    "trainers": "run",
 }
 """Where a door stands: it may import from this layer and those below it, and no layer imports it."""
 THIRD_PARTY_FORBIDDEN = {

@@ -77,4 +77,4 @@ def test_a_model_that_updates_itself(forms):
     assert "train_loss" not in result.history[-1].values
     assert result.history[-1].values["val_accuracy"] > 0.5
     state = RunFolder(result.folder).checkpoints()[-1].load()
-    assert any(name.startswith("own_optimizers/own") for name in state.tensors)
+    assert any(name.startswith("found/objects/own") for name in state.tensors)

@@ -24,6 +24,7 @@ from manyfit.config.schema.attributes import attributes_of, check_attributes
 from manyfit.config.schema.consistency import contradictions
 from manyfit.config.schema.credentials import hide_secrets, know_secrets
 from manyfit.config.schema.defaults import Defaults, source_folder
+from manyfit.config.schema.needed import check_needed
 from manyfit.config.schema.run import Evaluate, Export, Run, Submit, Track, Train
 from manyfit.config.tree.layers import Reader, inherit
 from manyfit.config.tree.nodes import Leaf, Map, Node, Path, class_word, from_plain, join_path, plain
@@ -36,7 +37,7 @@ from manyfit.config.typed.checker import Checker
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.findings import INVALID
 from manyfit.config.typed.moved_classes import current_path
-from manyfit.config.typed.roles import ANY, Role, is_record
+from manyfit.config.typed.roles import ANY, MODEL, TRAINER, Role, is_record
 from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import ConfigError, Origin, Problem, UsageError
 from manyfit.core.files import read_bytes
@@ -103,12 +104,17 @@ def _explain_closed(artifact: Artifact | None) -> str:
     return f"{artifact.place} was not made here" if artifact is not None else ""
 
 
-def load_component(file: FilePath, section: str, role: Role, trust: bool = False) -> Component:
-    """Load a single component of a resolved config: other sections may need secrets that are not set."""
+def load_subject(file: FilePath, trust: bool = False) -> Component:
+    """Load the component that a resolved config trains: the model, or a trainer with its own networks.
+
+    Only this one is loaded: other sections may need secrets that are not set.
+    """
     artifact = artifact_at(file) if not trust else None
     tree, _ = _unwrap(_mapping(read_file(file)))
     project = _root(tree, project_root(file))
     tree = _translate(tree, project).tree
+    role = MODEL if "model" in tree.items or "trainer" not in tree.items else TRAINER
+    section = role.name
     if section not in tree.items:
         raise ConfigError([Problem(section, tree.origin, f"this config has no {section}")])
     resolver = Resolver(Map({section: tree.items[section]}), os.environ, closed=_explain_closed(artifact))
@@ -296,12 +302,13 @@ def _check_tree(checker: Checker, written: Map) -> tuple[Any, dict[str, Any]]:
     sections = {name: _section(checker, name) for name in tree.items if name in own}
     rest = Map({k: v for k, v in tree.items.items() if k not in own}, tree.origin, tree.keys)
     run = checker.record(rest, Run, ())
+    check_needed(checker, run)
     if tree is not written:
         checker.root = written
         for cls in filter(attributes_of, checker.named_classes):
             check_attributes(checker, cls, written, cls.section)
         checker.root = tree
-    if isinstance(run, Run):
+    if isinstance(run, Run) and (run.model or run.trainer):
         for found in contradictions(run):
             checker.problem(checker.locate(found.path), *found)
     return run, sections

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,15 @@ def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
     return Batch(default_collate(rows), None, where)
 
 
-def try_collate(items: Sequence[tuple[Any, int]]) -> Batch | BatchFailure:
-    """Return the batch of some rows, or the failure of one of them."""
+def try_collate(
+    items: Sequence[tuple[Any, int]], make: Callable[[Any, list[int]], Batch] = collate
+) -> Batch | BatchFailure:
+    """Return the batch of some rows, made by `make`, or the failure of one of them."""
     failed = next((item for item, _ in items if isinstance(item, BatchFailure)), None)
     if failed is not None:
         return failed
     try:
-        return collate(items, [row for _, row in items])
+        return make(items, [row for _, row in items])
     except Exception as error:
         return BatchFailure.of(items[0][1], error)
 

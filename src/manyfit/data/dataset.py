@@ -57,18 +57,18 @@ class DatasetSource:
         from torch.utils.data import DataLoader
 
         rows = Rows(self.dataset, order.seed or 0)
-        plan = _walk(order, len(self), start)
+        plan, make = self.plan(order, start), functools.partial(try_collate, make=self.make_batch)
         if not self.workers:
             for keys in plan:
                 with own_randomness():
-                    batch = try_collate([rows[key] for key in keys])
+                    batch = make([rows[key] for key in keys])
                 yield unwrap(batch)
         else:
             loader: Any = DataLoader(
                 cast(Any, rows),
                 batch_sampler=cast(Any, plan),
                 num_workers=self.workers,
-                collate_fn=try_collate,
+                collate_fn=make,
                 worker_init_fn=functools.partial(follow_parent, os.getpid()),
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 prefetch_factor=4,
@@ -77,6 +77,14 @@ class DatasetSource:
                 batches = iterate(loader)
             for batch in batches:
                 yield unwrap(batch)
+
+    def plan(self, order: Order, start: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield the (epoch, row) keys of each step from `start`."""
+        return _walk(order, len(self), start)
+
+    def make_batch(self, items: list[tuple[Any, int]], index: list[int]) -> Batch:
+        """Collate rows into a batch."""
+        return collate(items, index)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """Return the IDs of some rows; row numbers by default."""

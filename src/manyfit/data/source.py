@@ -15,6 +15,7 @@ from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Array, Batch, Inputs
 from manyfit.data.dataset import DatasetSource, IterableSource, check_ids
+from manyfit.data.loader import LoaderSource, is_loader, take_apart
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
 
@@ -172,6 +173,8 @@ def as_source(found: Any, workers: int = 0) -> Source | None:
     """Convert a source, a map-style data set or an iterable to a source; None stays None."""
     if found is None or isinstance(found, ArraySource) or isinstance(found, Source):  # noqa: SIM101
         return found  # arrays first: most sources are, and an isinstance check of a protocol is slow
+    if is_loader(found):
+        return take_apart(found)[0]  # type: ignore[no-any-return]
     streams = any(base.__name__ == "IterableDataset" for base in type(found).__mro__)
     rows = hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, dict | str)
     if rows and not streams:
@@ -187,6 +190,8 @@ class Splits:
     """Plain data sets as the data of a run: one for each split, map-style or iterable.
 
     data: {class: manyfit.data.Splits, batch_size: 32, workers: 2, train: {class: images.Train, root: data}}
+
+    `shuffle` and `drop_last` are about training; evaluation reads every row, in order.
     """
 
     def __init__(
@@ -196,15 +201,25 @@ class Splits:
         test: Any = None,
         batch_size: Annotated[int, Gt(0)] = 32,
         workers: Annotated[int, Kind.NEUTRAL, Ge(0)] = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None:
         self.batch_size = batch_size
         self.workers = workers
-        self._splits = {"train": train, "validation": validation, "test": test}
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.given = {"train": train, "validation": validation, "test": test}
 
     def source(self, split: Split) -> Source | None:
         """Return the rows of one split."""
         try:
-            return as_source(self._splits[split], self.workers)
+            found = as_source(self.given[split], self.workers)
+            is_changed = split == "train" and not (self.shuffle and not self.drop_last)
+            if found is None or not is_changed:
+                return found
+            if type(found) is not DatasetSource:
+                raise UsageError(f"{split}: shuffle and drop_last apply to map-style data sets only")
+            return LoaderSource(found.dataset, self.workers, self.shuffle, self.drop_last)
         except NotASource as error:
             raise UsageError(f"{split}: {error}") from error
 

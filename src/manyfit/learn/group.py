@@ -15,7 +15,7 @@ import numpy as np
 
 from manyfit.core.signals import StopRequested
 from manyfit.core.state import State
-from manyfit.data import Batch
+from manyfit.data import Batch, Source
 from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.data.randomness import RandomStates
 from manyfit.data.walk import Walk
@@ -111,6 +111,26 @@ class GroupLearner:
     def couples_rows(self) -> bool:
         """Whether any of the losses couples rows."""
         return any(part.learner.couples_rows for part in self._parts)
+
+    @property
+    def names_are_known(self) -> bool:
+        """Whether all metrics of all of them are known."""
+        return all(part.learner.names_are_known for part in self._parts)
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """What the checkpoints of any of them cannot keep."""
+        return {path: reason for part in self._parts for path, reason in part.learner.lost.items()}
+
+    @property
+    def guarantee(self) -> str:
+        """Where they pause, which is the same for all."""
+        return self._first.guarantee
+
+    def attend(self, source: Source | None) -> None:
+        """Tell each which split is evaluated."""
+        for part in self._parts:
+            part.learner.attend(source)
 
     def describe(self) -> str:
         """Describe all of them."""

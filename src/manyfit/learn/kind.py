@@ -33,6 +33,7 @@ from manyfit.learn.models import Made
 
 BUILT_IN: Final = (
     "manyfit.learn.keras.kind.KerasKind",
+    "manyfit.learn.functions.kind.FunctionKind",
     "manyfit.learn.estimator.kind.EstimatorKind",
     "manyfit.learn.torch.kind.TorchKind",
 )
@@ -55,6 +56,7 @@ class Setup:
     order: Order
     train: Source
     validation: Source | None
+    test: Source | None
     steps_per_epoch: int
     epochs: int
     metrics: Mapping[str, Any]
@@ -124,8 +126,8 @@ class LearnerKind(ABC):
                 raise UsageError(f"{where}: train.{key}: does not apply to {self.noun or self.name}")
         if made.callbacks and not self.takes_callbacks:
             raise UsageError(
-                f"{config.run.model.origin}: {made.builder}.get_callbacks returns callbacks, but only Keras "
-                f"models accept them, not a {type(made.model).__name__}; use train.stop for early stopping"
+                f"{config.run.subject.origin}: {made.builder}.get_callbacks returns callbacks, but only "
+                f"Keras models accept them, not a {type(made.model).__name__}; use train.stop to stop early"
             )
 
     def prepare(self, config: Config, made: Made, device: Any, warm: bool) -> None:  # noqa: B027

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.state import State
-from manyfit.data import Batch
+from manyfit.data import Batch, Source
 from manyfit.data.nested import Nested, map_arrays
+from manyfit.learn.row_means import RowMeans
 from manyfit.learn.split_metrics import SplitMetrics
 
 Metrics: TypeAlias = Mapping[str, Any]
@@ -169,6 +170,21 @@ class Learner(Protocol):
         """Whether the loss of a row depends on the other rows of its batch."""
         ...
 
+    @property
+    def names_are_known(self) -> bool:
+        """Whether the names of all metrics are known before they are measured."""
+        ...
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """State that checkpoints cannot keep, with the reason."""
+        ...
+
+    @property
+    def guarantee(self) -> str:
+        """Where training pauses and resumes, in words; empty for any step."""
+        ...
+
     def rehearse(self) -> None:
         """Raise a `UsageError` for problems that can be detected before the first step."""
         ...
@@ -230,6 +246,10 @@ class Learner(Protocol):
         """
         ...
 
+    def attend(self, source: Source | None) -> None:
+        """Called before and after the rows of a split are evaluated, with the split and with None."""
+        ...
+
     def evaluate(self, batches: Any) -> Iterator[Outputs]:
         """Yield per-row predictions, without training. `batches` is as in `train`."""
         ...
@@ -272,6 +292,8 @@ class BaseLearner:
     reads_data: ClassVar[bool] = False
     stands_between_batches: ClassVar[bool] = False
     backend: str = "torch"
+    names_are_known: bool = True
+    guarantee: str = ""
     model: Any
 
     def details(self) -> Iterator[str]:
@@ -301,6 +323,11 @@ class BaseLearner:
     def couples_rows(self) -> bool:
         """False: the loss of a row does not depend on other rows."""
         return False
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """Nothing: checkpoints keep all of its state."""
+        return {}
 
     def rehearse(self) -> None:
         """Check nothing."""
@@ -334,6 +361,9 @@ class BaseLearner:
         if list(indices) != list(range(self.n)):
             raise ValueError(f"this learner cannot continue with only {list(indices)} of its {self.n} runs")
 
+    def attend(self, source: Source | None) -> None:
+        """Do nothing: all splits are evaluated alike."""
+
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Raise an error: subclasses implement this."""
         raise NotImplementedError
@@ -354,23 +384,3 @@ class BaseLearner:
         own = self.whole()
         means: dict[str, Any] = {name: each.mean() for name, each in sums.items()}
         return means | {name: np.array([row[name] for row in own]) for name in own[0]}
-
-
-class RowMeans:
-    """The mean over rows. Rows without a value are skipped, except for the loss, where NaN propagates."""
-
-    def __init__(self, name: str) -> None:
-        self._is_loss = name == "loss"
-        self._sums: list[Any] = []
-        self._counts: list[Any] = []
-
-    def add(self, values: npt.NDArray[np.float64]) -> None:
-        """Add the values of a batch, of shape (n, rows)."""
-        known = np.ones(values.shape, dtype=bool) if self._is_loss else ~np.isnan(values)
-        self._sums.append(np.where(known, values, 0.0).sum(axis=1))
-        self._counts.append(known.sum(axis=1))
-
-    def mean(self) -> npt.NDArray[np.float64]:
-        """Return the mean of each run."""
-        with np.errstate(invalid="ignore"):
-            return np.asarray(np.sum(self._sums, axis=0) / np.sum(self._counts, axis=0))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from manyfit.config import Component
 from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
 from manyfit.core.redaction import redact
 from manyfit.core.tracebacks import user_frame
+from manyfit.data.randomness import seed_for
+
+LIVE: ContextVar[Mapping[str, Any]] = ContextVar("live", default=MappingProxyType({}))
+"""Objects of this process that a run uses instead of building them, by the keys of its config."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,36 @@ def make_model(component: Component) -> Made:
             f"keras.Model, a torch.nn.Module, manyfit.pipeline.Compiled or an estimator, not {model!r:.60}"
         )
     return made
+
+
+def build_seeded(seed: int, build: Callable[[], Any]) -> Any:
+    """Build an object with seeded random generators; again, if it has imported modules meanwhile.
+
+    An import may draw random numbers, but only the first time in a process.
+    """
+    for _ in range(2):
+        before = len(sys.modules)
+        seed_everything(seed)
+        made = build()
+        if len(sys.modules) == before:
+            break
+    return made
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every global generator that user code may use while it is built."""
+    seed_for(seed)
+    if has_accelerator():
+        torch.manual_seed(seed)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None:
+        tensorflow.random.set_seed(seed & 0x7FFF_FFFF)
+
+
+@functools.cache
+def has_accelerator() -> bool:
+    """Return whether there are generators of accelerators. Seeding missing ones is slow and never freed."""
+    return torch.accelerator.is_available()
 
 
 def _class_weight(component: Component, builder: Any) -> dict[int, float] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,30 @@ from manyfit.config import Config, load_config
 from manyfit.config.tree.overrides import Overrides
 from manyfit.config.typed.artifacts import HINT
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
+from manyfit.core.files import read_text
 from manyfit.core.tracebacks import notes, user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import fetch
 from manyfit.run.build.builder import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.resume_proof import POINTS, SMALL, SPARSE, difference, kill_and_resume
+from manyfit.run.resume_proof import (
+    DENSE,
+    EPOCH_POINTS,
+    POINTS,
+    SMALL,
+    SMALL_EPOCHS,
+    SPARSE,
+    SPARSE_EPOCHS,
+    difference,
+    kill_and_resume,
+)
 from manyfit.run.session.batch_rehearsal import Proven, rehearse_batch
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30
+LOCAL = "the local variable "
+"""How a resumed loop names a variable that it has lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,8 @@ def check_run(source: Path, overrides: Overrides = (), trust: bool = False) -> I
         for split in SPLITS:
             if built.split(split) is not None:
                 yield from (f for f, _ in _try(f"{split} data", lambda s=split: _rows(built, s), str))  # type: ignore[misc]
+        if built.learner.guarantee:
+            yield Finding("guarantee", True, built.learner.guarantee)
         yield from (f for f, _ in _try("one batch fits", lambda: _fits(config), str))
         yield from (f for f, _ in _try("evaluation", lambda: _evaluate(built, config), str))
 
@@ -58,7 +73,7 @@ def check_run(source: Path, overrides: Overrides = (), trust: bool = False) -> I
 def _classes(config: Config) -> Iterator[str]:
     """Yield every class of a config, also classes that components receive as arguments."""
     run = config.run
-    for component in [run.data, run.model, run.evaluate.evaluator]:
+    for component in [run.data, run.model, run.trainer, run.evaluate.evaluator]:
         params = component.params.values() if component is not None else ()
         yield from (f"{cls.__module__}.{cls.__qualname__}" for cls in params if isinstance(cls, type))
     yield from config.classes.values()
@@ -105,9 +120,12 @@ def _fits(config: Config) -> str:
     built = without_callbacks(build(config, warm=True))
     if built.learner.reads_data:
         built.learner.train(iter(()), 1)
-        return f"loss {float(built.learner.take()['train_loss'][0]):.4g} on all rows, fitted in one step"
+        loss = fetch(built.learner.take().get("train_loss", [np.nan]))
+        return f"loss {float(loss[0]):.4g} on all rows, fitted in one step"
     batch = next(built.train.batches(built.order))
     losses, moves, grain = [], False, built.learner.grain
+    if not built.learner.names_are_known:  # a loss of several need not fall
+        return _moves(built, batch)
     for _ in range(FIT_STEPS):
         built.learner.train(itertools.repeat(batch), grain)
         moves = moves or built.learner.has_gradients()
@@ -120,6 +138,23 @@ def _fits(config: Config) -> str:
     if not min(losses[1:]) < losses[0]:
         raise RunFailed(f"the loss does not fall: {text}")
     return text
+
+
+def _moves(built: Built, batch: Batch) -> str:
+    """Train on one batch with the user's functions, and check that it changes weights."""
+    learner, grain = built.learner, built.learner.grain
+    before = {name: tensor.clone() for name, tensor in learner.state()[0].tensors.items()}
+    learner.train(itertools.repeat(batch), max(grain, FIT_STEPS // grain * grain))
+    after = learner.state()[0].tensors
+    moved = [name for name, tensor in before.items() if name not in after or not _equal(tensor, after[name])]
+    if not any(name.startswith(("model/", "found/objects/")) for name in moved):
+        raise RunFailed("no weight changes: nothing is trained")
+    found = {name: float(fetch(value)[0]) for name, value in learner.take().items()}
+    return ", ".join(f"{name} {value:.4g}" for name, value in found.items()) + " after training on one batch"
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return left.shape == right.shape and bool((left == right).all())
 
 
 def _evaluate(built: Built, config: Config) -> str:
@@ -135,16 +170,24 @@ def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -
     config = load_config(source, overrides, trust=trust)
     if config.given.artifact is not None:
         raise UsageError(f"{source} was not trained here, and this would train it; {HINT}")
-    changes = [*overrides, *SMALL]
+    with own_randomness():
+        learner = build(config, warm=True).learner
+    is_by_step = learner.grain == 1 and not learner.reads_data
+    small, points = (SMALL, POINTS) if is_by_step else (SMALL_EPOCHS, EPOCH_POINTS)
+    changes = [*overrides, *small]
     with tempfile.TemporaryDirectory(prefix="manyfit-check-") as folder:
         place = Path(folder) / "runs"
         try:
             kill_and_resume(source, [*changes, *SPARSE], place / "whole", [])
+            kill_and_resume(source, [*changes, *(DENSE if is_by_step else SPARSE_EPOCHS)], place / "twin", [])
         except RunFailed as error:
             yield Finding("a few steps", False, str(error))
             return
-        whole = RunFolder(place / "whole")
-        for i, kills in enumerate(POINTS):
+        whole, twin = RunFolder(place / "whole"), RunFolder(place / "twin")
+        found = difference(whole, twin, with_log=False)
+        same = "the same weights, optimizer, schedule and random states"
+        yield Finding("logged and stored at other steps", not found, blame(found, learner.lost, twin) or same)
+        for i, kills in enumerate(points):
             name = ", then ".join(map(str, kills))
             try:
                 hits = kill_and_resume(source, changes, place / f"killed-{i}", kills)
@@ -154,9 +197,20 @@ def check_resume(source: Path, overrides: Overrides = (), trust: bool = False) -
             if not hits:
                 yield Finding(name, True, "the run finished before this point")
                 continue
-            found = difference(whole, RunFolder(place / f"killed-{i}"))
+            killed = RunFolder(place / f"killed-{i}")
+            found = difference(whole, killed)
             same = "the same weights, optimizer, schedule, random states, log and rows"
-            yield Finding(name, not found, found or same)
+            yield Finding(name, not found, blame(found, learner.lost, killed) or same)
+
+
+def blame(difference: str, lost: Mapping[str, str], run: RunFolder) -> str:
+    """Return a difference with what may have caused it: state that checkpoints do not keep."""
+    if not difference:
+        return ""
+    said = read_text(run.path / "run.log") if (run.path / "run.log").exists() else ""
+    named = [f"{name} ({reason})" for name, reason in lost.items()]
+    named += [line.partition("the local variable ")[2] for line in said.splitlines() if LOCAL in line]
+    return difference + "".join(f"\n  not kept: {each}" for each in dict.fromkeys(named))
 
 
 def rehearse_run(config: Config, steps: int = 5, shared: SharedData | None = None) -> dict[str, float]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manyfit.config.load import load_component
-from manyfit.config.typed.roles import MODEL
+from manyfit.config.load import load_subject
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
 
@@ -69,5 +68,5 @@ def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = Fal
         return load_export(path, trust)
     folder = RunFolder(path)
     folder.load_trained()
-    made = make_model(load_component(folder.resolved, "model", MODEL, trust))
+    made = make_model(load_subject(folder.resolved, trust))
     return restore(made, Contents({}, None, folder.checkpoint("best").load()), path)

@@ -54,6 +54,7 @@ POINTS: Final[Sequence[Sequence[Kill]]] = (
     [Kill("write", 14)],
     [Kill("epoch", 1)],
     [Kill("step", 5), Kill("step", 6)],
+    [Kill("step", 11)],
 )
 """The points of `manyfit check --resume`: one kill or several in succession, then a start to the end."""
 
@@ -81,6 +82,27 @@ SMALL: Final = (
 """Overrides for a short run in which all events occur within each epoch."""
 SPARSE: Final = ("train.every.checkpoint=1ep",)
 """The uninterrupted run writes checkpoints at other steps than the others: this must not matter."""
+DENSE: Final = ("train.every.checkpoint=1ba", "train.every.log=1ba")
+"""Its twin pauses after every step: this must not matter either."""
+SMALL_EPOCHS: Final = (
+    *(change for change in SMALL if not change.startswith(("train.epochs", "train.every"))),
+    "train.epochs=4",
+    "train.every.checkpoint=1ep",
+    "train.every.validate=1ep",
+    "train.every.log=1ep",
+)
+"""The same for learners that pause only between epochs."""
+SPARSE_EPOCHS: Final = ("train.every.checkpoint=2ep", "train.every.log=2ep")
+EPOCH_POINTS: Final[Sequence[Sequence[Kill]]] = (
+    [Kill("step", 1)],
+    [Kill("step", 8)],
+    [Kill("step", 15)],
+    [Kill("validation", 3)],
+    [Kill("write", 5)],
+    [Kill("epoch", 1)],
+    [Kill("epoch", 2)],
+    [Kill("step", 9), Kill("step", 9)],
+)
 
 
 class Probe:
@@ -217,8 +239,11 @@ def explain_exit(folder: Path, code: int) -> str:
     return file.read_text() if file.exists() else f"the training ended with exit code {code}"
 
 
-def difference(left: RunFolder, right: RunFolder) -> str:
-    """Return the first difference of two finished runs, bit for bit; empty if there is none."""
+def difference(left: RunFolder, right: RunFolder, with_log: bool = True) -> str:
+    """Return the first difference of two finished runs, bit for bit; empty if there is none.
+
+    Without the log, runs are compared that were logged at different steps.
+    """
     a, b = left.checkpoints()[-1], right.checkpoints()[-1]
     if a.step != b.step:
         return f"one ended at step {a.step}, the other at step {b.step}"
@@ -229,14 +254,14 @@ def difference(left: RunFolder, right: RunFolder) -> str:
     for name, tensor in first.tensors.items():
         if not _same(tensor, second.tensors[name]):
             return f"{name} differs (of {', '.join(sorted({n.partition('/')[0] for n in first.tensors}))})"
-    for name in first.values:
+    for name in first.values if with_log else [n for n in first.values if n != "sums"]:
         if first.values[name] != second.values.get(name):
             return f"the {name} differs"
     rows = [[(e.step, dict(e.values)) for e in run.events()] for run in (left, right)]
-    for row, its in zip(*rows, strict=False):
+    for row, its in zip(*rows, strict=False) if with_log else ():
         if repr(row) != repr(its):
             return f"the log differs at step {row[0]}: {row[1]} and {its[1]}"
-    if len(rows[0]) != len(rows[1]):
+    if with_log and len(rows[0]) != len(rows[1]):
         return f"one log has {len(rows[0])} rows, the other {len(rows[1])}"
     for report in ("validation.csv", "test.csv"):
         one, other = (run.reports / report for run in (left, right))

@@ -76,7 +76,7 @@ class Dialect:
     """Top-level keys with a meaning in this layout; all others are custom."""
     path_keys: tuple[str, ...] = ()
     """Keys that only locate the data, and may change at each start."""
-    optimizer_keys: tuple[str, ...] = ("train.optimizer", "train.groups")
+    optimizer_keys: tuple[str, ...] = ("train.optimizer", "train.groups", "trainer")
     """Keys below which options of optimizers are set."""
     folder_key: str = ""
     """The key that sets the run folder, if there is one."""

@@ -306,14 +306,15 @@ def variant_schema(run: Any) -> dict[str, Any]:
         feeders[key].setdefault("properties", {})["type"] = {"type": "string"}
     cadences = dict.fromkeys((*CHECKPOINT, *VALIDATE, *SUMMARY), number)
     beside = {name: value(annotation, {}, name) for name, annotation in DATA.beside.items()}
-    model = {name: parameter(p, {}, name) for name, p in signature_of(run.model.target).parameters.items()}
+    signature = signature_of(run.subject.target)
+    model = {name: parameter(p, {}, name) for name, p in signature.parameters.items()}
     text = {"type": "string"}
     properties = {
         **{key: value for key, value in known.items() if key != "data"},
         "model": {
             "type": "object",
             "properties": {"type": text, "class": text, "model_dir": text, **model},
-            "additionalProperties": signature_of(run.model.target).open,
+            "additionalProperties": signature.open,
         },
         "train": {
             **train,

@@ -58,7 +58,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def component_classes(run: Run) -> list[Any]:
     """Return the component classes of a run that declare their parameters as attributes."""
-    made = [run.data, run.model, *([run.evaluate.evaluator] if run.evaluate.evaluator is not None else [])]
+    made = [each for each in (run.data, run.model, run.evaluate.evaluator) if each is not None]
     found: list[Any] = [v for component in made for v in component.params.values() if inspect.isclass(v)]
     return [cls for cls in found if attributes_of(cls)]
 

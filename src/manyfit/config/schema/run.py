@@ -18,12 +18,14 @@ from manyfit.config.typed.roles import (
     DATA,
     EVALUATOR,
     KERAS,
+    LIGHTNING,
     LOSS,
     METRIC,
     MODEL,
     MODULE,
     OPTIMIZER,
     SCHEDULER,
+    TRAINER,
     has_base,
     product_of,
 )
@@ -158,10 +160,10 @@ class Train:
     epochs: Annotated[int, Kind.BUDGET, Gt(0)]
     steps: Annotated[int | None, Gt(0)] = None
     """Steps per epoch, for a data stream without a length."""
-    loss: Annotated[Component | None, LOSS]
-    """null for a model that returns its own loss."""
-    optimizer: Annotated[Component | Mapping[str, Component] | None, OPTIMIZER]
-    """null for a model that updates itself."""
+    loss: Annotated[Component | None, LOSS] = None
+    """null for a model that returns its own loss; optional with a trainer."""
+    optimizer: Annotated[Component | Mapping[str, Component] | None, OPTIMIZER] = None
+    """null for a model that updates itself; optional with a trainer."""
     groups: Sequence[Group] = ()
     freeze: Sequence[str | Freeze] = ()
     fine_tune: Sequence[str] = ()
@@ -290,16 +292,33 @@ class Run:
     src_code_path: Annotated[Path, Kind.NEUTRAL] = Path("src")
     seed: Annotated[int, Kind.IDENTITY, Ge(0)] = 0
     data: Annotated[Component, DATA]
-    model: Annotated[Component, MODEL]
+    model: Annotated[Component | None, MODEL] = None
+    """Optional with a trainer that has networks of its own."""
+    trainer: Annotated[Component | None, TRAINER] = None
+    """An object with training functions of its own: a step, an epoch, or the whole loop."""
     train: Train
     evaluate: Evaluate = field(default_factory=Evaluate)
     export: Export = field(default_factory=Export)
     track: Track = field(default_factory=Track)
     submit: Submit = field(default_factory=Submit)
 
+    @property
+    def subject(self) -> Component:
+        """The component whose weights are trained and exported: the model, or a trainer without one."""
+        found = self.model if self.model is not None else self.trainer
+        assert found is not None
+        return found
+
+    def has_own_functions(self) -> bool:
+        """Return whether training is up to functions of the user's, which may need no loss or optimizer."""
+        product = product_of(self.model.target) if self.model is not None else None
+        return self.trainer is not None or hasattr(product, "as_functions") or has_base(product, LIGHTNING)
+
     def list_logged(self) -> list[str] | None:
         """Return the names of logged values; None if only the built model determines them."""
-        product = product_of(self.model.target)
+        product = product_of(self.subject.target)
+        if self.has_own_functions() or hasattr(product, "train_step"):
+            return None
         if not has_base(product, (MODULE,)) or has_base(product, (KERAS,)):
             return None
         return ["train_loss", "lr", "val_loss", *(f"val_{name}" for name, _, _ in self.train.list_metrics())]

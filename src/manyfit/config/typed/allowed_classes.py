@@ -166,6 +166,7 @@ BUILDING_BLOCKS: Final = frozenset(
         "manyfit.data.weighted.ClassWeighted",
         "manyfit.datasets.digits.Digits",
         "manyfit.feeders.registry.toy.DebugToyModel",
+        "manyfit.trainers.stored.StoredTensors",
     }
 )
 """Classes of manyfit that a config may nest without an annotation. None of the store: those write files."""

@@ -55,6 +55,10 @@ class Role:
 
 MODULE: Final = "torch.nn.modules.module.Module"
 KERAS: Final = "keras.src.models.model.Model"
+LIGHTNING: Final = (
+    "lightning.pytorch.core.module.LightningModule",
+    "pytorch_lightning.core.module.LightningModule",
+)
 ESTIMATOR: Final = "sklearn.base.BaseEstimator"
 COMPONENTS: Final = "manyfit.pipeline.components"
 PUBLIC: Final = {
@@ -78,6 +82,7 @@ def _table(prefix: str, names: str) -> dict[str, str]:
 
 
 MODEL = Role("model", bases=(MODULE, KERAS, ESTIMATOR, f"{COMPONENTS}.ModelBuilderBase"))
+TRAINER = Role("trainer", methods=("train",), supplied=("model",))
 DATA_LOADER = Role("data loader", bases=(f"{COMPONENTS}.DataLoaderBase",))
 AUGMENTOR = Role("augmentor", bases=(f"{COMPONENTS}.AugmentorBase",))
 PREPROCESSOR = Role("preprocessor", bases=(f"{COMPONENTS}.PreprocessorBase",))
@@ -244,6 +249,8 @@ def has_base(target: Any, bases: tuple[str, ...]) -> bool:
 
 def list_supplied(target: Any, role: Role) -> tuple[str, ...]:
     """Return the parameters that manyfit supplies: by role, or for a nested component by its bases."""
+    if role is TRAINER:
+        return tuple(getattr(target, "supplied", role.supplied))
     if inspect.isclass(target):
         for base in target.__mro__:
             if qualify(base) in BY_BASE:

@@ -203,20 +203,10 @@ def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoc
         where = f"{config.origin(f'train.freeze.{i}') or config.origin('train.freeze')}: train.freeze.{i}"
         freeze = Freeze(match=entry) if isinstance(entry, str) else entry
         if freeze.up_to is not None:
-            modules = [name for name, _ in module.named_modules() if name]
-            if freeze.up_to not in modules:
-                raise UsageError(
-                    f"{where}: there is no module {freeze.up_to!r}; there are {listing(modules)}"
-                )
-            order = list(named)
-            inside = [k for k, name in enumerate(order) if name.startswith(f"{freeze.up_to}.")]
-            before = modules[: modules.index(freeze.up_to) + 1]
-            last = (
-                inside[-1]
-                if inside
-                else max((k for k, name in enumerate(order) if name.rpartition(".")[0] in before), default=-1)
-            )
-            chosen = [named[name] for name in order[: last + 1]]
+            try:
+                chosen = parameters_up_to(module, freeze.up_to)
+            except UsageError as error:
+                raise UsageError(f"{where}: {error}") from None
         else:
             chosen = [p for name, p in named.items() if re.search(freeze.match or "", name)]
         if not chosen:
@@ -226,6 +216,21 @@ def build_frozen(config: Config, module: nn.Module, named: Named, steps_per_epoc
         until = None if freeze.epochs is None else freeze.epochs * steps_per_epoch
         found.append(Frozen(chosen, until, norms))
     return found
+
+
+def parameters_up_to(module: nn.Module, layer: str) -> list[nn.Parameter]:
+    """Return the parameters of a module up to and including those of a layer, in the order of definition."""
+    modules, named = [name for name, _ in module.named_modules() if name], dict(module.named_parameters())
+    if layer not in modules:
+        best = nearest(layer, modules)
+        hint = f"did you mean {best!r}? " if best else ""
+        raise UsageError(f"there is no module {layer!r}; {hint}there are {listing(modules)}")
+    order = list(named)
+    inside = [k for k, name in enumerate(order) if name.startswith(f"{layer}.")]
+    before = modules[: modules.index(layer) + 1]
+    others = [k for k, name in enumerate(order) if name.rpartition(".")[0] in before]
+    last = inside[-1] if inside else max(others, default=-1)
+    return [named[name] for name in order[: last + 1]]
 
 
 def build_scheduler(

@@ -15,6 +15,7 @@ from manyfit.config.typed.roles import MODULE, has_base
 from manyfit.core.errors import UsageError
 from manyfit.core.gpus import PINNED
 from manyfit.core.state import State
+from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.kind import Format, LearnerKind, Setup
 from manyfit.learn.models import Compiled, Made
 from manyfit.learn.packing import unpack
@@ -22,7 +23,6 @@ from manyfit.learn.torch.build import build_loss, build_update, load_weights
 from manyfit.learn.torch.exports import write_onnx, write_program
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import TorchObjective
-from manyfit.learn.torch.update import own_optimizers
 
 log = logging.getLogger("manyfit")
 
@@ -55,20 +55,22 @@ class TorchKind(LearnerKind):
             log.info("warm start: loaded %d tensors from %s", count, config.run.train.warm_start.path)  # type: ignore[union-attr]
 
     def build(self, setup: Setup) -> TorchLearner:
-        """Build loss, optimizers and schedules for the module."""
-        config, module = setup.config, setup.made.model
-        train = config.run.train
-        check_own_step(config, module)
+        """Build the learner."""
+        return TorchLearner(**self.assemble(setup, setup.made.model))
+
+    def assemble(self, setup: Setup, module: torch.nn.Module) -> dict[str, Any]:
+        """Build loss, optimizers and schedules for a module; return the fields of a learner."""
+        config, train = setup.config, setup.config.run.train
         compiled = setup.made.compiled or Compiled(module, optimizer=_own_optimizer(config, module))
         loss = build_loss(config, setup.device, setup.train) if train.loss is not None else compiled.loss
         if compiled.optimizer is not None and train.optimizer is not None:
             where = config.origin("train.optimizer")
             raise UsageError(f"{where}: train.optimizer: the model already has an optimizer")
         update = build_update(config, module, setup.device, setup.steps_per_epoch, compiled.optimizer)
-        is_moved = update.optimizers or hasattr(module, "train_step") or own_optimizers(module)
+        is_moved = update.optimizers or hasattr(module, "train_step") or FoundState(module).optimizers()
         if setup.made.builder and not is_moved:
             raise UsageError(
-                f"{config.run.model.origin}: nothing trains the module of {setup.made.builder}: set "
+                f"{config.run.subject.origin}: nothing trains the module of {setup.made.builder}: set "
                 "train.optimizer and train.loss, or return manyfit.pipeline.Compiled(module, loss, optimizer)"
             )
         averaged = None
@@ -76,16 +78,16 @@ class TorchKind(LearnerKind):
             rule = get_ema_multi_avg_fn(train.ema)  # type: ignore[no-untyped-call]
             averaged = AveragedModel(module, multi_avg_fn=rule, use_buffers=True)
         unused = config.run.data.beside.get("unused", ())
-        return TorchLearner(
-            module,
-            TorchObjective(module, loss, setup.device, unused, setup.fed_by, setup.unused_key),
-            update,
-            {**compiled.metrics, **setup.metrics},
-            train.accumulate,
-            train.precision,
-            averaged,
-            config.run.seed,
-        )
+        return {
+            "module": module,
+            "objective": TorchObjective(module, loss, setup.device, unused, setup.fed_by, setup.unused_key),
+            "update": update,
+            "metrics": {**compiled.metrics, **setup.metrics},
+            "accumulate": train.accumulate,
+            "precision": train.precision,
+            "average": averaged,
+            "seed": config.run.seed,
+        }
 
     def model_state(self, state: State) -> Mapping[str, Any]:
         """Return the state of the module, or of its averaged weights if there are any."""
@@ -114,29 +116,15 @@ def check_gpu(device: torch.device) -> None:
         raise UsageError(f"--gpu {asked}: torch cannot use a GPU here: {reason}")
 
 
-def check_own_step(config: Config, module: torch.nn.Module) -> None:
-    """Raise an error for settings of the training step if the module has its own `train_step`."""
-    train = config.run.train
-    asked = {
-        "accumulate": train.accumulate > 1,
-        "clip_norm": train.clip_norm is not None,
-        "clip_value": train.clip_value is not None,
-        "precision": train.precision == "fp16",
-    }
-    for key in (key for key, is_asked in asked.items() if is_asked and hasattr(module, "train_step")):
-        raise UsageError(
-            f"{config.origin(f'train.{key}')}: train.{key}: {type(module).__name__} has its own train_step; "
-            "implement this there"
-        )
-
-
 def _own_optimizer(config: Config, module: torch.nn.Module) -> Any:
     """Return the optimizer of the module's `configure_optimizers`, if the config names none."""
     own: Callable[[], Any] | None = getattr(module, "configure_optimizers", None)
-    if own is None or config.run.train.optimizer is not None or hasattr(module, "train_step"):
+    if own is None or config.run.train.optimizer is not None or config.run.has_own_functions():
+        return None
+    if hasattr(module, "train_step"):
         return None
     found = own()
     if not isinstance(found, torch.optim.Optimizer):
         name = f"{type(module).__name__}.configure_optimizers"
-        raise UsageError(f"{config.run.model.origin}: {name} must return an optimizer, not {found!r:.60}")
+        raise UsageError(f"{config.run.subject.origin}: {name} must return an optimizer, not {found!r:.60}")
     return found

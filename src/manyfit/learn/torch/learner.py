@@ -19,6 +19,7 @@ from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.data.randomness import own_randomness
+from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.split_metrics import SplitMetrics
@@ -26,10 +27,8 @@ from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.randomness import cuda_generator, random_state, seed_slow, set_random_state
 from manyfit.learn.torch.row_metrics import RowMetric, call_metric, check_rows
-from manyfit.learn.torch.train_step import split_losses, to_device
-from manyfit.learn.torch.update import Update, own_optimizers
+from manyfit.learn.torch.update import Update
 
-_NONE, _LOSS = frozenset[str](), frozenset({"loss"})
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -55,41 +54,46 @@ class TorchLearner(BaseLearner):
         self._stream = derive(self.seed, "model")
         self._measuring = derive(self.seed, "evaluate")
         self._sums = Sums(self.device)
-        self._stepper = getattr(self.module, "train_step", None)
-        self._own = own_optimizers(self.module)
+        self._found = self._find_state()
+        self.update.watch(self._found.optimizers())
         self._cuda = cuda_generator(self.device)
-        self._simple = (
-            self.update.plain and self.accumulate == 1 and self.precision == "fp32" and self._stepper is None
-        )
+        self._simple = self.update.plain and self.accumulate == 1 and self.precision == "fp32"
+
+    def _find_state(self) -> FoundState:
+        """Look for state that is neither in the module's parameters and buffers nor in the update."""
+        return FoundState(self.module, [self.module, *self.update.optimizers.values()])
 
     def train(self, batches: Iterator[Batch], steps: int) -> None:
         """Train for this many steps."""
         self.module.train()
-        update, sums = self.update, self._sums
         one = self._one_simple if self._simple else self._one
-        stepping, average = bool(update.stepping), self.average
-        if update.frozen:
-            update.thaw(self.step)
-        is_first = not self.step
+        if self.update.frozen:
+            self.update.thaw(self.step)
         for _ in range(steps):
-            self._reseed()
-            batch = next(batches, None)
-            if batch is None:
-                raise RunFailed(
-                    f"the data ended at step {self.step}; a source must continue from epoch to epoch"
-                )
-            loss = self._first(batch) if is_first else one(batch)
-            is_first = False
-            if loss is not None:
-                sums.add(loss, len(batch))
-            sums.rates = update.rates()
-            self.step += 1
-            if stepping:
-                update.advance(self.step)
-            if average is not None:
-                average.update_parameters(self.module)
-            if self.step in update.thaws_at:
-                update.thaw(self.step)
+            batch = self._next(batches)
+            self._count(batch, one(batch) if self.step else self._first(batch))
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        """Return the next batch, with the random generators seeded for this step."""
+        self._reseed()
+        batch = next(batches, None)
+        if batch is None:
+            raise RunFailed(f"the data ended at step {self.step}; a source must continue from epoch to epoch")
+        return batch
+
+    def _count(self, batch: Batch, loss: Tensor | None) -> None:
+        """Count a step: its loss, the learning rates, schedules, averages and frozen parameters."""
+        update = self.update
+        if loss is not None:
+            self._sums.add(loss, len(batch))
+        self._sums.rates = update.rates()
+        self.step += 1
+        if update.stepping:
+            update.advance(self.step)
+        if self.average is not None:
+            self.average.update_parameters(self.module)
+        if self.step in update.thaws_at:
+            update.thaw(self.step)
 
     def take(self) -> Metrics:
         """Return the mean losses since the last call, and the last learning rates."""
@@ -97,22 +101,10 @@ class TorchLearner(BaseLearner):
 
     def _first(self, batch: Batch) -> Tensor | None:
         """Train the first step, and check that every optimizer has something to train."""
-        moved: set[str] = set()
-        hooks = [
-            optimizer.register_step_post_hook(lambda *_, name=name: moved.add(name))
-            for name, optimizer in self.update.optimizers.items()
-            if self._stepper is not None
-        ]
         loss = self._one_simple(batch) if self._simple else self._one(batch)
-        for hook in hooks:
-            hook.remove()
         if not self.update.optimizers:
             return loss
         name = type(self.module).__name__
-        if self._stepper is not None:
-            if not moved:
-                raise UsageError(f"{name}.train_step did not step any optimizer in the first step")
-            return loss
         if loss is None:
             raise UsageError(
                 f"{name} returned no loss in the first step, so the config's optimizer has nothing to do: "
@@ -142,8 +134,6 @@ class TorchLearner(BaseLearner):
 
     def _one(self, batch: Batch) -> Tensor | None:
         """Train one step with any settings."""
-        if self._stepper is not None:
-            return self._call_train_step(batch)
         first: list[Tensor | None] = []
 
         def closure() -> Tensor:
@@ -151,7 +141,7 @@ class TorchLearner(BaseLearner):
             self.update.zero()
             total: Tensor | None = None
             for part, share in self._parts(batch):
-                with self._autocast():
+                with self.autocast():
                     _, loss = self.objective(self.module, part)
                 if loss is not None:
                     scaled = loss if share == 1 or self.objective.sums else loss * share
@@ -169,18 +159,6 @@ class TorchLearner(BaseLearner):
                 self.update.apply(closure)
         return first[0]
 
-    def _call_train_step(self, batch: Batch) -> Tensor | None:
-        """Call the model's own `train_step` with the batch and the optimizers."""
-        optimizers = self.update.optimizers
-        given: Any = optimizers[""] if list(optimizers) == [""] else dict(optimizers)
-        moved = to_device(batch, self.objective.tensor)
-        assert self._stepper is not None
-        with self._autocast():
-            returned = self._stepper(moved, given)
-        loss, named = split_losses(returned, type(self.module).__name__, self.device)
-        self._sums.add_named(named, len(batch))
-        return loss
-
     def _parts(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield the parts of a batch whose gradients are accumulated, with their shares of it."""
         rows, parts = len(batch), min(self.accumulate, len(batch))
@@ -191,7 +169,7 @@ class TorchLearner(BaseLearner):
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Yield predictions with per-row losses and metrics."""
         for batch, output, target, rows, every in self._evaluate(batches):
-            shared = _LOSS if "loss" in rows and not rows["loss"].ndim else _NONE
+            shared = frozenset(name for name, values in rows.items() if not values.ndim)
             found = {
                 name: numpy_of(values.expand(len(batch))).astype(np.float64)[None]
                 for name, values in rows.items()
@@ -228,7 +206,7 @@ class TorchLearner(BaseLearner):
             self._seed(self._measuring)  # for the source of the first batch
             for number, batch in enumerate(batches):
                 self._seed(self._measuring + number)
-                with self._autocast():
+                with self.autocast():
                     output, losses, every = self.objective.rows(module, batch)
                 rows = {} if losses is None else {"loss": losses}
                 if losses is not None and losses.ndim:
@@ -285,8 +263,8 @@ class TorchLearner(BaseLearner):
         return bool(self.objective.is_coupled)
 
     def has_gradients(self) -> bool:
-        """Return whether a weight has a nonzero gradient; True if the model steps itself or is frozen."""
-        if self._stepper is not None or self.update.frozen:
+        """Return whether a weight has a nonzero gradient; True if parameters are frozen."""
+        if self.update.frozen:
             return True
         found = [p.grad for p in self.module.parameters() if p.requires_grad and p.grad is not None]
         return any(bool((g.coalesce().values() if g.is_sparse else g).any()) for g in found)
@@ -294,7 +272,7 @@ class TorchLearner(BaseLearner):
     def predict(self, batch: Batch, model: Any = None) -> Nested:
         """Return the outputs of the module, or of `model` in its place."""
         module = self.evaluated if model is None else model.to(self.device)
-        with own_randomness(), torch.no_grad(), self._autocast():
+        with own_randomness(), torch.no_grad(), self.autocast():
             return map_arrays(numpy_of, self.objective.rows(module, batch)[2])
 
     def weights(self) -> Sequence[Weights]:
@@ -317,15 +295,18 @@ class TorchLearner(BaseLearner):
 
     def state(self) -> Sequence[State]:
         """Return weights, optimizers, schedules, averages, sums, random state and step."""
+        return [pack(self._read_parts())]
+
+    def _read_parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"model": self.module.state_dict(), "step": self.step, **self.update.state()}
         if self.average is not None:
             parts["average"] = self.average.state_dict()
-        if self._own:
-            parts["own_optimizers"] = {name: each.state_dict() for name, each in self._own.items()}
+        if found := self._found.read():
+            parts["found"] = found
         parts["sums"] = self._sums.state()
         # Between two epochs there is no random state to store: the next step seeds the generators.
         parts["random"] = random_state() if self.step % self.update.steps_per_epoch else None
-        return [pack(parts)]
+        return parts
 
     def load(self, states: Sequence[State]) -> None:
         """Load a state."""
@@ -335,14 +316,17 @@ class TorchLearner(BaseLearner):
             self.update.load(parts)
             if self.average is not None and "average" in parts:
                 self.average.load_state_dict(parts["average"])
-            for name, each in self._own.items():
-                each.load_state_dict(parts["own_optimizers"][name])
+            self._load_found(parts)
             self._sums.load(parts.get("sums"))
             set_random_state(parts.get("random"))
             self.step = int(parts["step"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise FolderError(f"the checkpoint does not fit the model: {error}") from error
         self.update.thaw(self.step)
+
+    def _load_found(self, parts: Mapping[str, Any]) -> None:
+        """Load the state that was found in the object; earlier versions stored only own optimizers."""
+        self._found.load(parts.get("found", {"objects": parts.get("own_optimizers", {})}))
 
     def _reseed(self) -> None:
         seed = self._stream + self.step
@@ -356,7 +340,8 @@ class TorchLearner(BaseLearner):
         if self._cuda is not None:
             self._cuda.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context that computes in the precision of the config."""
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES[self.precision])

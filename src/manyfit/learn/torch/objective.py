@@ -105,7 +105,9 @@ class TorchObjective:
             )
         return output, loss if not loss.ndim else loss.mean() if weight is None else (loss * weight).mean()
 
-    def rows(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None, Nested]:
+    def rows(
+        self, module: nn.Module, batch: Batch, with_loss: bool = True
+    ) -> tuple[Tensor, Tensor | None, Nested]:
         """Return the main output, per-row losses (None without a loss), and all outputs."""
         result = self._call_model(module, batch)
         output, given = self._split(module, result, len(batch))
@@ -113,8 +115,8 @@ class TorchObjective:
         if not isinstance(result, Tensor):
             part = batch.part(0, len(batch) - 1)
             self._per_row.look(result[0], len(batch), lambda: self._call_model(module, part)[0])
-            output, every = self._main(result[0], len(batch)), self._per_row.of(result[0], len(batch))
-        return output, self._losses(module, batch, output, given), every
+            output, every = self.main_output(result[0], len(batch)), self._per_row.of(result[0], len(batch))
+        return output, self._losses(module, batch, output, given) if with_loss else None, every
 
     def _losses(self, module: nn.Module, batch: Batch, output: Tensor, given: Tensor | None) -> Tensor | None:
         """Return one loss per row, or one for the batch if it couples rows; None without a loss."""
@@ -314,7 +316,7 @@ class TorchObjective:
                 f"it, leave it out of the data, or set {self._unused_key}: [{', '.join(lost)}]"
             )
 
-    def _main(self, outputs: Nested, rows: int) -> Any:
+    def main_output(self, outputs: Nested, rows: int) -> Any:
         """Return the first output with one entry per row; if none has, the first of any length."""
         known = {name: value for name, value in named_arrays(outputs) if isinstance(value, Tensor)}
         fits = [value for name, value in known.items() if self._per_row.fits(name, value, rows)]
@@ -327,7 +329,7 @@ class TorchObjective:
             return result, None
         name, returned = type(module).__name__, f"a {type(result).__name__}"
         if isinstance(result, tuple | list) and len(result) == 2:
-            main, loss = self._main(result[0], rows), result[1]
+            main, loss = self.main_output(result[0], rows), result[1]
             if main is not None and (loss is None or isinstance(loss, Tensor)):
                 return main, loss
             returned = f"({type(result[0]).__name__}, {type(loss).__name__})"

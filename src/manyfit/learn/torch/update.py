@@ -46,6 +46,8 @@ class Update:
     clip_value: float | None = None
     scaler: Any = None
     frozen: Sequence[Frozen] = ()
+    others: Optimizers = field(default_factory=dict)
+    """Optimizers of the user's object, which it steps itself; only their rates are logged."""
 
     def __post_init__(self) -> None:
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -53,6 +55,7 @@ class Update:
         self.stepping = [s for s in self.schedulers.values() if not isinstance(s, plateau)]
         self.thaws_at = {entry.until for entry in self.frozen}
         self._all = list(self.optimizers.values())
+        self._is_scaled = False
         self._rated = list(_iterate_rates(self.optimizers))
         self._parameters = [p for o in self._all for group in o.param_groups for p in group["params"]]
         self.plain = (
@@ -63,6 +66,11 @@ class Update:
             and not isinstance(self._all[0], torch.optim.LBFGS)
         )
 
+    def watch(self, others: Optimizers) -> None:
+        """Log the rates of further optimizers, which the user's object steps."""
+        self.others = dict(others)
+        self._rated = list(_iterate_rates({**self.optimizers, **self.others}))
+
     def rates(self) -> dict[str, float]:
         """Return the learning rate of every group: `lr` for the first one, others have names or numbers."""
         return {name: float(o.param_groups[i]["lr"]) for name, o, i in self._rated} or {"lr": 0.0}
@@ -72,9 +80,50 @@ class Update:
         for optimizer in self._all:
             optimizer.zero_grad(set_to_none=True)
 
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients."""
-        torch.autograd.backward(self.scaler.scale(loss) if self.scaler is not None else loss)
+    def backward(self, loss: Tensor, inputs: Sequence[Tensor] | None = None) -> None:
+        """Accumulate gradients, of all parameters or of `inputs` only."""
+        scaled = self.scaler.scale(loss) if self.scaler is not None else loss
+        torch.autograd.backward(scaled, inputs=inputs)
+
+    def step_one(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradients of one optimizer, step it, and clear them."""
+        if self.clip_value is not None or self.clip_norm is not None:
+            self.unscale(optimizer)
+            self.clip(optimizer)
+        self.step_bare(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients of an optimizer by the scale of the loss."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def clip(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradients of one optimizer."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if self.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self.clip_value)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+
+    def step_bare(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step one optimizer, through the scaler if there is one."""
+        if self.scaler is not None:
+            self.scaler.step(optimizer)
+            self._is_scaled = True
+        else:
+            optimizer.step()
+
+    def step_all(self) -> None:
+        """Step all optimizers of the config."""
+        for optimizer in self._all:
+            self.step_one(optimizer)
+
+    def close_step(self) -> None:
+        """Adjust the scale of the gradients, once for all optimizers that were stepped."""
+        if self._is_scaled:
+            self._is_scaled = False
+            self.scaler.update()
 
     def step(self) -> None:
         """Step the only optimizer; for `plain` updates without clipping and scaling."""
@@ -133,11 +182,12 @@ class Update:
 
     def options(self) -> list[list[dict[str, Any]]]:
         """Return the options of each group of each optimizer."""
-        return [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._all]
+        every = [*self._all, *self.others.values()]
+        return [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in every]
 
     def set_options(self, options: list[list[dict[str, Any]]]) -> None:
         """Set the options of the optimizers; schedules continue from the new learning rates."""
-        for optimizer, groups in zip(self._all, options, strict=True):
+        for optimizer, groups in zip([*self._all, *self.others.values()], options, strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
         for name, scheduler in self.schedulers.items():
@@ -165,24 +215,3 @@ class Update:
                     each.load_state_dict(states[name])
         if self.scaler is not None and "scaler" in parts:
             self.scaler.load_state_dict(parts["scaler"])
-
-
-def own_optimizers(module: nn.Module) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers in the attributes of a module that updates itself."""
-    found: dict[str, torch.optim.Optimizer] = {}
-
-    def search(value: Any, name: str) -> None:
-        if isinstance(value, torch.optim.Optimizer):
-            found[name] = value
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                search(item, f"{name}.{key}")
-        elif isinstance(value, list | tuple):
-            for i, item in enumerate(value):
-                search(item, f"{name}.{i}")
-
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            if not key.startswith("_") or isinstance(value, torch.optim.Optimizer):
-                search(value, f"{name}.{key}".lstrip("."))
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import sys
@@ -18,6 +17,7 @@ from manyfit.config import Component, Config
 from manyfit.config.dialects.table import dialect_of
 from manyfit.config.schema.consistency import RESERVED
 from manyfit.config.typed.component import assign_blame
+from manyfit.config.typed.roles import product_of
 from manyfit.core.errors import ComponentFailed, ManyfitError, Origin, UsageError
 from manyfit.core.names import listing
 from manyfit.core.redaction import redact
@@ -35,10 +35,9 @@ from manyfit.data import (
     as_source,
     steps_of,
 )
-from manyfit.data.randomness import seed_for
 from manyfit.learn.kind import LearnerKind, Setup, kind_of
 from manyfit.learn.learner import Learner
-from manyfit.learn.models import Made, make_model
+from manyfit.learn.models import LIVE, Made, build_seeded, make_model, seed_everything
 from manyfit.learn.split_metrics import is_split_metric
 from manyfit.run.build.evaluator import Evaluator
 from manyfit.run.build.shared_data import BuiltData, SharedData, read_surroundings
@@ -98,7 +97,7 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     run = config.run
     device = device_of(run.train.device, config.origin("train.device"))
     made = build_model(config)
-    kind = kind_of(made.model)
+    kind = kind_of(made.model if run.trainer is None else product_of(run.trainer.target))
     kind.check(config, made)
     kind.prepare(config, made, device, warm)
     metrics = {name: component.build() for name, _, component in run.train.list_metrics()}
@@ -117,10 +116,12 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     learner = build_learner(
         kind,
         Setup(
-            config, made, device, order, train, validation, steps, epochs, by_row, warm,
+            config, made, device, order, train, validation, test, steps, epochs, by_row, warm,
             describe_feeder(config), key_of(config, "unused"),
         )
     )  # fmt: skip
+    if learner.reads_data:  # training is one step
+        epochs = steps = 1
     plan = Plan.of(dataclasses.replace(run.train, epochs=epochs), steps, learner.grain)
     check_grain(config, plan)
     evaluator, settings = build_evaluator(config), run.data.params.get("settings")
@@ -151,7 +152,7 @@ def check_grain(config: Config, plan: Plan) -> None:
     cadences = [("log", plan.log), ("validate", plan.validate), *(("checkpoint", c) for c in plan.checkpoint)]
     for name, cadence in cadences:
         if not cadence.by_time and cadence.steps(plan.steps_per_epoch) % plan.grain:
-            where = config.origin(f"train.every.{name}") or config.run.model.origin
+            where = config.origin(f"train.every.{name}") or config.run.subject.origin
             given = getattr(config.run.train.every, name)
             raise UsageError(
                 f"{where}: train.every.{name}: the model trains {plan.grain} steps at once and {given} falls "
@@ -163,7 +164,7 @@ def log_details(config: Config, made: Made, built: Built) -> None:
     """Log what was built."""
     if not log.isEnabledFor(logging.DEBUG):
         return
-    log.debug("model: %s from %s", type(made.model).__name__, config.run.model.origin)
+    log.debug("model: %s from %s", type(made.model).__name__, config.run.subject.origin)
     for line in built.learner.details():
         log.debug("%s", line)
     for split, source in (("train", built.train), ("validation", built.validation), ("test", built.test)):
@@ -178,17 +179,15 @@ def without_callbacks(built: Built) -> Built:
 
 
 def build_model(config: Config) -> Made:
-    """Build the model with weights that depend only on the seed, also if building it imports modules.
-
-    An import may draw random numbers, but only the first time in a process: then the model is built again.
-    """
-    for _ in range(2):
-        before = len(sys.modules)
-        seed_everything(derive(config.run.seed, "weights"))
-        made = make_model(config.run.model)
-        if len(sys.modules) == before:
-            break
-    return made
+    """Build the model with weights that depend only on the seed, also if building it imports modules."""
+    component, live = config.run.model, LIVE.get()
+    if live:
+        return Made(live["model"])
+    if component is None:  # a trainer with networks of its own
+        return Made(None)
+    seed = derive(config.run.seed, "weights")
+    found: Made = build_seeded(seed, lambda: make_model(component))
+    return found
 
 
 def describe_feeder(config: Config) -> str:
@@ -227,7 +226,7 @@ def read_splits(config: Config, shared: SharedData | None = None) -> BuiltData:
         return known
     seed_everything(derive(run.seed, "data"))
     before = read_surroundings(run.data) if shared is not None else None
-    data = run.data.build()
+    data = LIVE.get().get("data") or run.data.build()
     if not isinstance(data, Data):
         raise UsageError(
             f"{run.data.origin}: data: {run.data.path} needs the attribute batch_size and source()"
@@ -361,19 +360,3 @@ def tensorflow_threads(count: int) -> None:
         threading.set_inter_op_parallelism_threads(count)
     except RuntimeError:
         log.info("TensorFlow is already initialized in this process: its number of threads stays unchanged")
-
-
-def seed_everything(seed: int) -> None:
-    """Seed every global generator that user code may use while it is built."""
-    seed_for(seed)
-    if has_accelerator():
-        torch.manual_seed(seed)
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None:
-        tensorflow.random.set_seed(seed & 0x7FFF_FFFF)
-
-
-@functools.cache
-def has_accelerator() -> bool:
-    """Return whether there are generators of accelerators. Seeding missing ones is slow and never freed."""
-    return torch.accelerator.is_available()

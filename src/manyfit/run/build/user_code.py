@@ -93,7 +93,7 @@ def evaluation_only(config: Config, source: Path) -> set[str]:
     hash_imported(source)
     files: dict[str, Path] = _last["files"]
     evaluate = [run.evaluate.evaluator, *run.evaluate.functions.values()]
-    trained = [run.data, run.model, *vars(run.train).values()]
+    trained = [run.data, run.model, run.trainer, *vars(run.train).values()]
     return _reach(_modules(evaluate), files) - _reach(_modules(trained), files)
 
 
@@ -103,8 +103,9 @@ def main_classes(config: Config) -> list[str]:
 
 
 def list_classes(config: Config) -> list[type]:
-    """Return the classes of data, model and evaluator, and of their components."""
-    given = [config.run.data, config.run.model, config.run.evaluate.evaluator]
+    """Return the classes of data, model, trainer and evaluator, and of their components."""
+    run = config.run
+    given = [run.data, run.model, run.trainer, run.evaluate.evaluator]
     found = [target for target in _targets(given) if isinstance(target, type)]
     return list(dict.fromkeys(found))
 

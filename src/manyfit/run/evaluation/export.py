@@ -17,7 +17,7 @@ from manyfit.config import Config
 from manyfit.config.load import make_component
 from manyfit.config.tree.project import project_root
 from manyfit.config.typed.artifacts import Artifact, is_own_model
-from manyfit.config.typed.roles import MODEL
+from manyfit.config.typed.roles import MODEL, TRAINER
 from manyfit.core.errors import FolderError, ManyfitError, UsageError
 from manyfit.core.files import read_bytes
 from manyfit.core.names import nearest
@@ -217,7 +217,8 @@ def rebuild(folder: Path, project: Path | None = None, artifact: Artifact | None
         source = root / "src"
         if source.resolve().is_relative_to(folder.resolve()):
             source = folder / "there is no code in an artifact"
-    component = make_component(found.model["component"], "model", MODEL, root, source, artifact)
+    role = TRAINER if found.model.get("role") == "trainer" else MODEL
+    component = make_component(found.model["component"], role.name, role, root, source, artifact)
     return restore(make_model(component), found, folder)
 
 

@@ -143,11 +143,13 @@ def evaluate_rows(
     table, metrics = ReportTable(evaluator or Evaluator({}), mode), SplitMetrics(whole or {})
     batches = show_progress(once(source, batch_size), len(source), shown, bool(shown))
     with own_randomness():
+        learner.attend(source)
         for outputs in learner.evaluate(watching(batches, watch)):
             table.add(outputs, member)
             metrics.update(outputs.output[member], None if outputs.target is None else outputs.target[member])
         table.flush()
         measured = {**metrics.values(), **learner.whole()[member]}
+        learner.attend(None)
     rows = np.concatenate(table.index) if table.index else np.zeros(0, dtype=np.int64)
     remade: dict[str, int] = {}
     columns: dict[str, Any] = keys_of(rows, source, remade)
@@ -274,7 +276,9 @@ class ReportTable:
         return prediction, 0 if confidence is None else output.shape[1]
 
     def _put(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Add values to a column; arrays that are too large for a table are summarized."""
+        """Add values to a column; large arrays are summarized, empty ones are left out."""
+        if values.ndim > 1 and not values[0].size:
+            return
         if values.ndim < 2 or values[0].size <= MOST_CELLS:
             self.parts.setdefault(name, []).append(values)
             return

@@ -125,13 +125,18 @@ class Member:
 
 
 def describe_model(config: Config) -> dict[str, Any]:
-    """Return what is needed to rebuild the model without the config: class path, arguments, source folder."""
-    given = normal(config.meaning.items["model"], config.classes, ("model",))
+    """Return what is needed to rebuild the model without the config: class path, arguments, source folder.
+
+    A trainer without a model is rebuilt itself, with its networks.
+    """
+    key = "model" if config.run.model is not None else "trainer"
+    given = normal(config.meaning.items[key], config.classes, (key,))
     source = config.project / config.run.src_code_path
     relative = source.is_relative_to(config.project)
     described = {
         "component": given,
         "src_code_path": str(source.relative_to(config.project) if relative else source),
+        **({"role": key} if key != "model" else {}),
     }
     if config.given.artifact is not None:  # from elsewhere: this machine must not vouch for it
         return described

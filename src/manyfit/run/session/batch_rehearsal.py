@@ -178,6 +178,7 @@ def find_unused(built: Built) -> Iterator[str]:
     """Yield warnings about code and settings that have no effect."""
     model = built.learner.models[0]
     found = [name for name in HOOKS if callable(getattr(type(model), name, None))]
+    found = [] if hasattr(model, "as_functions") else found
     if found:
         yield (
             f"manyfit does not call {listing(found)} of {type(model).__name__}: a model is trained through "
@@ -208,7 +209,7 @@ def check_names(built: Built, config: Config, rows: Iterable[str]) -> None:
 
     Some models declare their metrics only after they were built.
     """
-    if config.run.list_logged() is not None:
+    if config.run.list_logged() is not None or not built.learner.names_are_known:
         return
     own = list(built.learner.whole()[0])
     known = ["train_loss", "lr", *(f"train_{name}" for name in own if name != "loss")]

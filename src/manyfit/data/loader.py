@@ -1,0 +1,222 @@
+"""PyTorch loaders as sources: taken apart, so that the order of rows is a function of the seed."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manyfit.core.errors import UsageError
+from manyfit.core.seeds import derive
+from manyfit.data.batch import Batch
+from manyfit.data.dataset import DatasetSource, IterableSource, Rows
+from manyfit.data.order import Order
+from manyfit.data.overlap import Contents, spread
+from manyfit.data.randomness import own_randomness, seed_for
+from manyfit.data.row_hash import drop_weight, hash_row
+
+log = logging.getLogger("manyfit")
+
+
+class LoaderSource(DatasetSource):
+    """The rows of a PyTorch loader: its data set, in the order of the run or of a sampler of its own.
+
+    A sampler is seeded for each epoch. Evaluation reads every row once, in storage order.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        workers: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+    ) -> None:
+        super().__init__(dataset, workers)
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self._collate = collate
+        self._sampler = sampler
+        self._batch_sampler = batch_sampler
+        own = sampler is not None or batch_sampler is not None
+        self._rows = np.sort(self._draw(0, 0)) if own else None
+        if own and len(self._rows) != len(np.unique(self._rows)):  # type: ignore[arg-type]
+            self._rows = np.unique(self._rows)  # type: ignore[arg-type]
+        self._count = len(self._draw(0, 0)) if own else len(dataset)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither a sampler nor a collate function of its own."""
+        return self._collate is None and self._sampler is None and self._batch_sampler is None
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self._rows is None else len(self._rows)
+
+    def steps(self, order: Order) -> int:
+        """Return the number of batches in an epoch."""
+        if self._batch_sampler is not None and order.seed is not None and order.limit is None:
+            return len(self._batches_of(order.seed, 0))
+        return self._arrange(order).steps(self._count if order.seed is not None else len(self))
+
+    def plan(self, order: Order, start: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield the (epoch, row) keys of each step from `start`."""
+        steps = self.steps(order)
+        if not steps:
+            return
+        epoch, step = divmod(start, steps)
+        while epoch != order.epochs:
+            for rows in self._epoch(order, epoch)[step:steps]:
+                yield [(epoch, int(row)) for row in rows]
+            epoch, step = epoch + 1, 0
+
+    def _epoch(self, order: Order, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """Return the rows of each batch of an epoch."""
+        seed, size = order.seed, order.batch_size
+        if seed is not None and self._batch_sampler is not None and order.limit is None:
+            found = [np.asarray(rows, dtype=np.int64) for rows in self._batches_of(seed, epoch)]
+            self._check_steps(len(found), len(self._batches_of(seed, 0)))
+            return found
+        if seed is not None and self._sampler is not None:
+            rows = self._draw(seed, epoch)
+            self._check_steps(len(rows), self._count)
+            rows = rows[: order.count(len(rows))]
+        else:
+            placed = self._arrange(order).epoch(len(self), epoch)
+            rows = placed if self._rows is None else self._rows[placed]
+        return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+    def _arrange(self, order: Order) -> Order:
+        """Return the order with what the loader says about it; evaluation reads everything in order."""
+        if order.seed is None:
+            return order
+        drop = order.drop_remainder or self.drop_last
+        return replace(order, seed=order.seed if self.shuffle else None, drop_remainder=drop)
+
+    def _check_steps(self, found: int, expected: int) -> None:
+        if found != expected:
+            raise UsageError(
+                f"the sampler of a loader returned {found} in one epoch and {expected} in the first; every "
+                "epoch must have the same length"
+            )
+
+    def _draw(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        if self._sampler is None:
+            return np.concatenate(
+                [np.asarray(rows, dtype=np.int64) for rows in self._batches_of(seed, epoch)]
+            )
+        return np.fromiter(iter(self._iterate_seeded(self._sampler, seed, epoch)), dtype=np.int64)
+
+    def _batches_of(self, seed: int, epoch: int) -> list[Any]:
+        return list(self._iterate_seeded(self._batch_sampler, seed, epoch))
+
+    def _iterate_seeded(self, sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
+        """Iterate a sampler with generators seeded for an epoch."""
+        import torch
+
+        number = derive(seed, "sampler", epoch)
+        with own_randomness():
+            seed_for(number)
+            parts: list[Any] = [sampler, getattr(sampler, "sampler", None)]
+            for each in parts:
+                if isinstance(getattr(each, "generator", None), torch.Generator):
+                    each.generator.manual_seed(number & 0x7FFF_FFFF_FFFF_FFFF)
+                if callable(getattr(each, "set_epoch", None)):
+                    each.set_epoch(epoch)
+            return iter(list(sampler))
+
+    def make_batch(self, items: list[tuple[Any, int]], index: list[int]) -> Batch:
+        """Collate rows with the loader's own function, if it has one."""
+        if self._collate is None:
+            return super().make_batch(items, index)
+        found = self._collate([item for item, _ in items])
+        return as_batch(found, np.asarray(index, dtype=np.int64))
+
+    def contents(self, most: int) -> Contents:
+        """Yield the contents of at most `most` rows, as in the first epoch."""
+        if self._rows is None:
+            yield from super().contents(most)
+            return
+        rows = Rows(self.dataset, 0)
+        for place in spread(len(self), most).tolist():
+            with own_randomness():
+                yield int(self._rows[place]), hash_row(drop_weight(rows[(0, int(self._rows[place]))][0]))
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the data set, and of the rows that are read."""
+        found = super().fingerprint()
+        if self._rows is None:
+            return found
+        return hashlib.sha256(f"{found}:{self._rows.tobytes().hex()}".encode()).hexdigest()
+
+
+def as_batch(found: Any, index: npt.NDArray[np.int64]) -> Batch:
+    """Return what a collate function made as a batch: a dict, (input, target, weight), or an input."""
+    if isinstance(found, Batch):
+        return found
+    if isinstance(found, Mapping):
+        columns = dict(found)
+        weight = columns.pop("weight", None)
+        return Batch(columns, columns.get("target"), index, weight)
+    if isinstance(found, tuple | list):
+        if not 1 <= len(found) <= 3:
+            raise UsageError(f"collate_fn must return (input, target), or a dict, not {len(found)} parts")
+        inputs, target, weight = (*found, None, None)[:3]
+        return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, target, index, weight)
+    return Batch(found, None, index)
+
+
+def is_loader(value: Any) -> bool:
+    """Return whether a value is a PyTorch loader, without importing torch."""
+    return any(f"{cls.__module__}.{cls.__name__}" == LOADER for cls in type(value).__mro__)
+
+
+LOADER = "torch.utils.data.dataloader.DataLoader"
+
+
+def take_apart(loader: Any, what: str = "a loader") -> tuple[Any, int]:
+    """Return the source and the batch size of a PyTorch loader; what cannot be taken apart is refused."""
+    from torch.utils.data import (
+        BatchSampler,
+        DataLoader,
+        IterableDataset,
+        RandomSampler,
+        SequentialSampler,
+        default_collate,
+    )
+
+    def refuse(reason: str) -> UsageError:
+        return UsageError(f"{what}: the order of its rows cannot be reproduced: {reason}")
+
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise refuse(
+            f"{type(loader).__name__} defines its own __iter__; return a torch DataLoader, or a data set"
+        )
+    if loader.worker_init_fn is not None:
+        log.warning("%s: worker_init_fn is not called: the random numbers of a row depend on the seed", what)
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.batch_size is None:
+            raise refuse("batch_size is None: the data set yields whole batches; let it yield rows")
+        return IterableSource(loader.dataset), int(loader.batch_size)
+    collate = loader.collate_fn if loader.collate_fn is not default_collate else None
+    sampler, batch_sampler = loader.sampler, None
+    if type(loader.batch_sampler) is not BatchSampler:
+        if loader.batch_sampler is None:
+            raise refuse("batch_size is None: the data set returns whole batches; let it return rows")
+        batch_sampler = loader.batch_sampler
+    is_random = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    is_plain = is_random or type(sampler) is SequentialSampler
+    size: Any = loader.batch_size or getattr(batch_sampler, "batch_size", None)
+    if batch_sampler is not None and size is None:
+        size = max(len(list(rows)) for rows in batch_sampler)
+    source = LoaderSource(
+        loader.dataset, loader.num_workers, is_random, bool(loader.drop_last), collate,
+        None if is_plain or batch_sampler is not None else sampler, batch_sampler,
+    )  # fmt: skip
+    return source, int(size)

@@ -1,0 +1,116 @@
+"""State that cannot be kept: in closures, default arguments, global variables, iterators and files."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import random
+import sys
+import types
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+HARMLESS: Final = (
+    "abc", "argparse", "datetime", "decimal", "fractions", "logging", "manyfit", "numpy", "operator",
+    "pathlib", "re", "string", "threading", "_thread", "torch", "torchvision", "types", "typing", "uuid",
+    "weakref", "pydantic", "PIL", "warnings", "functools", "enum", "dataclasses",
+)  # fmt: skip
+"""Packages whose objects hold no state of a training, unless they can return it."""
+WALKED: Final = ("argparse.Namespace", "types.SimpleNamespace")
+STATEFUL: Final = (
+    torch.Generator, random.Random, np.random.Generator, np.random.RandomState, torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler, nn.Module,
+)  # fmt: skip
+"""Types that always hold state."""
+
+
+def is_own_class(cls: type) -> bool:
+    """Return whether a class belongs to the user: neither to Python nor to an installed package."""
+    name = cls.__module__.partition(".")[0]
+    if name in sys.stdlib_module_names or name == "builtins":
+        return False
+    if name == "manyfit":
+        return False
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return not any(part in file for part in ("site-packages", "dist-packages"))
+
+
+def is_walked(value: Any) -> bool:
+    """Return whether to look inside an object: it is a plain object of the user's."""
+    cls = type(value)
+    if f"{cls.__module__}.{cls.__qualname__}" in WALKED:
+        return True
+    if isinstance(value, type | torch.utils.data.Dataset | Iterator) or callable(
+        getattr(value, "__next__", None)
+    ):
+        return False
+    if any(base.__module__.startswith("manyfit.") for base in cls.__mro__):
+        return getattr(cls, "holds_state", False) is True
+    return is_own_class(cls) and (hasattr(value, "__dict__") or hasattr(cls, "__slots__"))
+
+
+def is_harmless(value: Any) -> bool:
+    """Return whether an object can hold no state that training changes."""
+    if isinstance(value, Iterator | io.IOBase):
+        return False
+    if isinstance(value, type | types.ModuleType | torch.utils.data.Dataset) or inspect.isroutine(value):
+        return True
+    if isinstance(value, functools.partial | tuple):
+        return True
+    module = type(value).__module__
+    if module == "builtins":
+        return type(value) in (range, slice, type(NotImplemented), type(Ellipsis), property, memoryview)
+    return module.partition(".")[0] in HARMLESS
+
+
+def describe_hidden(value: Any, seen: Collection[int]) -> str:
+    """Return what a function hides in its closure or its default arguments; empty if it hides no state."""
+    if isinstance(value, functools.partial):
+        inside = [*value.args, *value.keywords.values()]
+        held = [f"it holds a {type(each).__name__}" for each in inside if is_stateful(each, seen)]
+        return next(iter(held), "") or describe_hidden(value.func, seen)
+    if inspect.ismethod(value):
+        return describe_hidden(value.__func__, seen)
+    if not isinstance(value, types.FunctionType):
+        return ""
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            continue
+        if is_stateful(inside, seen, also=(list, dict, set, Iterator)):
+            return f"its closure holds {name!r}, a {type(inside).__name__}"
+    defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    for each in defaults:
+        if is_stateful(each, seen, also=(list, dict, set, Iterator)):
+            return f"a default argument is a {type(each).__name__}"
+    return ""
+
+
+def is_stateful(value: Any, seen: Collection[int], also: tuple[type, ...] = ()) -> bool:
+    """Return whether a value holds state and was not found elsewhere."""
+    return id(value) not in seen and isinstance(value, (*STATEFUL, *also))
+
+
+def find_globals(root: Any) -> dict[str, str]:
+    """Return global variables that hold state and are used by the methods of a user's object."""
+    found: dict[str, str] = {}
+    for cls in type(root).__mro__:
+        if not is_own_class(cls):
+            continue
+        for name, method in vars(cls).items():
+            function = inspect.unwrap(method) if inspect.isroutine(method) else None
+            if not isinstance(function, types.FunctionType):
+                continue
+            for used in function.__code__.co_names:
+                value = function.__globals__.get(used)
+                if isinstance(value, STATEFUL) or (isinstance(value, Iterator) and value is not None):
+                    found[used] = f"a {type(value).__name__} in a global variable of {cls.__module__}"
+            if reason := describe_hidden(function, ()):
+                found[f"{cls.__name__}.{name}"] = reason
+    return found

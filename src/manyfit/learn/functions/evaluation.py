@@ -1,0 +1,272 @@
+"""Evaluation by a user's functions: of a batch, or of a whole split."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyfit.core.errors import RunFailed
+from manyfit.data import Batch, Source, once
+from manyfit.data.randomness import own_randomness
+from manyfit.learn.functions.loaders import CountedBatches
+from manyfit.learn.functions.losses import split_losses, to_device
+from manyfit.learn.functions.networks import Networks
+from manyfit.learn.learner import Metrics, fetch
+from manyfit.learn.torch.row_metrics import call_metric, check_rows
+
+if TYPE_CHECKING:
+    from manyfit.learn.functions.learner import FunctionLearner
+
+log = logging.getLogger("manyfit")
+
+
+class OwnEvaluation:
+    """The evaluation of an object with functions of its own."""
+
+    def __init__(self, learner: FunctionLearner) -> None:
+        self._learner = learner
+        self._cached: dict[str, Any] | None = None
+        self._logged: dict[str, list[tuple[float, int]]] = {}
+        self._last: dict[str, float] = {}
+        """The means of what was logged in the last evaluation."""
+        self._rows = 0
+        self._has_warned: set[str] = set()
+        self.attended: Source | None = None
+        """The split whose rows are evaluated for a report."""
+        self.is_open = False
+        """Whether logged values belong to an evaluation."""
+
+    def measure(self, batches: Iterator[Batch], further: Sequence[Any] = ()) -> Metrics:
+        """Return the numbers of the validation split; those that the user's loop has measured are used."""
+        learner, known = self._learner, self._cached
+        self._cached = None
+        if known is not None and known["step"] == learner.step and not further:
+            return {name: np.array([value]) for name, value in known["values"].items()}
+        with self.undoing(always=False):
+            if not learner.functions.split_function("validation"):
+                means = learner.measure_rows(batches, further)
+                return {**means, **{name: np.array([value]) for name, value in self._last.items()}}
+            found = {n: np.array([v]) for n, v in self._call("validation", batches).items()}
+            source = learner.splits.validation if learner.splits is not None else None
+            if source is None or not (further or learner.metrics):
+                return found
+            rows = learner.measure_rows(once(source, learner.splits.batch_size), further)  # type: ignore[union-attr]
+            return {**{name: value for name, value in rows.items() if name != "loss"}, **found}
+
+    def validate(self) -> dict[str, float]:
+        """Measure the validation split for the user's loop; the run will use the same numbers."""
+        self._cached, splits = None, self._learner.splits
+        if splits is None or splits.validation is None or not len(splits.validation):
+            return {}
+        batches = once(splits.validation, splits.batch_size)
+        found = {name: float(fetch(value)[0]) for name, value in self.measure(batches).items()}
+        self._cached = {"step": self._learner.step, "values": found}
+        return found
+
+    def measure_attended(self) -> dict[str, float]:
+        """Return the numbers of the user's function for the split that was evaluated, for its report."""
+        learner, splits, source, split = self._learner, self._learner.splits, self.attended, self._split
+        own = learner.functions.split_function(split)
+        if source is None or splits is None or not own or learner.loaders[split] is None:
+            return dict(self._last)
+        with self.undoing():
+            return self._call(split, once(source, splits.batch_size))
+
+    @property
+    def _split(self) -> str:
+        splits, source = self._learner.splits, self.attended
+        return "test" if splits is not None and source is not None and source is splits.test else "validation"
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether a batch has outputs: of the model, or of a function of the user's."""
+        functions = self._learner.functions
+        is_callable = functions.has_forward and not isinstance(self._learner.module, Networks)
+        return functions.has_predictions or is_callable
+
+    def rehearse(self) -> None:
+        """Call the function of the validation split with one batch, so that mistakes are found at once."""
+        learner, splits = self._learner, self._learner.splits
+        if splits is None or learner.loaders["validation"] is None:
+            return
+        if learner.functions.split_function("validation"):
+            assert splits.validation is not None
+            with own_randomness(), self.undoing():
+                batches = itertools.islice(once(splits.validation, splits.batch_size), 1)
+                self._call("validation", batches)
+
+    def _call(self, split: str, batches: Iterator[Batch]) -> dict[str, float]:
+        """Call the user's function of a whole split, whose loader yields these batches."""
+        learner, number = self._learner, itertools.count()
+        name = learner.functions.split_function(split)
+
+        def take() -> Batch | None:
+            learner.seed_evaluation(next(number))
+            return next(batches, None)
+
+        feed, loader = CountedBatches(take, self._see), learner.loaders[split]
+        assert loader is not None
+        between = learner.step % learner.per_epoch == 0
+        with nullcontext() if between else own_randomness(), self._logging(), self.evaluating():
+            learner.seed_evaluation(-1)
+            loader.attach(feed)
+            with torch.no_grad(), learner.autocast():
+                returned = learner.functions.measure_split(split)
+            loader.attach(None)
+            loss, named = split_losses(returned, f"{learner.functions.name}.{name}", learner.device)
+            numbers = {"loss": float(loss)} if loss is not None else {}
+            numbers |= {key: float(value) for key, value in named.items()}
+            if isinstance(returned, Mapping) and "loss" not in returned:
+                numbers.pop("loss", None)  # a sum of named numbers is not a loss of the split
+            numbers |= self._means()
+        left = next(feed, None)
+        if (left is not None or not feed.handed) and split not in self._has_warned:
+            self._has_warned.add(split)
+            log.warning(
+                "%s.%s has read only %d batches of self.%s_loader: its numbers do not cover the split",
+                learner.functions.name, name, feed.handed - (left is not None),
+                "val" if split == "validation" else split,
+            )  # fmt: skip
+        return numbers
+
+    def measure_default(self, split: str) -> dict[str, float]:
+        """Return the means over the rows of a split, for a function that extends the usual evaluation."""
+        loader = self._learner.loaders[split]
+        found = self._learner.measure_rows(loader.read() if loader is not None else iter(()))
+        return {name: float(fetch(value)[0]) for name, value in found.items()}
+
+    def _see(self, batch: Batch) -> None:
+        self._rows = len(batch)
+
+    @contextmanager
+    def _logging(self) -> Iterator[None]:
+        self.is_open, self._logged = True, {}
+        try:
+            yield
+        finally:
+            self.is_open = False
+
+    def log(self, name: str, value: Tensor, rows: int | None) -> None:
+        """Log a number of the current batch, or of the split."""
+        self._logged.setdefault(name, []).append((float(value), rows or max(1, self._rows)))
+
+    def _means(self) -> dict[str, float]:
+        return {
+            name: sum(value * rows for value, rows in values) / sum(rows for _, rows in values)
+            for name, values in self._logged.items()
+        }
+
+    def iterate(self, batches: Iterator[Batch]) -> Iterator[Any]:
+        """Yield every batch with its output, its target, its values by name, and all outputs."""
+        learner, functions, split = self._learner, self._learner.functions, self._split
+        self._last = {}
+        with self.evaluating(), self._logging():
+            if not functions.has_val_step and self.has_outputs and not functions.has_predictions:
+                yield from learner.evaluate_rows(batches)
+                return
+            between = learner.step % learner.per_epoch == 0
+            with nullcontext() if between else own_randomness():
+                learner.seed_evaluation(-1)
+                functions.on_evaluation_start(split)
+                for number, batch in enumerate(batches):
+                    learner.seed_evaluation(number)
+                    learner.bench.current = batch
+                    yield self._evaluate(batch, split)
+                with torch.no_grad():
+                    functions.on_evaluation_end(split)
+                self._last = self._means()
+
+    @torch.no_grad()
+    def _evaluate(self, batch: Batch, split: str) -> Any:
+        learner, functions = self._learner, self._learner.functions
+        moved, self._rows = to_device(batch, learner.objective.tensor), len(batch)
+        with learner.autocast():
+            returned = functions.val_step(moved, split) if functions.has_val_step else None
+            outputs = None
+            if isinstance(returned, tuple) and len(returned) == 2:
+                outputs, returned = returned
+            if outputs is None:
+                outputs = self._outputs(batch, moved)
+        rows = row_values(returned, len(batch), f"{functions.name}.val_step", learner.device)
+        main = outputs if isinstance(outputs, Tensor) else learner.objective.main_output(outputs, len(batch))
+        target = moved.target
+        if isinstance(target, Tensor) and main.numel():
+            for name, metric in learner.metrics.items():
+                rows[name] = call_metric(name, metric, main, target)
+                check_rows(name, rows[name], batch)
+        return batch, main, target, rows, outputs
+
+    def _outputs(self, batch: Batch, moved: Batch) -> Any:
+        learner = self._learner
+        if learner.functions.has_predictions:
+            return learner.functions.predict(moved)
+        if not self.has_outputs:
+            return torch.zeros(len(batch), 0, device=learner.device)
+        return learner.objective.rows(learner.module, batch, with_loss=False)[2]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Set all modules to evaluation mode; afterwards each is in its own mode again."""
+        modules = list(self._learner.all_modules())
+        modes = [(part, part.training) for module in modules for part in module.modules()]
+        for module in modules:
+            module.eval()
+        try:
+            yield
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+    @contextmanager
+    def undoing(self, always: bool = True) -> Iterator[None]:
+        """Undo what functions change on the object: always, or only if they are interrupted."""
+        before = self._learner.found.snapshot()
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            if always or not is_done:
+                self._learner.found.restore(before)
+
+    def forget(self) -> None:
+        """Forget what was measured."""
+        self._cached = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what the user's loop has measured at this step."""
+        known = self._cached
+        is_current = known is not None and known["step"] == self._learner.step
+        return {"validated": known} if is_current else {}
+
+    def load(self, parts: Mapping[str, Any]) -> None:
+        """Load a state."""
+        found = parts.get("validated")
+        self._cached = dict(found) if found else None
+
+
+def row_values(returned: Any, rows: int, where: str, device: torch.device) -> dict[str, Tensor]:
+    """Return the values of a batch by name: one for each row, or one for the batch."""
+    if returned is None:
+        return {}
+    named = returned if isinstance(returned, Mapping) else {"loss": returned}
+    found: dict[str, Tensor] = {}
+    for name, value in named.items():
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        if tensor.ndim == 0 or tensor.shape == (rows,):
+            found[str(name)] = tensor.detach().to(device)
+        elif tensor.numel() == 1:
+            found[str(name)] = tensor.detach().reshape(()).to(device)
+        else:
+            raise RunFailed(
+                f"{where} must return one number, or one for each of {rows} rows, for {name!r}, but returned "
+                f"shape {tuple(tensor.shape)}"
+            )
+    return found

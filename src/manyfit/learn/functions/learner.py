@@ -1,0 +1,372 @@
+"""The learner made of a user's functions. Its state is found by looking at the object."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from manyfit.core.state import State
+from manyfit.data import Batch, Order, Source
+from manyfit.data.nested import Nested, map_arrays
+from manyfit.data.randomness import own_randomness
+from manyfit.learn.found_state.hidden import find_globals
+from manyfit.learn.found_state.state import FoundState
+from manyfit.learn.functions.bench import Bench
+from manyfit.learn.functions.epochs import OwnEpochs
+from manyfit.learn.functions.evaluation import OwnEvaluation
+from manyfit.learn.functions.functions import GUARANTEES, Functions
+from manyfit.learn.functions.loaders import SplitLoader
+from manyfit.learn.functions.losses import split_losses, to_device
+from manyfit.learn.functions.networks import Networks
+from manyfit.learn.learner import Metrics, split_by_run
+from manyfit.learn.torch.learner import TorchLearner, numpy_of
+from manyfit.learn.torch.loss_sums import Sums
+from manyfit.learn.torch.randomness import seed_slow
+
+log = logging.getLogger("manyfit")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data that functions may read."""
+
+    train: Source
+    order: Order
+    validation: Source | None = None
+    test: Source | None = None
+    batch_size: int = 1
+    """Rows per batch of validation and test."""
+
+
+@dataclass
+class FunctionLearner(TorchLearner):
+    """Learner that calls a user's functions; everything that they do not replace is as for a module."""
+
+    functions: Functions = field(default_factory=lambda: Functions(None))
+    splits: RunData | None = None
+    epochs: int = 1
+    deciding: Sequence[str] = ()
+    """The metrics that decide which checkpoint is the best, and when to stop."""
+
+    def __post_init__(self) -> None:
+        self.epoch_sums = Sums(self.objective.device)
+        self.bench = Bench(self)
+        self.evaluation = OwnEvaluation(self)
+        self.own_epochs = OwnEpochs(self)
+        self.loaders = self._make_loaders()
+        self._has_bound = False
+        super().__post_init__()
+        if self.functions.span in ("epoch", "loop"):
+            self.grain = self.per_epoch
+
+    # -- what the object is given -----------------------------------------------------------------
+
+    def _find_state(self) -> FoundState:
+        functions = self.functions
+        if not self._has_bound:
+            functions.bind(self)
+            self._has_bound = True
+        kept = [self.module, *self.update.optimizers.values(), *self.update.schedulers.values()]
+        kept += [self.update.scaler, self.average]
+        kept += self.module.children() if isinstance(self.module, Networks) else ()
+        found = FoundState(functions.root, kept, functions.hidden, modes=functions.keeps_modes)
+        functions.remember_made(found)
+        return found
+
+    def _make_loaders(self) -> dict[str, SplitLoader | None]:
+        given = self.splits
+        if given is None:
+            return {"train": None, "validation": None, "test": None}
+        tensor, size = self.objective.tensor, given.batch_size
+        return {
+            "train": SplitLoader(given.train, given.order.batch_size, tensor, given.order),
+            **{
+                name: SplitLoader(source, size, tensor) if source is not None and len(source) else None
+                for name, source in (("validation", given.validation), ("test", given.test))
+            },
+        }
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps per epoch."""
+        return self.update.steps_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self.step // self.per_epoch
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def train(self, batches: Iterator[Batch], steps: int) -> None:
+        """Train for this many steps: one by one, or in epochs of the user's own."""
+        if not self.step:
+            self.seed_all(self._stream)
+            self.functions.on_train_start()
+        if self.functions.span != "step":
+            self.own_epochs.train(batches, steps)
+            return
+        if self.update.frozen:
+            self.update.thaw(self.step)
+        for _ in range(steps):
+            self.train_batch(batches)
+
+    def train_batch(self, batches: Iterator[Batch]) -> None:
+        """Train one step."""
+        if self.step % self.per_epoch == 0:
+            self.open_epoch()
+        batch = self._next(batches)
+        self._count(batch, self._one(batch))
+        self.close_step()
+
+    def take_batch(self, batches: Iterator[Batch]) -> Batch:
+        """Return the next batch of training, with the random generators seeded for its step."""
+        batch = self.bench.current = self._next(batches)
+        return batch
+
+    def count_batch(self, batch: Batch) -> None:
+        """Count a batch that the user's own epoch has trained on."""
+        self._count(batch, None)
+
+    def count_whole(self) -> None:
+        """Count a training without epochs as one step."""
+        self._sums.rates = self.update.rates()
+        self.step += 1
+
+    def open_epoch(self) -> None:
+        """Begin an epoch."""
+        self._reseed()
+        if self.loaders["train"] is not None:
+            self.loaders["train"].epoch = self.epoch
+        if self.epoch == 0:
+            self.bench.watch_optimizers()
+        self.functions.on_epoch_start()
+
+    def close_step(self) -> None:
+        """Check after the first epoch that every optimizer was stepped."""
+        if self.step == self.per_epoch:
+            self.bench.check_moved()
+
+    def close_epoch(self) -> None:
+        """Check the user's own epoch, if it was the first."""
+        self.update.close_step()
+        self.bench.check_tools()
+        self.close_step()
+
+    def call_epoch(self, function: Callable[[], Any] | None) -> None:
+        """Train one epoch for the user's own loop; without a function, the usual one."""
+        self.own_epochs.enter(function)
+
+    def all_modules(self) -> list[nn.Module]:
+        """Return all modules that training or evaluation may call."""
+        return [self.module, *self._found.modules()]
+
+    def _one(self, batch: Batch) -> Tensor | None:
+        """Call the user's step with the parts of a batch; return the loss of the whole."""
+        functions, bench, where = self.functions, self.bench, self.functions.step_name
+        parts = list(self._parts(batch))
+        total: Tensor | None = None
+        sums: dict[str, Tensor] = {}
+        bench.calls.clear()
+        for i, (part, share) in enumerate(parts):
+            bench.current = part
+            bench.share, bench.is_last_part = share, i == len(parts) - 1
+            moved = to_device(part, self.objective.tensor)
+            with self.autocast():
+                returned = functions.train_step(moved)
+            loss, named = split_losses(returned, where, self.device)
+            if len(parts) == 1:
+                total, sums = loss, named
+                break
+            total = total if loss is None else loss * share + (0 if total is None else total)
+            for name, value in named.items():
+                sums[name] = value * share + sums.get(name, 0)
+        bench.share, bench.is_last_part = 1.0, True
+        self.update.close_step()
+        bench.check_tools()
+        self.epoch_sums.add_named(sums, len(batch))
+        self._sums.add_named(sums, len(batch))
+        if total is not None:
+            self.epoch_sums.add(total, len(batch))
+        return total
+
+    def add_losses(self, loss: Tensor | None, named: Mapping[str, Tensor], rows: int) -> None:
+        """Add losses of some rows to those that are logged."""
+        for sums in (self._sums, self.epoch_sums):
+            sums.add_named(named, rows)
+            if loss is not None:
+                sums.add(loss, rows)
+
+    def seed_all(self, seed: int) -> None:
+        """Seed all global random generators."""
+        self._seed(seed)
+        seed_slow(seed)
+
+    # -- what is said before it costs a training --------------------------------------------------
+
+    def rehearse(self) -> None:
+        """Name state that is not kept, and call the functions of whole splits with one batch."""
+        lost = {**self._found.lost, **find_globals(self.functions.owner)}
+        for path, reason in lost.items():
+            log.warning(
+                "%s.%s is not kept in checkpoints (%s): a resumed run would differ from one that was not "
+                "interrupted, if training changes it", self.functions.name, path, reason,
+            )  # fmt: skip
+        if self.functions.span == "whole":
+            log.warning("%s %s", self.functions.name, GUARANTEES["whole"])
+        self.evaluation.rehearse()
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """What is not kept, with the reason."""
+        return {**self._found.lost, **find_globals(self.functions.owner)}
+
+    # -- evaluation -------------------------------------------------------------------------------
+
+    def measure(self, batches: Iterator[Batch], further: Sequence[Any] = ()) -> Metrics:
+        """Return the numbers of the validation split: those of the user's function, or means over rows."""
+        return self.evaluation.measure(batches, further)
+
+    def measure_rows(self, batches: Iterator[Batch], further: Sequence[Any] = ()) -> Metrics:
+        """Return means over rows, as for a plain module."""
+        return super().measure(batches, further)
+
+    def _evaluate(self, batches: Iterator[Batch]) -> Iterator[Any]:
+        return self.evaluation.iterate(batches)
+
+    def evaluate_rows(self, batches: Iterator[Batch]) -> Iterator[Any]:
+        """Yield outputs and losses of rows, as for a plain module."""
+        return super()._evaluate(batches)
+
+    def evaluate(self, batches: Iterator[Batch]) -> Iterator[Any]:
+        """Yield predictions with per-row values; what the functions change on the object is undone."""
+        with self.evaluation.undoing():
+            yield from super().evaluate(batches)
+
+    def whole(self) -> Sequence[Mapping[str, float]]:
+        """Return the numbers of the user's function for a whole split."""
+        return [self.evaluation.measure_attended()]
+
+    def attend(self, source: Source | None) -> None:
+        """Note which split is evaluated: it decides which functions are called."""
+        self.evaluation.attended = source
+
+    def seed_evaluation(self, number: int) -> None:
+        """Seed the generators for a batch of an evaluation; for the first one, also the slow ones."""
+        if number < 0:
+            seed_slow(self._measuring)
+        self._seed(self._measuring + max(0, number))
+
+    def predict(self, batch: Batch, model: Any = None) -> Nested:
+        """Return the outputs for a batch."""
+        if not self.functions.has_predictions and not self.evaluation.has_outputs:
+            return np.zeros((len(batch), 0), dtype=np.float32)
+        if not self.functions.has_predictions or (model is not None and not isinstance(model, Networks)):
+            return super().predict(batch, model)
+        owner = self.functions if model is None else type(self.functions)(model.owner)
+        module = self.module if model is None else model.to(self.device)
+        module.eval()
+        with own_randomness(), torch.no_grad(), self.autocast():
+            outputs = owner.predict(to_device(batch, self.objective.tensor))
+        return map_arrays(numpy_of, outputs)
+
+    def has_gradients(self) -> bool:
+        """Return True: the functions step their optimizers themselves."""
+        return True
+
+    @property
+    def reads_data(self) -> bool:  # type: ignore[override]
+        """Whether training is one step, in which the object reads its loaders."""
+        return self.functions.span == "whole"
+
+    @property
+    def names_are_known(self) -> bool:  # type: ignore[override]
+        """False: the names of losses are known once the functions have returned them."""
+        return False
+
+    # -- after a validation or an epoch -----------------------------------------------------------
+
+    def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Call the hooks with what was measured."""
+        super().observe(rows)
+        measured = {name: value for name, value in rows[0].items() if name.startswith("val_")}
+        if self.step % self.per_epoch:
+            with own_randomness():
+                self.seed_all(self._measuring + self.step)
+                self.functions.on_validation_end(measured)
+            return
+        (means,) = split_by_run(self.epoch_sums_taken(), 1)
+        self.seed_all(self._measuring + self.step)  # the next epoch seeds them again
+        self.functions.on_epoch_end({"epoch": self.epoch, "step": self.step, **means, **measured})
+        if self.epoch == 1:
+            self.bench.check_names([*rows[0], *means])
+
+    def epoch_sums_taken(self) -> Metrics:
+        """Return the mean losses and the learning rates of the epoch, and begin new sums."""
+        self.epoch_sums.rates = self._sums.rates
+        return self.epoch_sums.take(per_row=not self.objective.sums)
+
+    def stop_reasons(self) -> Sequence[str]:
+        """Return why the user's loop has ended early, if it has."""
+        return [self.own_epochs.stop_reason or self.functions.stop_reason()]
+
+    def end(self) -> None:
+        """Finish the user's loop, and call the hook."""
+        self.own_epochs.close()
+        self.functions.on_train_end()
+
+    # -- state ------------------------------------------------------------------------------------
+
+    def _read_parts(self) -> dict[str, Any]:
+        own = {**self.own_epochs.state(), **self.evaluation.state(), "epoch_sums": self.epoch_sums.state()}
+        return {**super()._read_parts(), **own}
+
+    def _load_found(self, parts: Mapping[str, Any]) -> None:
+        self.own_epochs.load(parts)
+        self.evaluation.load(parts)
+        self.epoch_sums.load(parts.get("epoch_sums"))
+        saved = parts.get("found", {"objects": parts.get("own_optimizers", {})})
+        self._found.load(saved, self.functions.given)
+
+    def load(self, states: Sequence[State]) -> None:
+        """Load a state."""
+        super().load(states)
+        self.bench.forget()
+
+    def complete_state(self) -> None:
+        """Load the state of objects that the user's loop has created since; name those without a place."""
+        for path in self._found.complete():
+            log.warning(
+                "%s.%s was not there when the run was resumed, so its state is lost: create it in __init__ "
+                "or in setup()", self.functions.name, path,
+            )  # fmt: skip
+        self.update.watch(self._found.optimizers())
+
+    def copy_state(self) -> State:
+        """Return a copy of the state, to go back to."""
+        (state,) = self.state()
+        return State({name: tensor.clone() for name, tensor in state.tensors.items()}, state.values)
+
+    def describe(self) -> str:
+        """Describe the object in a few words."""
+        text = super().describe()
+        own = self.functions.overrides()
+        named = self.functions.name if isinstance(self.module, Networks) else ""
+        text = text.replace("Networks", named, 1) if named else text
+        return f"{text}, with {self.functions.name}.{', '.join(own)}" if own else text
+
+    @property
+    def guarantee(self) -> str:  # type: ignore[override]
+        """What is guaranteed, given how much of the training is the user's."""
+        return GUARANTEES[self.functions.span]
+
+    @property
+    def found(self) -> FoundState:
+        """The state that was found on the object."""
+        return self._found

@@ -1,0 +1,98 @@
+"""What a Lightning module sees instead of Lightning: its trainer, and its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from manyfit.core.names import listing
+from manyfit.learn.functions.lightning_optimizers import Schedule
+
+if TYPE_CHECKING:
+    from manyfit.learn.functions.lightning import LightningFunctions
+
+
+class Attached:
+    """What `self.trainer` is for a Lightning module: where training is, and what was measured."""
+
+    def __init__(self, functions: LightningFunctions, learner: Any) -> None:
+        self._learner = learner
+        self.optimizers = list(functions.optimizers.values())
+        self.callback_metrics: dict[str, Any] = {}
+        self.logger, self.loggers, self.datamodule = None, list[Any](), None
+        self.should_stop = self.sanity_checking = False
+        self.training, self.validating, self.testing = True, False, False
+        self.is_global_zero, self.world_size = True, 1
+        self.global_rank = self.local_rank = self.node_rank = 0
+        self.max_epochs = learner.epochs
+        self.num_training_batches = learner.per_epoch
+        self.estimated_stepping_batches = learner.per_epoch * learner.epochs
+        self.max_steps = -1
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0."""
+        return int(self._learner.epoch)
+
+    @property
+    def global_step(self) -> int:
+        """The number of batches trained on."""
+        return int(self._learner.step)
+
+    @property
+    def logged_metrics(self) -> dict[str, Any]:
+        """The values that were logged last."""
+        return self.callback_metrics
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = [key for key in vars(self) if not key.startswith("_")]
+        raise AttributeError(
+            f"manyfit trains this module, and its trainer has no {name!r}; it has {listing(known)}"
+        )
+
+
+class ManualOptimizer:
+    """An optimizer as a module with manual optimization receives it."""
+
+    def __init__(self, optimizer: Optimizer, functions: LightningFunctions) -> None:
+        self.optimizer = optimizer
+        self._functions = functions
+
+    def step(self, closure: Any = None, **kwargs: Any) -> Any:
+        """Step the optimizer; with fp16, through the scaler."""
+        self._functions.bench.calls.add("step")
+        update = self._functions.bench.learner.update
+        if closure is not None:
+            return self.optimizer.step(closure)
+        return update.step_bare(self.optimizer)
+
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Compute only the gradients of this optimizer's parameters."""
+        owner = self._functions.owner
+        owner.toggle_optimizer(self)
+        try:
+            yield
+        finally:
+            owner.untoggle_optimizer(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+class Holder:
+    """A Lightning module with the optimizers and schedules that it has configured: its whole state."""
+
+    holds_state = True
+
+    def __init__(
+        self, module: Any, optimizers: Mapping[str, Optimizer], schedules: Sequence[Schedule]
+    ) -> None:
+        self.module = module
+        self.__dict__.update(optimizers)
+        self.__dict__.update({f"schedule_{i}": each.scheduler for i, each in enumerate(schedules)})

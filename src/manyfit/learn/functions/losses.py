@@ -1,0 +1,70 @@
+"""What functions receive and return: batches on the device, and a loss, losses by name, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyfit.core.errors import RunFailed
+from manyfit.data import Batch
+from manyfit.data.nested import map_arrays
+
+
+def to_device(batch: Batch, tensor: Callable[[Any], Tensor]) -> Batch:
+    """Return a batch whose arrays are tensors on the device, converted by `tensor`."""
+    inputs = batch.inputs
+    return Batch(
+        tensor(inputs) if not isinstance(inputs, dict | tuple) else map_arrays(tensor, inputs),
+        None if batch.target is None else map_arrays(tensor, batch.target),
+        batch.index,
+        None if batch.weight is None else tensor(batch.weight),
+    )
+
+
+def as_written(batch: Batch) -> Any:
+    """Return a batch as a loader of PyTorch has it: a dict, an input, or (input, target) and a weight."""
+    inputs = batch.inputs
+    if isinstance(inputs, dict) and (batch.target is None or "target" in inputs):
+        return inputs if batch.weight is None else {**inputs, "weight": batch.weight}
+    if batch.target is None:
+        return inputs
+    return (inputs, batch.target) if batch.weight is None else (inputs, batch.target, batch.weight)
+
+
+def from_written(written: Any, index: Any) -> Batch:
+    """Return a batch that `as_written` has returned, possibly changed since."""
+    if isinstance(written, Mapping):
+        columns = dict(written)
+        weight = columns.pop("weight", None)
+        return Batch(columns, columns.get("target"), index, weight)
+    if isinstance(written, tuple | list):
+        inputs, target, weight = (*written, None, None)[:3]
+        return Batch(inputs, target, index, weight)
+    return Batch(written, None, index)
+
+
+def split_losses(returned: Any, where: str, device: torch.device) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Return the total loss, or None, and further losses by name, from what a function returned."""
+    if returned is None:
+        return None, {}
+    if isinstance(returned, Mapping) and returned:
+        named = {str(name): to_number(each, where, device) for name, each in returned.items()}
+        total = named.pop("loss", None)
+        return (torch.stack(list(named.values())).sum() if total is None else total), named
+    return to_number(returned, where, device), {}
+
+
+def to_number(loss: Any, where: str, device: torch.device) -> Tensor:
+    """Return one number as a tensor; errors name the function that returned something else."""
+    if isinstance(loss, int | float):
+        return torch.tensor(float(loss), device=device)
+    if hasattr(loss, "item") and not isinstance(loss, Tensor) and getattr(loss, "size", 0) == 1:
+        return torch.tensor(float(loss.item()), device=device)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.detach().reshape(())
+    raise RunFailed(
+        f"{where} must return a loss (a tensor with one number), losses by name, or None, not {loss!r:.60}"
+    )

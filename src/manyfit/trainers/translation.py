@@ -1,0 +1,143 @@
+"""The functions of a trainer, for the learner that calls them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
+
+from manyfit.core.errors import UsageError
+from manyfit.data import Batch
+from manyfit.learn.found_state.state import FoundState
+from manyfit.learn.functions.functions import Functions, Span
+from manyfit.learn.functions.losses import as_written
+from manyfit.trainers.parameters import functions_in
+
+SPLIT_FUNCTIONS: Final = {"validation": "val_epoch", "test": "test_epoch"}
+
+
+class TrainerFunctions(Functions):
+    """The functions that a subclass of `Trainer` overrides."""
+
+    uses_tools = True
+    hidden: ClassVar[Collection[str]] = (
+        "_bench", "_given", "_frozen", "_place", "_loaders", "_key", "_made", "train_loader",
+        "val_loader", "test_loader", "train_dataset", "val_dataset", "test_dataset", "device", "start_epoch",
+        "num_epochs", "batch_size", "folder",
+    )  # fmt: skip
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        own = self._is_own
+        self.has_own_epoch = own("train_epoch")
+        self.has_val_step = own("val_step")
+        self.has_predictions = hasattr(owner, "predict_step")
+        self.span = self._span()
+
+    def _is_own(self, name: str) -> bool:
+        base = next(cls for cls in type(self.owner).__mro__ if name in vars(cls) or cls is object)
+        return base is not object and not base.__module__.startswith("manyfit.trainers")
+
+    def _span(self) -> Span:
+        if self._is_own("train"):
+            named = {
+                name for function in functions_in(type(self.owner)) for name in function.__code__.co_names
+            }
+            return "loop" if named & {"train_epoch", "super"} else "whole"
+        return "epoch" if self.has_own_epoch else "step"
+
+    @property
+    def given(self) -> Collection[str]:
+        """The parameters that the config sets."""
+        return tuple(self.owner._given)
+
+    def overrides(self) -> list[str]:
+        """Return the functions that the subclass overrides."""
+        names = ("train", "train_epoch", "train_step", "val_step", "val_epoch", "test_epoch", "predict_step")
+        return [name for name in names if self._is_own(name)]
+
+    @contextmanager
+    def unfrozen(self) -> Iterator[None]:
+        """Count parameters that `freeze_to` has frozen as trained: they may be unfrozen later."""
+        frozen = [p for p in self.owner._frozen if not p.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+    def bind(self, learner: Any) -> None:
+        """Give the trainer its loaders, loss, optimizers, schedules and device; then call `setup`."""
+        owner = self.owner
+        if owner.num_epochs != learner.epochs and self.span != "whole":
+            raise UsageError(f"{self.name}: the number of epochs of a run is set in its config: train.epochs")
+        update = learner.update
+        named = {name or "optimizer": each for name, each in update.optimizers.items()}
+        owner.__dict__.update(
+            _bench=learner.bench,
+            train_loader=learner.loaders["train"],
+            val_loader=learner.loaders["validation"],
+            test_loader=learner.loaders["test"],
+            device=learner.device,
+            loss=learner.objective.loss,
+            optimizers=named,
+            schedulers={name or "optimizer": each for name, each in update.schedulers.items()},
+        )
+        owner.setup()
+
+    def remember_made(self, found: FoundState) -> None:
+        """Keep what the trainer was made with: a trainer in Python may be trained several times."""
+        found.share_made(self.owner.__dict__.setdefault("_made", {}))
+
+    def train_step(self, batch: Batch) -> Any:
+        """Train on one batch."""
+        if not self._is_own("train_step"):
+            return self.owner._bench.default_step(batch)
+        return self.owner.train_step(as_written(batch))
+
+    def train_epoch(self) -> Any:
+        """Train one epoch with the subclass's function."""
+        return self.owner.train_epoch()
+
+    def train(self) -> Any:
+        """Run the subclass's loop."""
+        return inspect.unwrap(type(self.owner).train)(self.owner)
+
+    def val_step(self, batch: Batch, split: str = "validation") -> Any:
+        """Evaluate one batch."""
+        return self.owner.val_step(as_written(batch))
+
+    def predict(self, batch: Batch) -> Any:
+        """Return the predictions of `predict_step`."""
+        return self.owner.predict_step(as_written(batch))
+
+    def split_function(self, split: str) -> str:
+        """Return the name of the function of a whole split; that of validation also serves for test."""
+        wanted = SPLIT_FUNCTIONS[split]
+        return wanted if self._is_own(wanted) else ""
+
+    def measure_split(self, split: str) -> Any:
+        """Return the numbers of a whole split."""
+        return getattr(self.owner, SPLIT_FUNCTIONS[split])()
+
+    def on_train_start(self) -> None:
+        """Call the hook."""
+        self.owner.on_train_start()
+
+    def on_epoch_start(self) -> None:
+        """Call the hook."""
+        self.owner.on_epoch_start()
+
+    def on_epoch_end(self, row: Mapping[str, float]) -> None:
+        """Append the row to the history, and call the hook."""
+        self.owner.history.append(dict(row))
+        self.owner.on_epoch_end(row)
+
+    def on_validation_end(self, row: Mapping[str, float]) -> None:
+        """Call the hook."""
+        self.owner.on_validation_end(row)
+
+    def on_train_end(self) -> None:
+        """Call the hook."""
+        self.owner.on_train_end()
