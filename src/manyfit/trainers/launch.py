@@ -38,10 +38,10 @@ def launch(trainer: Trainer) -> RunResult:
     given = dict(vars(trainer))
     if given["start_epoch"]:
         raise UsageError("start_epoch: a run goes on where it was; give the same folder, and more num_epochs")
-    data = gather_data(trainer)
+    data = trainer._gather_data()
     folder, is_kept = find_folder(trainer)
     with living(trainer, data) as key:
-        tree = describe_config(trainer, data, folder, is_kept, key)
+        tree = trainer._describe_config(data, folder, is_kept, key)
         result = train(tree, folder=folder, callbacks=None if given["verbose"] else [])
         last = RunFolder(folder).checkpoints()[-1]
         trainer._bench.learner.load([last.load()])

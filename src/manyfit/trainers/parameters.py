@@ -31,7 +31,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
 def own_classes(cls: type) -> Iterator[type]:
     """Yield the classes of the user, from a subclass of `Trainer` up to it."""
     for base in cls.__mro__:
-        if base.__module__.startswith("manyfit.trainers"):
+        if base.__module__.startswith("manyfit."):
             return
         yield base
 
@@ -81,18 +81,18 @@ def bind_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of a trainer by name; unknown ones are errors with the nearest name."""
     own = named_parameters(cls)
-    init: Any = vars(cls).get("__init__") or cls.__init__  # type: ignore[misc]
-    names = [
-        p.name
-        for p in list(inspect.signature(init).parameters.values())[1:]
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(args) > len(names) and not any(
-        p.kind is p.VAR_POSITIONAL for p in inspect.signature(init).parameters.values()
-    ):
+    names: list[str] = []
+    is_open = True
+    for base in cls.__mro__:
+        init = vars(base).get("__init__")
+        if isinstance(init, types.FunctionType) and is_open:
+            parameters = list(inspect.signature(init).parameters.values())[1:]
+            names += [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            is_open = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(args) > len(names):
         raise UsageError(f"{cls.__name__} accepts {len(names)} positional arguments, but got {len(args)}")
     found = {**dict(zip(names, args, strict=False)), **kwargs}
-    allowed = {*known, *own, *read_keywords(cls)}
+    allowed = {*known, *names, *own, *read_keywords(cls)}
     for name in found:
         if name not in allowed:
             best = nearest(name, allowed)

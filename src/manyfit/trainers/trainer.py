@@ -71,6 +71,7 @@ class Trainer:
                 "model": around.model, "device": around.device, "num_epochs": around.epochs,
                 "batch_size": around.batch_size, "train_loader": around.train_loader,
                 "val_loader": around.val_loader, "test_loader": around.test_loader,
+                **({"config": around.config} if values.get("config", self) is None else {}),
                 "_given": {name: arguments[name] for name in around.given if name in arguments},
             })  # fmt: skip
         return self
@@ -121,7 +122,7 @@ class Trainer:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let manyfit know when one of the methods that replace parts of the training is called."""
         super().__init_subclass__(**kwargs)
-        for name in REPLACED:
+        for name in REPLACED if not cls.__module__.startswith("manyfit.") else ():
             if name in vars(cls):
                 setattr(cls, name, _dispatch(name, vars(cls)[name]))
         cls.supplied = supplied_parameters(cls)
@@ -263,6 +264,16 @@ class Trainer:
 
         return launch(self)
 
+    def _gather_data(self) -> Any:
+        from manyfit.trainers.launch import gather_data
+
+        return gather_data(self)
+
+    def _describe_config(self, data: Any, folder: Path, is_kept: bool, key: str) -> dict[str, Any]:
+        from manyfit.trainers.launch import describe_config
+
+        return describe_config(self, data, folder, is_kept, key)
+
 
 PARAMETERS: Final[Mapping[str, Any]] = {"model": None, **(Trainer.__init__.__kwdefaults__ or {})}
 """The parameters of every trainer, with their defaults."""
@@ -275,7 +286,7 @@ def _dispatch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         bench = self._bench
         if name == "train":
-            return self._launch() if bench is None else function(self, *args, **kwargs)
+            return self._launch(*args, **kwargs) if bench is None else function(self, *args, **kwargs)
         if bench is None:
             self._needs_bench(name)
         if name == "train_epoch" and not bench.is_in_epoch:

@@ -37,7 +37,7 @@ class TrainerFunctions(Functions):
 
     def _is_own(self, name: str) -> bool:
         base = next(cls for cls in type(self.owner).__mro__ if name in vars(cls) or cls is object)
-        return base is not object and not base.__module__.startswith("manyfit.trainers")
+        return base is not object and not base.__module__.startswith("manyfit.")
 
     def _span(self) -> Span:
         if self._is_own("train"):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from manyfit.core.errors import RunFailed
 from manyfit.data import Batch, Source, once
+from manyfit.data.nested import named_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.functions.loaders import CountedBatches
 from manyfit.learn.functions.losses import split_losses, to_device
@@ -169,7 +170,13 @@ class OwnEvaluation:
         self._last = {}
         with self.evaluating(), self._logging():
             if not functions.has_val_step and self.has_outputs and not functions.has_predictions:
-                yield from learner.evaluate_rows(batches)
+                found: dict[str, list[Any]] = {}
+                for each in learner.evaluate_rows(batches):
+                    if functions.collects:
+                        collect_arrays(found, each[0], each[4])
+                    yield each
+                joined = {name: np.concatenate(parts) for name, parts in found.items()}
+                self._last = functions.measure_collected(joined) if functions.collects else {}
                 return
             between = learner.step % learner.per_epoch == 0
             with nullcontext() if between else own_randomness():
@@ -250,6 +257,17 @@ class OwnEvaluation:
         """Load a state."""
         found = parts.get("validated")
         self._cached = dict(found) if found else None
+
+
+def collect_arrays(found: dict[str, list[Any]], batch: Batch, outputs: Any) -> None:
+    """Add the arrays of a batch by name: inputs, target and outputs, of which a single one is `outputs`."""
+    arrays = {name or "inputs": array for name, array in named_arrays(batch.inputs)}
+    arrays |= {"target": batch.target} if batch.target is not None else {}
+    arrays |= {name or "outputs": array for name, array in named_arrays(outputs)}
+    for name, array in arrays.items():
+        value = array.detach().cpu() if isinstance(array, Tensor) else array
+        value = value.float() if isinstance(value, Tensor) and value.dtype is torch.bfloat16 else value
+        found.setdefault(name, []).append(np.asarray(value))
 
 
 def row_values(returned: Any, rows: int, where: str, device: torch.device) -> dict[str, Tensor]:

@@ -39,6 +39,8 @@ class Surroundings:
     test_loader: Any
     given: Sequence[str] = ()
     """The parameters that the config sets."""
+    config: Any = None
+    """The config of the run."""
 
 
 BUILDING: ContextVar[Surroundings | None] = ContextVar("building", default=None)
@@ -51,6 +53,8 @@ class Functions:
     span: Span = "step"
     hidden: ClassVar[Collection[str]] = ()
     """Attributes that manyfit sets on the object; they are not part of its state."""
+    collects: bool = False
+    """Whether `measure_collected` needs all outputs of a split."""
     has_own_epoch: bool = False
     """Whether `train_epoch` is the user's."""
     has_val_step: bool = False
@@ -120,6 +124,17 @@ class Functions:
     def predict(self, batch: Batch) -> Any:
         """Return the predictions for one batch."""
         raise NotImplementedError
+
+    def measure_collected(self, found: Mapping[str, Any]) -> dict[str, float]:
+        """Return numbers from all arrays of a split, by name: outputs, inputs and target."""
+        return {}
+
+    def create_optimizer(self, model: Any) -> Any:
+        """Return an optimizer instead of that of the config; None to use that one."""
+        return None
+
+    def adjust(self, update: Any) -> None:
+        """Change schedules and scaler, after they were built from the config."""
 
     def split_function(self, split: str) -> str:
         """Return the name of the function that measures a whole split; empty if there is none."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
+
+from torch import nn
 
 from manyfit.config import Config
 from manyfit.config.schema.consistency import find_deciding_metrics
@@ -19,7 +22,7 @@ from manyfit.learn.functions.modules import ModuleFunctions
 from manyfit.learn.functions.networks import Networks, networks_of
 from manyfit.learn.functions.whole import WholeFunctions
 from manyfit.learn.kind import Setup
-from manyfit.learn.models import LIVE, Made, build_seeded
+from manyfit.learn.models import LIVE, Compiled, Made, build_seeded
 from manyfit.learn.torch.build import load_weights
 from manyfit.learn.torch.kind import TorchKind
 
@@ -59,14 +62,21 @@ class FunctionKind(TorchKind):
         )  # fmt: skip
         functions = self._translate(setup, splits)
         epochs, module = setup.epochs, setup.made.model
+        if module is None and isinstance(own := getattr(functions.owner, "model", None), nn.Module):
+            module = own.to(setup.device)
         if module is None:
             module = networks_of(functions.owner).to(setup.device)
             if setup.warm:
                 load_weights(config, module)
         if trainer is None:
             check_own_step(config, module, functions)
+        optimizer = functions.create_optimizer(module)
+        if optimizer is not None:
+            made = replace(setup.made, compiled=Compiled(module, optimizer=optimizer))
+            setup = replace(setup, made=made)
         with functions.unfrozen():
             parts = self.assemble(setup, module)
+        functions.adjust(parts["update"])
         if functions.span == "whole":
             parts["update"].steps_per_epoch = epochs = 1
         return FunctionLearner(
@@ -92,7 +102,7 @@ class FunctionKind(TorchKind):
             train = SplitLoader(splits.train, splits.order.batch_size, tensor, splits.order)
             around = Surroundings(
                 model, setup.device, setup.epochs, splits.order.batch_size, train, validation, test,
-                tuple(trainer.params),
+                tuple(trainer.params), setup.config,
             )  # fmt: skip
             before = BUILDING.set(around)
             try:

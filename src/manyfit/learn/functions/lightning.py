@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from manyfit.config.typed.roles import LIGHTNING
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
@@ -41,9 +40,8 @@ INSTEAD: Final = {
 }  # fmt: skip
 
 
-def is_lightning(cls: Any) -> bool:
-    """Return whether a class is a Lightning module, without importing Lightning."""
-    return inspect.isclass(cls) and any(f"{b.__module__}.{b.__name__}" in LIGHTNING for b in cls.__mro__)
+GIVEN: Final = ("log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients")
+"""Methods of a Lightning module that manyfit replaces on the object."""
 
 
 class LightningFunctions(Functions):
@@ -60,6 +58,7 @@ class LightningFunctions(Functions):
         self.has_predictions = self._is_own("predict_step")
         self.has_forward = self._is_own("forward")
         self._batch = 0
+        self._manual: list[ManualOptimizer] = []
         self._metrics: dict[str, Any] = {}
         check_hooks(type(owner))
 
@@ -101,17 +100,18 @@ class LightningFunctions(Functions):
             self.optimizers = {name or "optimizer": each for name, each in update.optimizers.items()}
         self._check_settings(learner)
         owner._trainer = Attached(self, learner)
-        manual = [ManualOptimizer(each, self) for each in self.optimizers.values()]
-        schedulers = [each.scheduler for each in self.schedules]
-        own: dict[str, Any] = {
-            "log": self.log,
-            "log_dict": self.log_dict,
-            "optimizers": lambda use_pl_optimizer=True: manual[0] if len(manual) == 1 else list(manual),
-            "lr_schedulers": lambda: schedulers[0] if len(schedulers) == 1 else (schedulers or None),
-            "manual_backward": self.manual_backward,
-            "clip_gradients": self.clip_gradients,
-        }
-        owner.__dict__.update(own)
+        self._manual = [ManualOptimizer(each, self) for each in self.optimizers.values()]
+        for name in GIVEN:
+            owner.__dict__[name] = getattr(self, f"give_{name}", None) or getattr(self, name)
+
+    def give_optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """Return the optimizers, for manual optimization."""
+        return self._manual[0] if len(self._manual) == 1 else list(self._manual)
+
+    def give_lr_schedulers(self) -> Any:
+        """Return the schedulers, for manual optimization."""
+        found = [each.scheduler for each in self.schedules]
+        return found[0] if len(found) == 1 else (found or None)
 
     def _check_settings(self, learner: Any) -> None:
         if not self.is_manual and len(self.optimizers) > 1:

@@ -178,8 +178,7 @@ def find_unused(built: Built) -> Iterator[str]:
     """Yield warnings about code and settings that have no effect."""
     model = built.learner.models[0]
     found = [name for name in HOOKS if callable(getattr(type(model), name, None))]
-    found = [] if hasattr(model, "as_functions") else found
-    if found:
+    if found and built.learner.names_are_known:
         yield (
             f"manyfit does not call {listing(found)} of {type(model).__name__}: a model is trained through "
             "forward and train.loss, or through train_step(batch, optimizer)"
