@@ -132,6 +132,10 @@ class GroupLearner:
         for part in self._parts:
             part.learner.attend(source)
 
+    def take_pictures(self) -> Sequence[Mapping[str, Any]]:
+        """Return the images of each."""
+        return [part.learner.take_pictures()[0] for part in self._parts]
+
     def describe(self) -> str:
         """Describe all of them."""
         return "; ".join(part.learner.describe() for part in self._parts)

@@ -216,6 +216,10 @@ class Learner(Protocol):
         """Receive the metrics of each run after a validation, or after an epoch without one."""
         ...
 
+    def take_pictures(self) -> Sequence[Mapping[str, npt.NDArray[np.uint8]]]:
+        """Return the images of each run since the last call, by name: (height, width, channels)."""
+        ...
+
     def stop_reasons(self) -> Sequence[str]:
         """Return the reason to stop each run early; empty to continue."""
         ...
@@ -342,6 +346,10 @@ class BaseLearner:
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Ignore the metrics."""
+
+    def take_pictures(self) -> Sequence[Mapping[str, npt.NDArray[np.uint8]]]:
+        """Return none: it makes no images."""
+        return [{} for _ in range(self.n)]
 
     def stop_reasons(self) -> Sequence[str]:
         """Return no reasons: it never stops a run."""

@@ -45,7 +45,7 @@ SESSION: Final[Mapping[str, type]] = {
 FAILURE: Final[Mapping[str, type]] = {"kind": str, "message": str, "step": int, "time": str}
 WRITTEN: Final = (
     ".lock", "config.resolved.yaml", "provenance.json", "metrics.jsonl", "metrics.csv", "checkpoints",
-    "exported", "exported-final", "exported-top", "reports", "tensorboard",
+    "exported", "exported-final", "exported-top", "reports", "tensorboard", "images",
     "run.log", "failure.json", "track.json",
 )  # fmt: skip
 """Names that manyfit writes into a run folder. None of them may be a link."""
@@ -61,6 +61,11 @@ class RunFolder:
     """The paths inside `runs/<name>/`, and the contents of the files."""
 
     path: Path
+
+    @property
+    def images(self) -> Path:
+        """The images that training has made."""
+        return self.path / "images"
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from manyfit.core.png import read_size
 from manyfit.store.events import Event
 
 
@@ -28,6 +29,7 @@ class TensorBoardMirror:
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer = EventFileWriter(str(folder))
+        self._images: set[Path] = set()
         self.write(committed)
 
     def write(self, events: Iterable[Event]) -> None:
@@ -47,6 +49,22 @@ class TensorBoardMirror:
         from tensorboard.compat.proto.event_pb2 import Event as Record
 
         self._writer.add_event(Record(summary=summary))
+
+    def write_images(self, folder: Path) -> None:
+        """Mirror the images of a run that are not mirrored yet."""
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for file in sorted(folder.glob("*/step-*.png")) if folder.is_dir() else ():
+            if file in self._images:
+                continue
+            self._images.add(file)
+            png = file.read_bytes()
+            width, height = read_size(png)
+            image = Summary.Image(encoded_image_string=png, width=width, height=height)
+            step = int(file.stem.removeprefix("step-"))
+            values = [Summary.Value(tag=file.parent.name, image=image)]
+            self._writer.add_event(Record(step=step, summary=Summary(value=values)))
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """Write one value."""

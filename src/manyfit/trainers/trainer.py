@@ -200,6 +200,10 @@ class Trainer:
         """Log a number: in training as `train_<name>`, in an evaluation as `val_<name>`."""
         self._needs_bench("log").log_value(name, value)
 
+    def log_images(self, name: str, images: Any, columns: int | None = None) -> None:
+        """Store a grid of images in the run folder, as `images/<name>/`, and in TensorBoard."""
+        self._needs_bench("log_images").log_images(name, images, columns)
+
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""

@@ -13,6 +13,7 @@ from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
 from manyfit.learn.functions.losses import from_written, split_losses, to_number
+from manyfit.learn.pictures import make_grid
 
 if TYPE_CHECKING:
     from manyfit.learn.functions.learner import FunctionLearner
@@ -31,6 +32,7 @@ class Bench:
         """The batch that was handed out last."""
         self.calls: set[str] = set()
         """The tools that were used in this step."""
+        self.pictures: dict[str, Any] = {}
         self._is_checked = False
         self._moved: set[str] = set()
         self._hooks: list[Any] = []
@@ -99,6 +101,12 @@ class Bench:
             self.learner.add_losses(number, {}, rows or 1)
         else:
             self.learner.add_losses(None, {name: number}, rows or 1)
+
+    def log_images(self, name: str, images: Any, columns: int | None = None) -> None:
+        """Store a grid of images at the next pause, in the run folder and in TensorBoard."""
+        if not name.replace("_", "").replace("-", "").isalnum():
+            raise UsageError(f"the name of images must be letters, digits, - and _, not {name!r}")
+        self.pictures[name] = make_grid(images, columns)
 
     def log_losses(self, returned: Any, rows: int) -> None:
         """Log what a step has returned."""

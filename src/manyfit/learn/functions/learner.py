@@ -312,6 +312,11 @@ class FunctionLearner(TorchLearner):
         self.epoch_sums.rates = self._sums.rates
         return self.epoch_sums.take(per_row=not self.objective.sums)
 
+    def take_pictures(self) -> Sequence[Mapping[str, Any]]:
+        """Return the images that the functions have made since the last call."""
+        found, self.bench.pictures = self.bench.pictures, {}
+        return [found]
+
     def stop_reasons(self) -> Sequence[str]:
         """Return why the user's loop has ended early, if it has."""
         return [self.own_epochs.stop_reason or self.functions.stop_reason()]

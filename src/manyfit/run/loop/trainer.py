@@ -14,6 +14,7 @@ from manyfit.core.signals import StopRequested, Watch
 from manyfit.learn.learner import MembersFailed, split_by_run
 from manyfit.run.loop.clock import Pace
 from manyfit.run.loop.cohort import Cohort, Member
+from manyfit.run.loop.pictures import keep_pictures
 from manyfit.run.loop.plan import Boundary
 from manyfit.run.loop.stopping import Ending
 from manyfit.run.loop.validation import Row, validate
@@ -120,6 +121,7 @@ def reach_boundary(
             cohort.learner.observe(rows or [{} for _ in cohort.members])
     except MembersFailed as failed:
         cohort.fail(failed.errors)
+    keep_pictures(cohort, boundary)
     keep_states(cohort, boundary, rows, wait)
     for callback in callbacks:
         callback.on_boundary(cohort, boundary, rows)

@@ -34,7 +34,8 @@ def rehearse_batch(built: Built, config: Config) -> None:
     first = built.split("validation") or built.train
     built.learner.rehearse()
     check_overlap(built, config)
-    for text in [*find_overridden_rates(config.run.train), *find_unused(built), *almost_hooks(config)]:
+    found = [*find_overridden_rates(config.run.train), *find_unused(built), *almost_hooks(config)]
+    for text in [*found, *compare_evaluations(built)]:
         log.warning("%s", text)
     if found := main_classes(config):
         log.warning(
@@ -105,6 +106,17 @@ def check_overlap(built: Built, config: Config) -> None:
         log.warning("%s (such as %s): so few may be a coincidence", what, shown)
 
 
+def compare_evaluations(built: Built) -> Iterator[str]:
+    """Yield a warning if validation and test have the same rows."""
+    if built.split("validation") is not None and built.split("test") is not None:
+        found = built.fingerprints()
+        if found["validation"] == found["test"]:
+            yield (
+                "validation and test have the same rows: the test metrics of the best checkpoint are too "
+                "optimistic, since it was selected by them"
+            )
+
+
 def check_target(built: Built, config: Config, outputs: Outputs) -> None:
     """Check that there are targets for everything that compares outputs with targets."""
     if outputs.target is not None:
@@ -161,9 +173,14 @@ def check_class_weights(built: Built, outputs: Outputs) -> None:
 
 
 def almost_hooks(config: Config) -> Iterator[str]:
-    """Yield warnings about methods that are never called, but are named almost like a hook."""
+    """Yield warnings about methods that are never called, but are named almost like a hook.
+
+    In a class of training functions, they are errors: what they replace would not be replaced.
+    """
     for cls in list_classes(config):
         for name, meant in misspelt(cls):
+            if hasattr(cls, "as_functions"):
+                raise UsageError(f"nothing calls {cls.__name__}.{name}; did you mean {meant}?")
             yield f"manyfit does not call {cls.__name__}.{name}; did you mean {meant}?"
 
 

@@ -1,0 +1,21 @@
+"""Images that a learner has made, written into the run folders before the step is committed."""
+
+from __future__ import annotations
+
+from manyfit.core.png import encode_png
+from manyfit.run.loop.cohort import Cohort
+from manyfit.run.loop.plan import Boundary
+from manyfit.store import durable
+
+
+def keep_pictures(cohort: Cohort, boundary: Boundary) -> None:
+    """Write the images of each run to `images/<name>/step-<step>.png`."""
+    for member, pictures in zip(cohort.members, cohort.learner.take_pictures(), strict=True):
+        for name, grid in pictures.items():
+            with cohort.guard(member):
+                height, width, channels = grid.shape
+                rows = [grid[i].tobytes() for i in range(height)]
+                folder = member.folder.images / name
+                folder.mkdir(parents=True, exist_ok=True)
+                png = encode_png(rows, width, is_color=channels == 3)
+                durable.write_file(folder / f"step-{boundary.step:06d}.png", png)
