@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from manyfit.config.tree.project import project_root
+from manyfit.config.typed.roles import OPTIMIZER
 from manyfit.core.errors import UsageError
 from manyfit.data import DatasetSource, Splits
 from manyfit.data.loader import LoaderSource
@@ -31,6 +32,21 @@ def path_of(target: Any) -> str:
             f"{name.rpartition('.')[2]} is defined inside a function, where nothing can import it"
         )
     return f"{target.__module__}.{name}"
+
+
+def name_optimizer(chosen: Any, options: Mapping[str, Any]) -> Any:
+    """Return an optimizer as a config names it: a name, a class or `{"class": ...}`, with further options."""
+    if chosen is None:
+        return None
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(chosen, Mapping):
+        if both := sorted(given.keys() & chosen.keys()):
+            raise UsageError(f"{both[0]} of the optimizer is given twice; give it once")
+        return {**chosen, **given} if "class" in chosen else dict(chosen)
+    if isinstance(chosen, str):
+        is_class = chosen not in OPTIMIZER.short and hasattr(torch.optim, chosen)
+        return {"class": f"torch.optim.{chosen}" if is_class else chosen, **given}
+    return {"class": path_of(chosen), **given}
 
 
 def describe_object(found: Any, what: str) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import nn
 
-from manyfit.config.typed.roles import LOSS, OPTIMIZER
+from manyfit.config.typed.roles import LOSS
 from manyfit.core.errors import UsageError
 from manyfit.data import Splits
 from manyfit.data.loader import is_loader, take_apart
@@ -22,7 +21,7 @@ from manyfit.learn.models import LIVE
 from manyfit.run.result import RunResult
 from manyfit.run.train import train
 from manyfit.store.folder import RunFolder
-from manyfit.trainers.described import describe_data, describe_object, path_of, source_of
+from manyfit.trainers.described import describe_data, describe_object, name_optimizer, path_of, source_of
 from manyfit.trainers.live import COPIED, forget_live, keep_live
 
 if TYPE_CHECKING:
@@ -213,22 +212,11 @@ def describe_optimizer(trainer: Trainer) -> Any:
     chosen = given["optim_function"]
     if "optim_function" not in trainer._given and FoundState(trainer).optimizers():
         return None
-    if chosen is None or isinstance(chosen, Mapping):
-        return chosen
-    if isinstance(chosen, str):
-        name = (
-            f"torch.optim.{chosen}"
-            if chosen not in OPTIMIZER.short and hasattr(torch.optim, chosen)
-            else chosen
-        )
-    else:
-        name = path_of(chosen)
-    options = {
-        "lr": given["learning_rate"],
-        "momentum": given["momentum"],
-        "weight_decay": given["weight_decay"],
-    }
-    return {"class": name, **{key: value for key, value in options.items() if value is not None}}
+    options = {name: given[key] for name, key in OPTIONS.items()}
+    return name_optimizer(chosen, options)
+
+
+OPTIONS: Final = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
 
 
 def find_device(device: Any, device_id: int | None) -> str:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from manyfit.config.typed.roles import OPTIMIZER
-from manyfit.core.errors import UsageError
-from manyfit.trainers.described import path_of, source_of
+from manyfit.trainers.described import name_optimizer, path_of, source_of
 from manyfit.trainers.live import COPIED
 from manyfit.wrapper.configs import ConfigBase, ModelConfig, list_derived_fields
 
@@ -77,7 +72,7 @@ def describe_train(given: Any, wrapper: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "epochs": train.epochs,
         "loss": None,
-        "optimizer": describe_optimizer(train),
+        "optimizer": name_optimizer(train.optimizer, {"lr": train.learning_rate}),
         "scheduler": train.scheduler,
         "precision": "bf16" if train.amp else "fp32",
         "device": given.device,
@@ -94,22 +89,3 @@ def describe_train(given: Any, wrapper: Any) -> dict[str, Any]:
 
 def _base_of(wrapper: Any) -> Any:
     return next(cls for cls in type(wrapper).__mro__ if cls.__module__.startswith("manyfit.wrapper"))
-
-
-def describe_optimizer(train: Any) -> Any:
-    """Return the optimizer as a config names it."""
-    chosen = train.optimizer
-    if chosen is None:
-        return None
-    if isinstance(chosen, Mapping):
-        found = dict(chosen)
-    elif isinstance(chosen, str):
-        is_class = chosen not in OPTIMIZER.short and hasattr(torch.optim, chosen)
-        found = {"class": f"torch.optim.{chosen}" if is_class else chosen}
-    else:
-        found = {"class": path_of(chosen)}
-    if train.learning_rate is not None:
-        if "lr" in found:
-            raise UsageError("learning_rate and the lr of the optimizer are both given; give one of them")
-        found["lr"] = train.learning_rate
-    return found
