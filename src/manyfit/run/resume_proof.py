@@ -10,13 +10,14 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import ManyfitError, RunFailed
+from manyfit.core.state import State
 from manyfit.data import Batch, Order, Source
 from manyfit.data.native import NativeBatches
 from manyfit.run.loop.cohort import Cohort
@@ -248,13 +249,15 @@ def difference(left: RunFolder, right: RunFolder, with_log: bool = True) -> str:
     if a.step != b.step:
         return f"one ended at step {a.step}, the other at step {b.step}"
     first, second = a.load(), b.load()
+    if not with_log:
+        first, second = (State(*map(_drop_sums, (s.tensors, s.values))) for s in (first, second))
     for name in first.tensors.keys() | second.tensors.keys():
         if name not in first.tensors or name not in second.tensors:
             return f"{name} is only in one of them"
     for name, tensor in first.tensors.items():
         if not _same(tensor, second.tensors[name]):
             return f"{name} differs (of {', '.join(sorted({n.partition('/')[0] for n in first.tensors}))})"
-    for name in first.values if with_log else [n for n in first.values if n != "sums"]:
+    for name in first.values:
         if first.values[name] != second.values.get(name):
             return f"the {name} differs"
     rows = [[(e.step, dict(e.values)) for e in run.events()] for run in (left, right)]
@@ -268,6 +271,11 @@ def difference(left: RunFolder, right: RunFolder, with_log: bool = True) -> str:
         if one.exists() != other.exists() or (one.exists() and one.read_bytes() != other.read_bytes()):
             return f"{report} differs"
     return _traces(Path(f"{left.path}.trace"), Path(f"{right.path}.trace"))
+
+
+def _drop_sums(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state without the sums since the last row of the log."""
+    return {name: value for name, value in values.items() if name.partition("/")[0] != "sums"}
 
 
 def _same(left: Any, right: Any) -> bool:

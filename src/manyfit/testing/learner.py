@@ -16,10 +16,16 @@ from manyfit.learn.learner import Learner, fetch
 
 
 class LearnerContract:
-    """Tests of a learner. Implement `make` and `source`; every call of `make` returns an equal learner."""
+    """Tests of a learner. Implement `make` and `source`; every call of `make` returns an equal learner.
+
+    A learner that trains whole epochs is trained for as many of them, instead of steps; its epochs must have
+    as many steps as `source` has batches of `batch_size` rows.
+    """
 
     is_group: ClassVar[bool] = False
     """Whether the learner takes a walk over several streams, also when one run is left."""
+    batch_size: ClassVar[int] = 4
+    """Rows per batch of training."""
 
     def make(self) -> Learner:
         """Return an untrained learner."""
@@ -30,10 +36,10 @@ class LearnerContract:
         raise NotImplementedError
 
     def train(self, learner: Learner, start: int, *segments: int) -> None:
-        """Train segments of steps, one after another."""
-        batches = self._batches(learner, Order(4, seed=1), start)
+        """Train segments of steps, or of epochs, one after another."""
+        batches = self._batches(learner, Order(self.batch_size, seed=1), start * learner.grain)
         for steps in segments:
-            learner.train(batches, steps)
+            learner.train(batches, steps * learner.grain)
 
     def _batches(self, learner: Learner, order: Order, start: int = 0) -> Any:
         """Return what a learner is trained with: batches, or a walk where it has several runs."""

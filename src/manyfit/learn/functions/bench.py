@@ -204,14 +204,19 @@ class Bench:
     def check_names(self, logged: Sequence[str]) -> None:
         """Check after the first epoch that the metrics that decide are measured."""
         for name in self.learner.deciding:
-            is_validation = name.startswith("val_") and self.learner.loaders["validation"] is None
-            if name not in logged and not is_validation:
+            is_unknown = name.startswith("val_") and not any(each.startswith("val_") for each in logged)
+            if name not in logged and not (is_unknown and not self._has_validation):
                 best = nearest(name, logged)
                 hint = f"did you mean {best}?" if best else f"there are {listing(list(logged))}"
                 raise UsageError(
                     f"no metric named {name!r}, which decides about checkpoints or stopping, was measured in "
                     f"the first epoch; {hint}"
                 )
+
+    @property
+    def _has_validation(self) -> bool:
+        """Whether the first epoch should have measured the validation split."""
+        return self.learner.loaders["validation"] is not None and self.learner.evaluation.has_measured
 
     @property
     def _where(self) -> str:

@@ -41,13 +41,14 @@ class OwnEvaluation:
         self._has_warned: set[str] = set()
         self.attended: Source | None = None
         """The split whose rows are evaluated for a report."""
+        self.has_measured = False
         self.is_open = False
         """Whether logged values belong to an evaluation."""
 
     def measure(self, batches: Iterator[Batch], further: Sequence[Any] = ()) -> Metrics:
         """Return the numbers of the validation split; those that the user's loop has measured are used."""
         learner, known = self._learner, self._cached
-        self._cached = None
+        self._cached, self.has_measured = None, True
         if known is not None and known["step"] == learner.step and not further:
             return {name: np.array([value]) for name, value in known["values"].items()}
         with self.undoing(always=False):

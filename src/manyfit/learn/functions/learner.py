@@ -56,6 +56,8 @@ class FunctionLearner(TorchLearner):
 
     def __post_init__(self) -> None:
         self.epoch_sums = Sums(self.objective.device)
+        self._measured: dict[str, float] = {}
+        """The latest validation metrics."""
         self.bench = Bench(self)
         self.evaluation = OwnEvaluation(self)
         self.own_epochs = OwnEpochs(self)
@@ -268,11 +270,12 @@ class FunctionLearner(TorchLearner):
         if not self.functions.has_predictions and not self.evaluation.has_outputs:
             return np.zeros((len(batch), 0), dtype=np.float32)
         if not self.functions.has_predictions or (model is not None and not isinstance(model, Networks)):
-            return super().predict(batch, model)
+            with self.evaluation.evaluating():
+                return super().predict(batch, model)
         owner = self.functions if model is None else type(self.functions)(model.owner)
-        module = self.module if model is None else model.to(self.device)
-        module.eval()
-        with own_randomness(), torch.no_grad(), self.autocast():
+        if model is not None:
+            model.to(self.device).eval()
+        with self.evaluation.evaluating(), own_randomness(), torch.no_grad(), self.autocast():
             outputs = owner.predict(to_device(batch, self.objective.tensor))
         return map_arrays(numpy_of, outputs)
 
@@ -296,6 +299,7 @@ class FunctionLearner(TorchLearner):
         """Call the hooks with what was measured."""
         super().observe(rows)
         measured = {name: value for name, value in rows[0].items() if name.startswith("val_")}
+        self._measured |= measured
         if self.step % self.per_epoch:
             with own_randomness():
                 self.seed_all(self._measuring + self.step)
@@ -303,9 +307,9 @@ class FunctionLearner(TorchLearner):
             return
         (means,) = split_by_run(self.epoch_sums_taken(), 1)
         self.seed_all(self._measuring + self.step)  # the next epoch seeds them again
-        self.functions.on_epoch_end({"epoch": self.epoch, "step": self.step, **means, **measured})
+        self.functions.on_epoch_end({"epoch": self.epoch, "step": self.step, **means, **self._measured})
         if self.epoch == 1:
-            self.bench.check_names([*rows[0], *means])
+            self.bench.check_names([*rows[0], *means, *self._measured])
 
     def epoch_sums_taken(self) -> Metrics:
         """Return the mean losses and the learning rates of the epoch, and begin new sums."""
@@ -330,12 +334,14 @@ class FunctionLearner(TorchLearner):
 
     def _read_parts(self) -> dict[str, Any]:
         own = {**self.own_epochs.state(), **self.evaluation.state(), "epoch_sums": self.epoch_sums.state()}
+        own |= {"measured": dict(self._measured)} if self._measured else {}
         return {**super()._read_parts(), **own}
 
     def _load_found(self, parts: Mapping[str, Any]) -> None:
         self.own_epochs.load(parts)
         self.evaluation.load(parts)
         self.epoch_sums.load(parts.get("epoch_sums"))
+        self._measured = dict(parts.get("measured", {}))
         saved = parts.get("found", {"objects": parts.get("own_optimizers", {})})
         self._found.load(saved, self.functions.given)
 
