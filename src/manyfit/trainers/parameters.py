@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from manyfit.config.typed.keyword_reads import find_reads
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 
@@ -60,14 +61,8 @@ def named_parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 def read_keywords(cls: type) -> set[str]:
     """Return the names that the user's `__init__` methods read from `**kwargs`, as `kwargs.pop("name")`."""
-    found: set[str] = set()
-    for base in own_classes(cls):
-        init = vars(base).get("__init__")
-        if isinstance(init, types.FunctionType) and init.__code__.co_flags & inspect.CO_VARKEYWORDS:
-            found |= {
-                each for each in init.__code__.co_consts if isinstance(each, str) and each.isidentifier()
-            }
-    return found
+    inits = [vars(base).get("__init__") for base in own_classes(cls)]
+    return {name for init in inits if isinstance(init, types.FunctionType) for name in find_reads(init)}
 
 
 def supplied_parameters(cls: type) -> tuple[str, ...]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 from manyfit.core.errors import UsageError
+from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
 from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.functions.functions import Functions, Span
-from manyfit.learn.functions.losses import as_written
+from manyfit.learn.functions.losses import ReadKeys, as_written
 from manyfit.trainers.parameters import functions_in
+
+log = logging.getLogger("manyfit")
 
 SPLIT_FUNCTIONS: Final = {"validation": "val_epoch", "test": "test_epoch"}
 
@@ -34,6 +38,7 @@ class TrainerFunctions(Functions):
         self.has_val_step = own("val_step")
         self.has_predictions = hasattr(owner, "predict_step")
         self.span = self._span()
+        self._has_looked = False
 
     def _is_own(self, name: str) -> bool:
         base = next(cls for cls in type(self.owner).__mro__ if name in vars(cls) or cls is object)
@@ -94,7 +99,29 @@ class TrainerFunctions(Functions):
         """Train on one batch."""
         if not self._is_own("train_step"):
             return self.owner._bench.default_step(batch)
-        return self.owner.train_step(as_written(batch))
+        written = as_written(batch)
+        if self._has_looked or not isinstance(written, dict):
+            return self.owner.train_step(written)
+        self._has_looked, seen = True, ReadKeys(written)
+        returned = self.owner.train_step(seen)
+        self._check_keys([key for key in written if key not in seen.read], list(written))
+        return returned
+
+    def _check_keys(self, unread: Sequence[str], keys: Sequence[str]) -> None:
+        """Say which keys of a batch the step does not read; it is an error if the model misses one."""
+        forward = getattr(self.owner.model, "forward", None)
+        wanted = inspect.signature(forward).parameters if forward is not None else {}
+        missing = [
+            p.name for p in wanted.values() if p.name not in keys and p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        for key in unread:
+            if best := nearest(key, missing):
+                raise UsageError(
+                    f"{self.step_name} never reads {key!r} of the batch, and {type(self.owner.model).__name__}"
+                    f".forward has a parameter {best!r}, which the batch does not provide: rename one of them"
+                )
+        if unread:
+            log.warning("%s never reads %s of the batch", self.step_name, listing(list(unread)))
 
     def train_epoch(self) -> Any:
         """Train one epoch with the subclass's function."""

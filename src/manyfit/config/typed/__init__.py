@@ -10,5 +10,6 @@
 | `class_paths`, `roles`, `extensions` | importing class paths; which classes are allowed at which key |
 | `moved_classes` | class paths of earlier versions |
 | `artifacts`, `allowed_classes` | what may be built from files that were written elsewhere |
+| `keyword_reads` | parameters that a function reads from its `**kwargs` |
 | `kinds`, `config_struct`, `wording` | kinds of values, configs as objects, types in messages |
 """

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from manyfit.config.typed.keyword_reads import find_reads
 from manyfit.config.typed.roles import MODULE, qualify
 
 REQUIRED: Final = inspect.Parameter.empty
@@ -101,6 +102,8 @@ def _of_class(target: type) -> Signature:
                 parameters.setdefault(name, parameter)
         if not keywords:
             return Signature(parameters)
+        for name, default in find_reads(init).items():
+            parameters.setdefault(name, Parameter(name, Any, INHERITED if default is ... else default))
         followed = True
         parameters = {name: p for name, p in parameters.items() if not p.variadic}
     return Signature(parameters, open=True)

@@ -12,11 +12,11 @@ Everything else that may hold state is named by `lost`: it is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyfit.learn.found_state.generators import GENERATORS, load_object, read_object
 from manyfit.learn.found_state.survey import Survey, Surveyor, join, locate
@@ -31,7 +31,7 @@ class FoundState:
     ) -> None:
         """`kept` are objects whose state is stored elsewhere; `hidden` are attributes of manyfit.
 
-        With `modes`, also keep which parameters are frozen, and which modules are in training mode.
+        With `modes`, also keep gradients, which parameters are frozen, and which modules are in training mode.
         """
         self._root = root
         self._kept = {id(each): each for each in kept}
@@ -87,6 +87,7 @@ class FoundState:
             "made": given,
             "aliases": aliases,
             "flags": flags,
+            "gradients": {path: each.grad for path, each in self._trained(found) if each.grad is not None},
         }
         return {name: part for name, part in parts.items() if part}
 
@@ -108,6 +109,9 @@ class FoundState:
                 place.set(put(place.get(), decode_value(copy_tensors(self._made[path]), place.get())))
         self._apply(saved.get("objects", {}), values, saved.get("aliases", {}), found)
         self._set_flags(found, {**self._flags, **saved.get("flags", {})})
+        gradients = saved.get("gradients", {})
+        for path, each in self._trained(self.survey()):
+            each.grad = gradients[path].to(each.device) if path in gradients else None
 
     def snapshot(self) -> dict[str, Any]:
         """Return all plain values and generators, to restore them after an evaluation."""
@@ -167,6 +171,19 @@ class FoundState:
                 target.set(source.get())
         if any(waiting.values()):
             self._pending = waiting
+
+    def _trained(self, found: Survey) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors whose gradients may be accumulated from step to step."""
+        if not self._modes:
+            return
+        for path, module in found.modules.items():
+            for name, parameter in module.named_parameters():
+                if parameter.grad is None or parameter.grad.layout is torch.strided:
+                    yield join(path, name), parameter
+        for path, (slot, _) in found.values.items():
+            value = slot.get()
+            if isinstance(value, Tensor) and value.is_leaf and value.requires_grad:
+                yield path, value
 
     def _read_flags(self, found: Survey) -> dict[str, bool]:
         """Return which parameters are trained, and which modules are in training mode."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,41 @@ def as_written(batch: Batch) -> Any:
     if batch.target is None:
         return inputs
     return (inputs, batch.target) if batch.weight is None else (inputs, batch.target, batch.weight)
+
+
+class ReadKeys(dict[str, Any]):
+    """A batch that notes which of its keys are read."""
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        super().__init__(batch)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, and note that it was read."""
+        self.read.add(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Remove a value, and note that it was read."""
+        self.read.add(key)
+        return super().pop(key, *default)
+
+    def items(self) -> Any:
+        """Return all values, and note that they were read."""
+        self.read.update(self)
+        return super().items()
+
+    def values(self) -> Any:
+        """Return all values, and note that they were read."""
+        self.read.update(self)
+        return super().values()
+
+    def __iter__(self) -> Iterator[str]:  # so that `**batch` asks for the values one by one
+        return super().__iter__()
 
 
 def from_written(written: Any, index: Any) -> Batch:
