@@ -110,15 +110,13 @@ class TrainerFunctions(Functions):
     def _check_keys(self, unread: Sequence[str], keys: Sequence[str]) -> None:
         """Say which keys of a batch the step does not read; it is an error if the model misses one."""
         forward = getattr(self.owner.model, "forward", None)
-        wanted = inspect.signature(forward).parameters if forward is not None else {}
-        missing = [
-            p.name for p in wanted.values() if p.name not in keys and p.kind is p.POSITIONAL_OR_KEYWORD
-        ]
+        wanted = inspect.signature(forward).parameters.values() if forward is not None else ()
+        missing = [p.name for p in wanted if p.name not in keys and p.kind is p.POSITIONAL_OR_KEYWORD]
         for key in unread:
             if best := nearest(key, missing):
                 raise UsageError(
-                    f"{self.step_name} never reads {key!r} of the batch, and {type(self.owner.model).__name__}"
-                    f".forward has a parameter {best!r}, which the batch does not provide: rename one of them"
+                    f"{self.step_name} never reads {key!r} of the batch, and the model's forward has a "
+                    f"parameter {best!r}, which the batch does not provide: rename one of them"
                 )
         if unread:
             log.warning("%s never reads %s of the batch", self.step_name, listing(list(unread)))

@@ -31,7 +31,7 @@ class FoundState:
     ) -> None:
         """`kept` are objects whose state is stored elsewhere; `hidden` are attributes of manyfit.
 
-        With `modes`, also keep gradients, which parameters are frozen, and which modules are in training mode.
+        With `modes`, also keep gradients, frozen parameters, and which modules are in training mode.
         """
         self._root = root
         self._kept = {id(each): each for each in kept}
