@@ -205,18 +205,20 @@ def take_apart(loader: Any, what: str = "a loader") -> tuple[Any, int]:
             raise refuse("batch_size is None: the data set yields whole batches; let it yield rows")
         return IterableSource(loader.dataset), int(loader.batch_size)
     collate = loader.collate_fn if loader.collate_fn is not default_collate else None
-    sampler, batch_sampler = loader.sampler, None
-    if type(loader.batch_sampler) is not BatchSampler:
+    sampler, batch_sampler, drop_last = loader.sampler, None, bool(loader.drop_last)
+    if type(loader.batch_sampler) is BatchSampler:
+        sampler, drop_last = loader.batch_sampler.sampler, loader.batch_sampler.drop_last
+    else:
         if loader.batch_sampler is None:
             raise refuse("batch_size is None: the data set returns whole batches; let it return rows")
         batch_sampler = loader.batch_sampler
     is_random = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     is_plain = is_random or type(sampler) is SequentialSampler
-    size: Any = loader.batch_size or getattr(batch_sampler, "batch_size", None)
+    size: Any = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if batch_sampler is not None and size is None:
         size = max(len(list(rows)) for rows in batch_sampler)
     source = LoaderSource(
-        loader.dataset, loader.num_workers, is_random, bool(loader.drop_last), collate,
+        loader.dataset, loader.num_workers, is_random, drop_last, collate,
         None if is_plain or batch_sampler is not None else sampler, batch_sampler,
     )  # fmt: skip
     return source, int(size)

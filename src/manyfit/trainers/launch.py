@@ -210,7 +210,7 @@ def describe_optimizer(trainer: Trainer) -> Any:
     """Return the optimizer as a config names it; None for a trainer with optimizers of its own."""
     given = vars(trainer)
     chosen = given["optim_function"]
-    if "optim_function" not in trainer._given and FoundState(trainer).optimizers():
+    if "optim_function" not in trainer._given and FoundState(trainer, hidden=("optimizers",)).optimizers():
         return None
     options = {name: given[key] for name, key in OPTIONS.items()}
     return name_optimizer(chosen, options)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyfit.core.errors import UsageError
 from manyfit.learn.functions.functions import BUILDING
 from manyfit.learn.torch.build import parameters_up_to
-from manyfit.trainers.parameters import bind_arguments, find_unread, supplied_parameters
+from manyfit.trainers.parameters import bind_arguments, find_unread, named_parameters, supplied_parameters
 from manyfit.trainers.translation import TrainerFunctions
 
 REPLACED: Final = ("train", "train_epoch", "val_epoch", "test_epoch")
@@ -57,7 +57,8 @@ class Trainer:
         self = super().__new__(cls)
         around = BUILDING.get()
         arguments = bind_arguments(cls, PARAMETERS, args, kwargs)
-        values = {**PARAMETERS, **arguments}
+        own = {name: p.default for name, p in named_parameters(cls).items() if p.default is not p.empty}
+        values = {**PARAMETERS, **own, **arguments}
         self.__dict__.update({"_bench": None, "_given": dict(arguments), "_frozen": []})
         self.__dict__.update({name: value for name, value in values.items() if name != "start_epoch"})
         self.__dict__.update({

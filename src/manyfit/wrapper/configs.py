@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
@@ -34,6 +35,12 @@ class ConfigBase:
         """Make every subclass a dataclass."""
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(kw_only=True)(cls)
+        try:
+            # Inherited annotations are text that only the module of their own class can evaluate.
+            hints = typing.get_type_hints(cls, include_extras=True)
+        except NameError:  # a name that is imported only for type checkers: fields are checked one by one
+            return
+        cls.__init__.__annotations__ = {**hints, "return": None}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -57,8 +64,6 @@ class ConfigBase:
 
 def list_derived_fields(cls: type) -> Iterator[tuple[str, Derived]]:
     """Yield the fields of a class that are derived from others."""
-    import typing
-
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
         for mark in getattr(hint, "__metadata__", ()):
             if isinstance(mark, Derived):

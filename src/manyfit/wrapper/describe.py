@@ -8,6 +8,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from manyfit.config.load import make_component
+from manyfit.config.typed.roles import ANY
 from manyfit.trainers.described import name_optimizer, path_of, source_of
 from manyfit.trainers.live import COPIED
 from manyfit.wrapper.configs import ConfigBase, ModelConfig, list_derived_fields
@@ -46,6 +48,11 @@ def describe_fields(config: ConfigBase) -> dict[str, Any]:
             value = getattr(config, each.name)
             found[each.name] = describe_fields(value) if isinstance(value, ConfigBase) else value
     return found
+
+
+def check_typed(config: ConfigBase) -> None:
+    """Raise `ConfigError` for values of the wrong type, as for a config file."""
+    make_component(describe_fields(config), "config", ANY, Path.cwd(), Path.cwd() / "src")
 
 
 def describe_model_class(cls: Any, config: ModelConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from manyfit.data import Splits
 from manyfit.data.loader import is_loader, take_apart
 from manyfit.trainers.trainer import Trainer
 from manyfit.wrapper.configs import RunConfig
-from manyfit.wrapper.describe import describe_experiment
+from manyfit.wrapper.describe import check_typed, describe_experiment
 from manyfit.wrapper.translation import WrapperFunctions
 
 
@@ -32,8 +32,8 @@ class ModelWrapper(Trainer):
     | `create_optimizer(model)`, `create_scheduler(optimizer)`, `create_scaler()` | what their names say |
     """
 
-    config: Any
-    model_class: Any
+    config: Any = None
+    model_class: Any = None
 
     def __init__(self, model_class: Any = None, config: Any = None, **kwargs: Any) -> None:
         """Accept the class of the model; the config follows with `train`."""
@@ -94,6 +94,7 @@ class ModelWrapper(Trainer):
         self.__dict__["config"] = config if config is not None else self.__dict__.get("config")
         if not isinstance(self.config, RunConfig):
             raise UsageError(f"{type(self).__name__}.train needs a RunConfig, not {self.config!r:.40}")
+        check_typed(self.config)
         if self.model is None:
             self.__dict__["model"] = self._create_seeded()
         given = self.config

@@ -203,9 +203,13 @@ class Bench:
 
     def check_names(self, logged: Sequence[str]) -> None:
         """Check after the first epoch that the metrics that decide are measured."""
-        for name in self.learner.deciding:
+        for name, is_asked in self.learner.deciding.items():
             is_unknown = name.startswith("val_") and not any(each.startswith("val_") for each in logged)
-            if name not in logged and not (is_unknown and not self._has_validation):
+            if name in logged or (is_unknown and is_asked and not self._has_validation):
+                continue
+            if not is_asked:
+                log.warning("%s is not measured: the last checkpoint is the best; see export.metric", name)
+            else:
                 best = nearest(name, logged)
                 hint = f"did you mean {best}?" if best else f"there are {listing(list(logged))}"
                 raise UsageError(

@@ -84,7 +84,10 @@ class FunctionKind(TorchKind):
             functions=functions,
             splits=splits,
             epochs=epochs,
-            deciding=[name for _, name in find_deciding_metrics(config.run)],
+            deciding={
+                name: config.origin(".".join(path)) is not None
+                for path, name in find_deciding_metrics(config.run)
+            },
         )
 
     def _translate(self, setup: Setup, splits: RunData) -> Functions:
@@ -114,8 +117,11 @@ class FunctionKind(TorchKind):
 
     def restore(self, model: Any, state: Mapping[str, Any], inputs: Any = None) -> Any:
         """Load the weights into a module, or into the networks of a trainer."""
-        module = model if hasattr(model, "load_state_dict") else networks_of(model)
-        return super().restore(module, state, inputs)
+        if hasattr(model, "load_state_dict"):
+            return super().restore(model, state, inputs)
+        owner = functions_of(model).owner
+        own = getattr(owner, "model", None)
+        return super().restore(own if isinstance(own, nn.Module) else networks_of(owner), state, inputs)
 
 
 def _converter(device: Any) -> Callable[[Any], Any]:

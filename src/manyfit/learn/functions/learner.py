@@ -51,11 +51,12 @@ class FunctionLearner(TorchLearner):
     functions: Functions = field(default_factory=lambda: Functions(None))
     splits: RunData | None = None
     epochs: int = 1
-    deciding: Sequence[str] = ()
-    """The metrics that decide which checkpoint is the best, and when to stop."""
+    deciding: Mapping[str, bool] = field(default_factory=dict)
+    """The metrics that select the best checkpoint or stop a run, and whether the config names them."""
 
     def __post_init__(self) -> None:
         self.epoch_sums = Sums(self.objective.device)
+        self._rates: Mapping[str, float] = {}
         self._measured: dict[str, float] = {}
         """The latest validation metrics."""
         self.bench = Bench(self)
@@ -123,18 +124,20 @@ class FunctionLearner(TorchLearner):
         """Train one step."""
         if self.step % self.per_epoch == 0:
             self.open_epoch()
-        batch = self._next(batches)
-        self._count(batch, self._one(batch))
+        batch = self.take_batch(batches)
+        self.count_batch(batch, self._one(batch))
         self.close_step()
 
     def take_batch(self, batches: Iterator[Batch]) -> Batch:
         """Return the next batch of training, with the random generators seeded for its step."""
         batch = self.bench.current = self._next(batches)
+        self._rates = self.update.rates()
         return batch
 
-    def count_batch(self, batch: Batch) -> None:
-        """Count a batch that the user's own epoch has trained on."""
-        self._count(batch, None)
+    def count_batch(self, batch: Batch, loss: Tensor | None = None) -> None:
+        """Count a batch that was trained on, with the learning rates that it was trained with."""
+        self._count(batch, loss)
+        self._sums.rates = self._rates
 
     def count_whole(self) -> None:
         """Count a training without epochs as one step."""

@@ -79,7 +79,7 @@ class Sums:
         rates = {"rate": float(self.rates["lr"])}
         if len(self.rates) > 1:
             rates["rates"] = dict(self.rates)  # type: ignore[assignment]
-        if not self._count and not self._losses:
+        if not self._count and not self._losses and not self._named:
             return rates
         recent = torch.stack([loss.reshape(()) for loss in self._losses]) if self._losses else None
         return {

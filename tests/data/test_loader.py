@@ -1,0 +1,144 @@
+"""PyTorch loaders are taken apart: the order of rows is a function of the seed, whatever sampler they have."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from manyfit.core.errors import UsageError
+from manyfit.data import Order, once
+from manyfit.data.loader import take_apart
+
+ROWS = TensorDataset(torch.arange(10, dtype=torch.float32), torch.arange(10))
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, row):
+        return row + np.random.rand() + float(torch.rand(())), row
+
+
+class Tens(BatchSampler):
+    """Batches of its own making, different in every epoch."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __iter__(self):
+        self.calls += 1
+        order = torch.randperm(10).tolist()
+        return iter([order[:3], order[3:6], order[6:]])
+
+    def __len__(self):
+        return 3
+
+
+LOADERS = {
+    "shuffled": lambda: DataLoader(ROWS, batch_size=4, shuffle=True),
+    "in order": lambda: DataLoader(ROWS, batch_size=4),
+    "dropped": lambda: DataLoader(ROWS, batch_size=4, shuffle=True, drop_last=True),
+    "weighted": lambda: DataLoader(
+        ROWS, batch_size=4, sampler=WeightedRandomSampler([1.0] * 5 + [9.0] * 5, 10)
+    ),
+    "subset": lambda: DataLoader(ROWS, batch_size=4, sampler=SubsetRandomSampler(range(6))),
+    "with a generator": lambda: DataLoader(
+        ROWS, batch_size=4, sampler=SubsetRandomSampler(range(6), torch.Generator())
+    ),
+    "replaced": lambda: DataLoader(
+        ROWS, batch_size=4, sampler=RandomSampler(ROWS, replacement=True, num_samples=7)
+    ),
+    "batches": lambda: DataLoader(ROWS, batch_sampler=Tens()),
+    "augmented": lambda: DataLoader(Augmented(), batch_size=4, shuffle=True),
+    "collated": lambda: DataLoader(
+        ROWS,
+        batch_size=4,
+        shuffle=True,
+        collate_fn=lambda rows: {
+            "x": torch.stack([r[0] for r in rows]),
+            "target": torch.stack([r[1] for r in rows]),
+        },
+    ),
+}
+
+
+def values(batches, count):
+    found = []
+    for batch in itertools.islice(batches, count):
+        inputs = batch.inputs["x"] if isinstance(batch.inputs, dict) else batch.inputs
+        found.append((np.asarray(inputs).tolist(), np.asarray(batch.target).tolist()))
+    return found
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_order_is_a_function_of_the_seed_and_the_step(name):
+    """The same from a fresh loader, from any step, whatever the global generators are."""
+    first, size = take_apart(LOADERS[name]())
+    order = Order(size, seed=7)
+    whole = values(first.batches(order), 9)
+    for start in (0, 1, first.steps(order), 5):
+        torch.manual_seed(start)
+        np.random.seed(start)
+        again, _ = take_apart(LOADERS[name]())
+        assert values(again.batches(order, start), 9 - start) == whole[start:]
+    per_epoch = first.steps(order)
+    other = values(first.batches(Order(size, seed=8)), per_epoch)
+    assert (other == whole[:per_epoch]) == (name == "in order")
+    assert (whole[:per_epoch] == whole[per_epoch : 2 * per_epoch]) == (name == "in order")
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_evaluation_reads_every_row_once_in_order(name):
+    source, _ = take_apart(LOADERS[name]())
+    rows = [int(row) for batch in once(source, 3) for row in batch.index]
+    assert rows == sorted(set(rows))
+    assert len(rows) == len(source)
+    assert len(source.ids(np.asarray(rows))) == len(rows)
+    assert rows == list(range(6)) if "subset" in name or "generator" in name else True
+
+
+class Own(DataLoader):
+    def __iter__(self):
+        return iter([])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.zeros(1), 0)] * 5)
+
+
+@pytest.mark.parametrize(
+    ("loader", "says"),
+    [
+        (lambda: Own(ROWS), "Own defines its own __iter__"),
+        (lambda: DataLoader(ROWS, batch_size=None), "batch_size is None"),
+        (lambda: DataLoader(Stream(), batch_size=None), "batch_size is None"),
+    ],
+)
+def test_what_cannot_be_taken_apart_is_refused_by_name(loader, says):
+    with pytest.raises(UsageError, match=says):
+        take_apart(loader())
+
+
+def test_streams_and_sizes():
+    source, size = take_apart(DataLoader(Stream(), batch_size=2))
+    assert (len(source), size) == (5, 2)
+    assert (
+        take_apart(DataLoader(ROWS, batch_sampler=BatchSampler(SequentialSampler(ROWS), 3, drop_last=False)))[
+            1
+        ]
+        == 3
+    )

@@ -1,0 +1,181 @@
+"""Lightning modules as models: their steps, optimizers, schedules, hooks and logged values."""
+
+import pytest
+from tests.lazy import needs
+from tests.run.cut import resumes
+
+import manyfit
+from manyfit.core.errors import UsageError
+
+pytestmark = needs("lightning")
+
+MODULES = '''
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn import functional as F
+
+
+class Gan(LightningModule):
+    """Two optimizers, stepped by hand."""
+
+    def __init__(self, lr: float = 1e-3):
+        super().__init__()
+        self.save_hyperparameters()
+        self.maker = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 64))
+        self.critic = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        maker, critic = self.optimizers()
+        real, _ = batch
+        ones, zeros = torch.ones(len(real), 1, device=self.device), torch.zeros(len(real), 1, device=self.device)
+        fake = self.maker(torch.randn(len(real), 8, device=self.device))
+        loss = F.binary_cross_entropy_with_logits
+        critic_loss = loss(self.critic(real), ones) + loss(self.critic(fake.detach()), zeros)
+        critic.zero_grad()
+        self.manual_backward(critic_loss)
+        critic.step()
+        with maker.toggle_model():
+            maker_loss = loss(self.critic(fake), ones)
+            maker.zero_grad()
+            self.manual_backward(maker_loss)
+            maker.step()
+        self.log_dict({"maker_loss": maker_loss, "critic_loss": critic_loss}, prog_bar=True)
+
+    def configure_optimizers(self):
+        rate = self.hparams.lr
+        return torch.optim.Adam(self.maker.parameters(), lr=rate), torch.optim.Adam(self.critic.parameters(), lr=rate)
+
+
+class Classifier(LightningModule):
+    """A scheduler that monitors a metric, metrics of a whole split, and hooks that count."""
+
+    def __init__(self, form: str = "dict"):
+        super().__init__()
+        self.form, self.seen, self.epochs, self.clipped = form, 0, [], 0
+        self.net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 10))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.seen += 1
+        loss = F.cross_entropy(self(x), y)
+        self.log("train_loss", loss)
+        self.log("train_seen", float(self.seen))
+        return {"loss": loss}
+
+    def on_train_epoch_end(self):
+        self.epochs.append(self.current_epoch)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_loss", F.cross_entropy(self(x), y))
+
+    def on_validation_epoch_end(self):
+        self.log("val_epochs", float(len(self.epochs)))
+
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("test_error", (self(x).argmax(1) != y).float().mean())
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.clipped += 1
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        step = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.9)
+        return {
+            "one": optimizer,
+            "list": [optimizer],
+            "pair": ([optimizer], [step]),
+            "dict": {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}},
+            "dicts": [{"optimizer": optimizer, "lr_scheduler": {"scheduler": step, "interval": "step", "frequency": 2}}],
+            "missing": {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_los"}},
+            "unmonitored": {"optimizer": optimizer, "lr_scheduler": plateau},
+            "odd": {"optimizer": optimizer, "lr_scheduler": {"scheduler": step, "intervall": "step"}},
+            "nothing": [],
+        }[self.form]
+
+
+class Loads(Classifier):
+    def train_dataloader(self):
+        return []
+
+
+class Saves(Classifier):
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = 1
+'''
+
+
+@pytest.fixture
+def lit(project):
+    project.write("src/lit.py", MODULES)
+    return project
+
+
+def tree(lit, name, epochs=3, **params):
+    return {
+        "seed": 3, "data": {"class": "points.Blobs", "batch_size": 16}, "model": {"class": f"lit.{name}", **params},
+        "train": {"epochs": epochs, "clip_norm": 0.5} if name != "Gan" else {"epochs": epochs},
+    }  # fmt: skip
+
+
+def test_two_optimizers_by_hand(lit):
+    given = {**tree(lit, "Gan"), "export": {"metric": "train_maker_loss"}}
+    row = resumes(lit, given).history[-1].values
+    assert {"train_maker_loss", "train_critic_loss", "lr_optimizer_0", "lr_optimizer_1"} <= set(row)
+    assert manyfit.load_model("runs/whole").maker[0].weight.shape == (16, 8)
+
+
+def test_a_scheduler_that_monitors_a_metric(lit):
+    result = resumes(lit, tree(lit, "Classifier", 4))
+    rates = [event.values["lr"] for event in result.history]
+    assert rates[-1] < rates[0]
+    assert result.history[-1].values["val_loss"] < result.history[0].values["val_loss"]
+    assert result.history[-1].values["train_seen"] == 14.5
+    assert [event.values["val_epochs"] for event in result.history] == [0, 1, 2, 3]
+    assert 0 <= result.test["error"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("form", "rates"),
+    [("one", [0.01] * 2), ("list", [0.01] * 2), ("pair", [0.01, 0.005]), ("dicts", [0.005, 0.00125])],
+)
+def test_every_form_of_configure_optimizers(lit, form, rates):
+    result = manyfit.train(tree(lit, "Classifier", 2, form=form), folder="runs/b", callbacks=[])
+    assert [event.values["lr"] for event in result.history] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "says"),
+    [
+        ("Loads", {}, "overrides train_dataloader, which is not supported: set data"),
+        ("Saves", {}, "overrides on_save_checkpoint, which is not supported"),
+        ("Classifier", {"form": "missing"}, "did you mean 'val_loss'"),
+        ("Classifier", {"form": "unmonitored"}, "needs a monitor"),
+        ("Classifier", {"form": "odd"}, "did you mean 'interval'"),
+        ("Classifier", {"form": "nothing"}, "no optimizer"),
+    ],
+)
+def test_what_is_not_supported_is_an_error_that_names_it(lit, name, params, says):
+    with pytest.raises(UsageError, match=says):
+        manyfit.train(tree(lit, name, **params), folder="runs/b", callbacks=[])
+
+
+def test_settings_of_the_config_reach_the_module(lit):
+    """Clipping goes through its own hook; accumulation through its step."""
+    given = tree(lit, "Classifier", form="one")
+    given["train"]["accumulate"] = 2
+    result = manyfit.train(given, folder="runs/b", callbacks=[])
+    assert manyfit.load_model("runs/b").clipped == 0  # plain attributes are not weights
+    assert result.step == 12
+    with pytest.raises(UsageError, match="does not apply to manual optimization"):
+        manyfit.train(
+            {**tree(lit, "Gan"), "train": {"epochs": 1, "clip_norm": 1.0}}, folder="runs/c", callbacks=[]
+        )
