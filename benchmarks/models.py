@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import nn
 
 from manyfit.data import ArraySource
 from manyfit.datasets import Digits as AllDigits
+from manyfit.trainers import Trainer
 
 
 class MLP(nn.Module):
@@ -53,3 +55,41 @@ class Images:
         state = np.random.RandomState(0)
         images = state.rand(self.rows, 1, 28, 28).astype(np.float32)
         return ArraySource(images, state.randint(0, 10, self.rows).astype(np.int64))
+
+
+class Networks:
+    """Two networks that are trained against each other, with a hand-written step."""
+
+    def __init__(self) -> None:
+        self.maker = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 64))
+        self.critic = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
+        self.moves = {
+            name: torch.optim.Adam(part.parameters(), lr=1e-3, fused=True)
+            for name, part in (("critic", self.critic), ("maker", self.maker))
+        }
+
+    def step(self, real: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Train on one batch."""
+        fake = self.maker(torch.randn(len(real), 32))
+        critic = nn.functional.softplus(-self.critic(real)).mean()
+        critic = critic + nn.functional.softplus(self.critic(fake.detach())).mean()
+        self.moves["critic"].zero_grad(set_to_none=True)
+        critic.backward()
+        self.moves["critic"].step()
+        maker = nn.functional.softplus(-self.critic(fake)).mean()
+        self.moves["maker"].zero_grad(set_to_none=True)
+        maker.backward()
+        self.moves["maker"].step()
+        return {"critic": critic, "maker": maker}
+
+
+class Adversarial(Trainer):
+    """The same step as a trainer."""
+
+    def __init__(self, **kwargs: object) -> None:
+        self.networks = Networks()
+        self.maker, self.critic = self.networks.maker, self.networks.critic
+
+    def train_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Train on one batch."""
+        return self.networks.step(batch[0].flatten(1))

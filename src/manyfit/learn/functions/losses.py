@@ -94,6 +94,8 @@ def split_losses(returned: Any, where: str, device: torch.device) -> tuple[Tenso
 
 def to_number(loss: Any, where: str, device: torch.device) -> Tensor:
     """Return one number as a tensor; errors name the function that returned something else."""
+    if isinstance(loss, Tensor) and not loss.ndim:
+        return loss.detach()
     if isinstance(loss, int | float):
         return torch.tensor(float(loss), device=device)
     if hasattr(loss, "item") and not isinstance(loss, Tensor) and getattr(loss, "size", 0) == 1:

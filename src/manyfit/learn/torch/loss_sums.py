@@ -65,7 +65,8 @@ class Sums:
     def _fold(self) -> None:
         if not self._losses:
             return
-        losses = torch.stack([loss.reshape(()) for loss in self._losses]).to(self._device)
+        losses = torch.stack([loss if not loss.ndim else loss.reshape(()) for loss in self._losses])
+        losses = losses.to(self._device)
         losses = losses.to(torch.float64)  # only now, since MPS does not support it
         rows = torch.tensor(self._rows, dtype=torch.float64, device=self._device)
         by_row, by_batch = (losses * rows).sum(), losses.sum()
