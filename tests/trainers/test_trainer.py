@@ -524,3 +524,93 @@ def test_methods_outside_of_training_say_so():
         Trainer(Net()).train_epoch()
     with pytest.raises(UsageError, match="only during training"):
         Trainer(Net()).backward(torch.zeros(()))
+
+
+def test_a_plateau_waits_for_any_loss(mine):
+    """A training loss, whatever is logged when; and a mistake in its name is said."""
+    plan = {
+        "train__scheduler": {"class": "plateau", "patience": 0, "threshold": 0.9},
+        "train__scheduler_metric": "train_loss",
+    }
+    rates = []
+    for every in ("1ep", "3ep"):
+        result = trained(
+            mine, "Docstring", f"runs/{every}", train__epochs=3, train__every={"log": every}, **plan
+        )
+        rates.append(result.history[-1].values["lr"])
+    assert rates[0] == rates[1] < 0.01
+    with pytest.raises(ConfigError, match="scheduler_metric"):
+        manyfit.train(
+            mine.changed(**{**plan, "train__scheduler_metric": "val_los"}), folder="runs/c", callbacks=[]
+        )
+
+
+def test_getters_and_setters_of_a_model_may_be_overridden():
+    class Both(Model):
+        def __init__(self):
+            self.net, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+        def get_net_state_dict(self):
+            return {"a": self.net.state_dict(), "b": self.head.state_dict()}["a"]
+
+        def set_net_state_dict(self, state):
+            self.net.load_state_dict(state)
+
+    left, right = Both(), Both()
+    right.load_state_dict(left.state_dict())
+    assert torch.equal(left.net.weight, right.net.weight)
+    assert not torch.equal(left.head.weight, right.head.weight)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+)
+@pytest.mark.parametrize("name", ["Step", "Epoch", "Loop"])
+def test_devices(project, name, device):
+    """Networks, batches and generators are on the device of the config; it resumes exactly there."""
+    from tests.run.cut import resumes
+
+    project.write(
+        "src/placed.py",
+        """
+        import torch
+        from torch import nn
+        from manyfit.trainers import Trainer
+
+        class Step(Trainer):
+            def __init__(self, **kwargs):
+                self.net = nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.2), nn.Linear(32, 64))
+                self.drawn = torch.Generator(self.device).manual_seed(1)
+                self.smooth = torch.zeros(64, device=self.device)
+
+            def train_step(self, batch):
+                assert batch[0].device.type == self.device.type
+                noise = torch.randn(batch[0].shape, generator=self.drawn, device=self.device)
+                output = self.net(batch[0] + noise)
+                self.smooth = 0.9 * self.smooth + 0.1 * output.detach().mean(0)
+                loss = ((output - batch[0]) ** 2).mean() + self.smooth.norm() * output.mean()
+                self.backward(loss)
+                self.step()
+                return loss
+
+            def val_step(self, batch):
+                return ((self.net(batch[0]) - batch[0]) ** 2).mean(1)
+
+        class Epoch(Step):
+            def train_epoch(self):
+                for batch in self.train_loader:
+                    self.train_step(batch)
+
+        class Loop(Step):
+            def train(self):
+                for _ in range(self.start_epoch, self.num_epochs):
+                    self.train_epoch()
+                    self.val_epoch()
+        """,
+    )
+    tree = {
+        "seed": 3, "data": {"class": "points.Blobs", "batch_size": 16}, "trainer": {"class": f"placed.{name}"},
+        "train": {"epochs": 3, "optimizer": "adam", "device": device, "clip_norm": 1.0},
+    }  # fmt: skip
+    resumes(project, tree, 8)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import torch
 from torch import Tensor, nn
 
 from manyfit.core.errors import UsageError
@@ -65,6 +66,7 @@ class Trainer:
             "start_epoch": values["start_epoch"], "history": [], "optimizers": {}, "schedulers": {},
             "loss": None, "model": arguments.get("model"),
         })  # fmt: skip
+        self.__dict__["device"] = find_place(values["device"], values["device_id"])
         if around is not None:
             if unread := find_unread(cls, around.given):
                 raise UsageError(f"nothing reads the parameter {unread[0]!r} of {cls.__name__}")
@@ -282,6 +284,15 @@ class Trainer:
 
 PARAMETERS: Final[Mapping[str, Any]] = {"model": None, **(Trainer.__init__.__kwdefaults__ or {})}
 """The parameters of every trainer, with their defaults."""
+
+
+def find_place(device: Any, device_id: int | None) -> torch.device:
+    """Return the device of a trainer that is not training: the one that it names, or the usual one."""
+    if device_id is not None:
+        return torch.device("cpu") if device_id < 0 else torch.device("cuda", device_id)
+    if device != "auto":
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _dispatch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -49,6 +49,17 @@ def contradictions(run: Run) -> Iterator[Contradiction]:
     yield from _optimizers(run)
     yield from _patterns(run)
     yield from _formats(run)
+    yield from _plateaus(run)
+
+
+def _plateaus(run: Run) -> Iterator[Contradiction]:
+    """Yield metrics that a plateau schedule would wait for in vain."""
+    known, metric = run.list_logged(), run.train.scheduler_metric
+    if known is not None and (metric not in known or not metric.startswith("val_")):
+        names = [name for name in known if name.startswith("val_")]
+        text = "a schedule cannot wait for this metric"
+        path, best = ("train", "scheduler_metric"), nearest(metric, names)
+        yield Contradiction(path, text, f"one of {listing(names)}", repr(metric), best)
 
 
 def _formats(run: Run) -> Iterator[Contradiction]:

@@ -170,6 +170,8 @@ class Train:
     """Scopes, such as `head` or `encoder.layer4`: if given, only the parameters in them are trained."""
     scheduler: Annotated[Component | Mapping[str, Component] | None, SCHEDULER] = None
     scheduler_every: Literal["step", "epoch"] = "step"
+    scheduler_metric: str = "val_loss"
+    """What a plateau schedule waits for. Only with a trainer, it may be a training loss."""
     horizon: Annotated[
         int | None, Kind.IDENTITY, Derived(lambda t: t.epochs if needs_horizon(t.scheduler) else None)
     ] = None

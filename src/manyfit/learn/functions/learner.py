@@ -300,8 +300,8 @@ class FunctionLearner(TorchLearner):
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Call the hooks with what was measured."""
-        super().observe(rows)
         measured = {name: value for name, value in rows[0].items() if name.startswith("val_")}
+        self.update.observe(measured)
         self._measured |= measured
         if self.step % self.per_epoch:
             with own_randomness():
@@ -309,6 +309,7 @@ class FunctionLearner(TorchLearner):
                 self.functions.on_validation_end(measured)
             return
         (means,) = split_by_run(self.epoch_sums_taken(), 1)
+        self.update.observe({name: value for name, value in means.items() if name.startswith("train_")})
         self.seed_all(self._measuring + self.step)  # the next epoch seeds them again
         self.functions.on_epoch_end({"epoch": self.epoch, "step": self.step, **means, **self._measured})
         if self.epoch == 1:

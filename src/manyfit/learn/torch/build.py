@@ -97,6 +97,7 @@ def build_update(
         optimizers,
         schedulers,
         train.scheduler_every,
+        train.scheduler_metric,
         None if train.horizon is None else train.horizon * scale,
         steps_per_epoch,
         train.clip_norm,

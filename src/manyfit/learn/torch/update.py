@@ -39,6 +39,8 @@ class Update:
     optimizers: Optimizers
     schedulers: Mapping[str, Any] = field(default_factory=dict)
     scheduler_every: Literal["step", "epoch"] = "step"
+    metric: str = "val_loss"
+    """What `ReduceLROnPlateau` schedules wait for."""
     horizon: int | None = None
     """Schedules are stepped at most this many times; after that the learning rate stays constant."""
     steps_per_epoch: int = 1
@@ -175,10 +177,10 @@ class Update:
             norm.train(id(norm) not in resting)
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Pass the validation loss to `ReduceLROnPlateau` schedules."""
-        if "val_loss" in row:
+        """Pass the metric that they wait for to `ReduceLROnPlateau` schedules."""
+        if self.metric in row:
             for scheduler in self.waiting:
-                scheduler.step(row["val_loss"])
+                scheduler.step(row[self.metric])
 
     def options(self) -> list[list[dict[str, Any]]]:
         """Return the options of each group of each optimizer."""

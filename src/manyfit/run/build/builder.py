@@ -283,7 +283,8 @@ def check_measured(config: Config, validation: Source | None) -> None:
             f"{where}: train.stop.metric: there are no validation rows to measure {stop.metric!r} on"
         )
     for scheduler in schedulers.values():
-        if scheduler.path.endswith(".ReduceLROnPlateau"):
+        waits = config.run.train.scheduler_metric.startswith("val_")
+        if scheduler.path.endswith(".ReduceLROnPlateau") and waits:
             raise UsageError(f"{scheduler.origin}: train.scheduler: there are no validation rows to wait for")
 
 
