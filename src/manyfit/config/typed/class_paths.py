@@ -16,6 +16,7 @@ from typing import Any
 
 from manyfit.config.typed.moved_classes import current_path
 from manyfit.config.typed.roles import Role
+from manyfit.core.installed import is_installed
 from manyfit.core.names import listing, nearest
 
 MAX_PARTS = 32
@@ -83,7 +84,8 @@ def activate(source: Path) -> None:
     others = tuple(f"{other}{os.sep}" for other in _activated if other != here)
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.startswith(others) and not file.startswith(own):
+        is_other = isinstance(file, str) and file.startswith(others) and not file.startswith(own)
+        if is_other and not is_installed(name, file):
             del sys.modules[name]
     _activated[:] = [here]
 

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from manyfit.core.installed import is_installed
+
 HARMLESS: Final = (
     "abc", "argparse", "datetime", "decimal", "fractions", "logging", "manyfit", "numpy", "operator",
     "pathlib", "re", "string", "threading", "_thread", "torch", "torchvision", "types", "typing", "uuid",
@@ -34,10 +36,7 @@ def is_own_class(cls: type) -> bool:
     name = cls.__module__.partition(".")[0]
     if name in sys.stdlib_module_names or name == "builtins":
         return False
-    if name == "manyfit":
-        return False
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    return not any(part in file for part in ("site-packages", "dist-packages"))
+    return not is_installed(name, getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
 
 
 def is_walked(value: Any) -> bool:

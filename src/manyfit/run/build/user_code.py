@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import Component, Config
+from manyfit.core.installed import is_installed
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -39,14 +40,9 @@ def _files(root: str) -> dict[str, Path]:
     found = {}
     for name, module in sys.modules.copy().items():  # a thread may be importing
         file = getattr(module, "__file__", None)
-        if file and file.startswith(root) and file.endswith(".py") and not _is_installed(name, file):
+        if file and file.startswith(root) and file.endswith(".py") and not is_installed(name, file):
             found[name] = Path(file)
     return dict(sorted(found.items()))
-
-
-def _is_installed(name: str, file: str) -> bool:
-    """Return whether a module is not the user's, although a virtual environment may be in their folder."""
-    return "site-packages" in file or "dist-packages" in file or name.partition(".")[0] == "manyfit"
 
 
 def hash_source(file: Path) -> str:
