@@ -54,7 +54,8 @@ class Denoising(ImageTrainer):
     def val_step(self, batch):
         images, _ = batch
         noisy = self.add_noise(images)
-        return {**self.measure(self.model(noisy), images), "noisy_error": row_errors(noisy, images)}
+        cleaned = self.model(noisy)
+        return cleaned, {**self.measure(cleaned, images), "noisy_error": row_errors(noisy, images)}
 
     @torch.no_grad()
     def on_epoch_end(self, row) -> None:
