@@ -22,7 +22,7 @@ def test_the_ladder_is_complete():
     assert listed == NAMES
 
 
-SLOW = ("07_killed", "10_population", "11_five_components")
+SLOW = ("07_killed", "10_population", "11_five_components", "13_trainers")
 """What other tests prove as well, in less time."""
 
 
@@ -41,4 +41,25 @@ def test_example(name, tmp_path):
 
 
 IGNORED = {"__pycache__", "checkpoints", "reports", "tensorboard", "metrics.jsonl", "provenance.json", "run.log",
-           "config.resolved.yaml", ".lock", "left-alone"}  # fmt: skip
+           "config.resolved.yaml", ".lock", "left-alone", "images", "exported", "metrics.csv"}  # fmt: skip
+
+FIGURES = {"vae": ("val_error", 0.03, -1), "dcgan": ("val_score", 5.0, 1)}
+"""The metric of each run that shows that it has learned, and what it reaches: at most or at least."""
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
+@pytest.mark.parametrize("name", FIGURES)
+def test_generative_models_learn(name, seed, tmp_path, monkeypatch):
+    """A reconstruction error far below that of the mean image; samples that a classifier takes for digits."""
+    import manyfit
+
+    metric, reached, sign = FIGURES[name]
+    shutil.copytree(
+        EXAMPLES / "13_trainers", tmp_path / "p", ignore=lambda folder, names: set(names) & IGNORED
+    )
+    monkeypatch.chdir(tmp_path / "p")
+    result = manyfit.train(f"runs/{name}", [f"seed={seed}"], callbacks=[])
+    assert sign * result.metrics[metric] > sign * reached
+    pictures = list((tmp_path / "p/runs" / name / "images").glob("*/step-*.png"))
+    assert pictures
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)

@@ -159,6 +159,10 @@ def _equal(left: Any, right: Any) -> bool:
 
 def _evaluate(built: Built, config: Config) -> str:
     rehearse_batch(built, config)
+    source = built.split("validation")
+    if not built.learner.names_are_known and source is not None:
+        found = built.learner.measure(itertools.islice(once(source, built.evaluation_batch_size), 1))
+        return ", ".join(found) or "nothing is measured"
     names = [name for name, _, _ in config.run.train.list_metrics()] + list(built.evaluator.functions)
     own = [name for name in built.learner.whole()[0] if name != "loss"]
     is_coupled = built.learner.couples_rows

@@ -138,7 +138,7 @@ class TrainerFunctions(Functions):
         return self.owner.predict_step(as_written(batch))
 
     def split_function(self, split: str) -> str:
-        """Return the name of the function of a whole split; that of validation also serves for test."""
+        """Return the name of the function of a whole split; empty if it is evaluated batch by batch."""
         wanted = SPLIT_FUNCTIONS[split]
         return wanted if self._is_own(wanted) else ""
 

@@ -84,8 +84,9 @@ def activate(source: Path) -> None:
     others = tuple(f"{other}{os.sep}" for other in _activated if other != here)
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
-        is_other = isinstance(file, str) and file.startswith(others) and not file.startswith(own)
-        if is_other and not is_installed(name, file):
+        if not isinstance(file, str) or not file.startswith(others) or file.startswith(own):
+            continue
+        if not is_installed(name, file):
             del sys.modules[name]
     _activated[:] = [here]
 
