@@ -188,10 +188,10 @@ def test_a_value_of_the_config_wins_over_a_checkpoint():
     first.rate, first.best = 0.5, 3.0
     saved = through_a_file({"found": found.read()})["found"]
     same, other = SimpleNamespace(rate=1.0, best=9.0), SimpleNamespace(rate=2.0, best=8.0)
-    FoundState(same).load(saved, given=["rate"])
-    FoundState(other).load(saved, given=["rate"])
+    FoundState(same).load(saved)
+    FoundState(other).load(saved, is_changed=True)
     assert (same.rate, other.rate) == (0.5, 2.0)
-    assert (same.best, other.best) == (3.0, 3.0)
+    assert (same.best, other.best) == (3.0, 8.0)
 
 
 RNG = torch.Generator()

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from manyfit.data import ArraySource, Order
 from manyfit.learn.functions.kind import functions_of
-from manyfit.learn.functions.learner import FunctionLearner, RunData
+from manyfit.learn.functions.learner import FunctionLearner
+from manyfit.learn.functions.loaders import RunData
 from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.update import Update
 from manyfit.testing import LearnerContract

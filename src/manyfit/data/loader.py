@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -125,6 +126,7 @@ class LoaderSource(DatasetSource):
             seed_for(number)
             parts: list[Any] = [sampler, getattr(sampler, "sampler", None)]
             for each in parts:
+                _reseed(each, number)
                 if isinstance(getattr(each, "generator", None), torch.Generator):
                     each.generator.manual_seed(number & 0x7FFF_FFFF_FFFF_FFFF)
                 if callable(getattr(each, "set_epoch", None)):
@@ -154,6 +156,17 @@ class LoaderSource(DatasetSource):
         if self._rows is None:
             return found
         return hashlib.sha256(f"{found}:{self._rows.tobytes().hex()}".encode()).hexdigest()
+
+
+def _reseed(sampler: Any, seed: int) -> None:
+    """Seed the generators of Python and NumPy that a sampler holds."""
+    for value in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
+        if isinstance(value, random.Random):
+            value.seed(seed)
+        elif isinstance(value, np.random.RandomState):
+            value.seed(seed & 0xFFFF_FFFF)
+        elif isinstance(value, np.random.Generator):
+            value.bit_generator.state = type(value.bit_generator)(seed).state
 
 
 def as_batch(found: Any, index: npt.NDArray[np.int64]) -> Batch:
@@ -203,6 +216,8 @@ def take_apart(loader: Any, what: str = "a loader") -> tuple[Any, int]:
     if isinstance(loader.dataset, IterableDataset):
         if loader.batch_size is None:
             raise refuse("batch_size is None: the data set yields whole batches; let it yield rows")
+        if loader.collate_fn is not default_collate:
+            raise refuse("it has a collate_fn for an iterable data set; let the data set yield finished rows")
         return IterableSource(loader.dataset), int(loader.batch_size)
     collate = loader.collate_fn if loader.collate_fn is not default_collate else None
     sampler, batch_sampler, drop_last = loader.sampler, None, bool(loader.drop_last)

@@ -122,8 +122,10 @@ def describe_data(data: Splits, folder: Path) -> dict[str, Any]:
     """Return the data sets as a config describes them; tensors are stored in the folder."""
     tree: dict[str, Any] = {"class": "manyfit.data.Splits", "batch_size": data.batch_size}
     tree |= {"workers": data.workers} if data.workers else {}
-    tree |= {} if data.shuffle else {"shuffle": False}
-    tree |= {"drop_last": True} if data.drop_last else {}
+    train = data.given["train"]
+    order = train if isinstance(train, LoaderSource) else data
+    tree |= {} if order.shuffle else {"shuffle": False}
+    tree |= {"drop_last": True} if order.drop_last else {}
     for split, found in data.given.items():
         if found is not None:
             tree[split] = describe_split(found, split, folder)

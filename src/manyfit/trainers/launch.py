@@ -23,6 +23,7 @@ from manyfit.run.train import train
 from manyfit.store.folder import RunFolder
 from manyfit.trainers.described import describe_data, describe_object, name_optimizer, path_of, source_of
 from manyfit.trainers.live import COPIED, forget_live, keep_live
+from manyfit.trainers.translation import hidden_attributes
 
 if TYPE_CHECKING:
     from manyfit.trainers.trainer import Trainer
@@ -37,14 +38,32 @@ def launch(trainer: Trainer) -> RunResult:
     given = dict(vars(trainer))
     if given["start_epoch"]:
         raise UsageError("start_epoch: a run goes on where it was; give the same folder, and more num_epochs")
+    check_parameters(trainer)
     data = trainer._gather_data()
     folder, is_kept = find_folder(trainer)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"folder: {folder} is a file")
     with living(trainer, data) as key:
         tree = trainer._describe_config(data, folder, is_kept, key)
         result = train(tree, folder=folder, callbacks=None if given["verbose"] else [])
         last = RunFolder(folder).checkpoints()[-1]
         trainer._bench.learner.load([last.load()])
     return result
+
+
+def check_parameters(trainer: Trainer) -> None:
+    """Refuse parameters that would have no effect."""
+    given, known = vars(trainer), trainer._given
+    if trainer.model is not None and not isinstance(trainer.model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, not a {type(trainer.model).__name__}")
+    if not given["save_best"]:
+        raise UsageError("save_best=False has no effect: the best checkpoint is always kept; remove it")
+    sizes = given["val_batch_size"], given["test_batch_size"]
+    if None not in sizes and sizes[0] != sizes[1]:
+        raise UsageError("val_batch_size and test_batch_size differ; both are evaluate.batch_size")
+    for name in ("batch_size", "shuffle", "drop_last", "num_workers"):
+        if name in known and known.get("train_loader") is not None:
+            raise UsageError(f"{name} has no effect beside train_loader, which has its own")
 
 
 def find_folder(trainer: Trainer) -> tuple[Path, bool]:
@@ -206,11 +225,16 @@ def describe_loss(loss: Any) -> Any:
     )
 
 
+def find_own_optimizers(trainer: Trainer) -> dict[str, Any]:
+    """Return the optimizers that the trainer has created itself."""
+    return dict(FoundState(trainer, hidden=(*hidden_attributes(type(trainer)), "optimizers")).optimizers())
+
+
 def describe_optimizer(trainer: Trainer) -> Any:
     """Return the optimizer as a config names it; None for a trainer with optimizers of its own."""
     given = vars(trainer)
     chosen = given["optim_function"]
-    if "optim_function" not in trainer._given and FoundState(trainer, hidden=("optimizers",)).optimizers():
+    if "optim_function" not in trainer._given and find_own_optimizers(trainer):
         return None
     options = {name: given[key] for name, key in OPTIONS.items()}
     return name_optimizer(chosen, options)

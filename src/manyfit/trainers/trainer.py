@@ -11,16 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from manyfit.core.errors import UsageError
+from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.functions.functions import BUILDING
 from manyfit.learn.torch.build import parameters_up_to
 from manyfit.trainers.parameters import bind_arguments, find_unread, named_parameters, supplied_parameters
-from manyfit.trainers.translation import TrainerFunctions
+from manyfit.trainers.translation import TrainerFunctions, hidden_attributes
 
 REPLACED: Final = ("train", "train_epoch", "val_epoch", "test_epoch")
 """Methods that are called by manyfit and by the user alike."""
 
 
-class Trainer:
+class Constructed(type):
+    """The type of trainers: it notes the values with which a trainer was constructed."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Construct a trainer."""
+        made = super().__call__(*args, **kwargs)
+        hidden = (*hidden_attributes(cls), "loss", "optimizers", "schedulers", "config", "model_class")
+        FoundState(made, hidden=hidden, modes=True).share_made(made.__dict__.setdefault("_made", {}))
+        return made
+
+
+class Trainer(metaclass=Constructed):
     """Trains a model on its data. Override what should be different.
 
     | method | what it replaces |

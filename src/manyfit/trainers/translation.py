@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
@@ -21,18 +21,25 @@ log = logging.getLogger("manyfit")
 SPLIT_FUNCTIONS: Final = {"validation": "val_epoch", "test": "test_epoch"}
 
 
+INTERNAL: Final = (
+    "_bench", "_given", "_loss", "_optimizers", "_schedulers", "_frozen", "_place", "_loaders", "_key",
+    "_made",
+)  # fmt: skip
+
+
+def hidden_attributes(cls: Any) -> tuple[str, ...]:
+    """Return the attributes of a trainer that are not its state: manyfit's, and those of the config."""
+    return (*INTERNAL, *(name for name in cls.supplied if name != "model"))
+
+
 class TrainerFunctions(Functions):
     """The functions that a subclass of `Trainer` overrides."""
 
     uses_tools = True
-    hidden: ClassVar[Collection[str]] = (
-        "_bench", "_given", "_frozen", "_place", "_loaders", "_key", "_made", "train_loader",
-        "val_loader", "test_loader", "train_dataset", "val_dataset", "test_dataset", "device", "start_epoch",
-        "num_epochs", "batch_size", "folder",
-    )  # fmt: skip
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
+        self.hidden = hidden_attributes(type(owner))
         own = self._is_own
         self.has_own_epoch = own("train_epoch")
         self.has_val_step = own("val_step")
@@ -53,9 +60,10 @@ class TrainerFunctions(Functions):
         return "epoch" if self.has_own_epoch else "step"
 
     @property
-    def given(self) -> Collection[str]:
+    def given(self) -> Mapping[str, Any]:
         """The parameters that the config sets."""
-        return tuple(self.owner._given)
+        known = set(type(self.owner).supplied)
+        return {name: value for name, value in self.owner._given.items() if name not in known}
 
     def overrides(self) -> list[str]:
         """Return the functions that the subclass overrides."""
@@ -85,11 +93,21 @@ class TrainerFunctions(Functions):
             val_loader=learner.loaders["validation"],
             test_loader=learner.loaders["test"],
             device=learner.device,
-            loss=learner.objective.loss,
-            optimizers=named,
-            schedulers={name or "optimizer": each for name, each in update.schedulers.items()},
         )
+        plans = {name or "optimizer": each for name, each in update.schedulers.items()}
+        self._provide("loss", learner.objective.loss, "train.loss")
+        self._provide("optimizers", named, "train.optimizer")
+        self._provide("schedulers", plans, "train.scheduler")
         owner.setup()
+
+    def _provide(self, name: str, value: Any, key: str) -> None:
+        """Set an attribute from the config, unless the trainer has set it itself."""
+        owner, own = self.owner, self.owner.__dict__.get(name)
+        if own is not None and own != {} and own is not owner.__dict__.get(f"_{name}"):
+            if value is not None and value != {}:
+                raise UsageError(f"{key}: {self.name} sets self.{name} itself; remove one of them")
+            return
+        owner.__dict__.update({name: value, f"_{name}": value})
 
     def remember_made(self, found: FoundState) -> None:
         """Keep what the trainer was made with: a trainer in Python may be trained several times."""
@@ -156,6 +174,8 @@ class TrainerFunctions(Functions):
 
     def on_epoch_end(self, row: Mapping[str, float]) -> None:
         """Append the row to the history, and call the hook."""
+        if not isinstance(self.owner.history, list):
+            raise UsageError(f"{self.name}.history must be a list of rows; use another name for your own")
         self.owner.history.append(dict(row))
         self.owner.on_epoch_end(row)
 

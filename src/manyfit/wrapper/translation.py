@@ -15,10 +15,9 @@ from manyfit.trainers.translation import TrainerFunctions
 class WrapperFunctions(TrainerFunctions):
     """The functions that a subclass of `ModelWrapper` overrides."""
 
-    hidden = (*TrainerFunctions.hidden, "config", "model_class")
-
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
+        self.hidden = (*self.hidden, "config", "model_class")
         self._functions = dict(owner.evaluation_functions())
         self.collects = bool(self._functions)
         if owner.model is None and (owner.model_class is not None or self._is_own("create_model")):

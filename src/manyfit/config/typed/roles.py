@@ -279,6 +279,8 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
         fits = inspect.isclass(product) and all(
             callable(getattr(product, name, None)) for name in role.methods
         )
+        if fits and role is TRAINER and has_base(product, (MODULE,)):
+            return f"{what} is a model: name it under model"
         return "" if fits else f"{what} is not {indefinite(role.name)}"
     if role is EXECUTOR and "job" not in inspect.signature(target).parameters:
         return f"{what} does not accept the parameter job, which holds the study and its work"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import inspect
 import io
@@ -16,10 +18,12 @@ import torch
 from torch import nn
 
 from manyfit.core.installed import is_installed
+from manyfit.learn.found_state.values import NotPlain, copy_tensors, encode_value
 
 HARMLESS: Final = (
     "abc", "argparse", "datetime", "decimal", "fractions", "logging", "manyfit", "numpy", "operator",
-    "pathlib", "re", "string", "threading", "_thread", "torch", "torchvision", "types", "typing", "uuid",
+    "inspect", "pathlib", "re", "string", "threading", "_thread", "torch", "torchvision", "types", "typing",
+    "uuid",
     "weakref", "pydantic", "PIL", "warnings", "functools", "enum", "dataclasses",
 )  # fmt: skip
 """Packages whose objects hold no state of a training, unless they can return it."""
@@ -44,9 +48,7 @@ def is_walked(value: Any) -> bool:
     cls = type(value)
     if f"{cls.__module__}.{cls.__qualname__}" in WALKED:
         return True
-    if isinstance(value, type | torch.utils.data.Dataset | Iterator) or callable(
-        getattr(value, "__next__", None)
-    ):
+    if isinstance(value, type | torch.utils.data.Dataset) or callable(getattr(cls, "__next__", None)):
         return False
     if any(base.__module__.startswith("manyfit.") for base in cls.__mro__):
         return getattr(cls, "holds_state", False) is True
@@ -55,8 +57,10 @@ def is_walked(value: Any) -> bool:
 
 def is_harmless(value: Any) -> bool:
     """Return whether an object can hold no state that training changes."""
-    if isinstance(value, Iterator | io.IOBase):
+    if isinstance(value, io.IOBase) or callable(getattr(type(value), "__next__", None)):
         return False
+    if isinstance(value, torch.utils.data.Dataset) and is_own_class(type(value)):
+        return False  # it may collect what training makes
     if isinstance(value, type | types.ModuleType | torch.utils.data.Dataset) or inspect.isroutine(value):
         return True
     if isinstance(value, functools.partial | tuple):
@@ -113,3 +117,29 @@ def find_globals(root: Any) -> dict[str, str]:
             if reason := describe_hidden(function, ()):
                 found[f"{cls.__name__}.{name}"] = reason
     return found
+
+
+def read_outside(root: Any) -> dict[str, Any]:
+    """Return plain values that methods of the user's object can change, but that are not its attributes.
+
+    These are class attributes, and the global variables that its methods name.
+    """
+    found: dict[str, Any] = {}
+    for cls in type(root).__mro__:
+        if not is_own_class(cls):
+            continue
+        for name, value in vars(cls).items():
+            if not name.startswith("__") and not inspect.isroutine(value):
+                _note(found, f"{cls.__name__}.{name}", value)
+            function = inspect.unwrap(value) if inspect.isroutine(value) else None
+            if isinstance(function, types.FunctionType):
+                for used in function.__code__.co_names:
+                    if used in function.__globals__ and used not in found:
+                        _note(found, used, function.__globals__[used])
+    return found
+
+
+def _note(found: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(value, bool | int | float | str | list | dict | set | collections.deque):
+        with contextlib.suppress(NotPlain):
+            found[name] = copy_tensors(encode_value(value))

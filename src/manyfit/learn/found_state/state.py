@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyfit.learn.found_state.generators import GENERATORS, load_object, read_object
-from manyfit.learn.found_state.survey import Survey, Surveyor, join, locate
-from manyfit.learn.found_state.values import copy_tensors, decode_value, is_same, put
+from manyfit.learn.found_state.generators import load_object, read_object
+from manyfit.learn.found_state.hidden import read_outside
+from manyfit.learn.found_state.survey import Slot, Survey, Surveyor, join, locate
+from manyfit.learn.found_state.values import NotPlain, copy_tensors, decode_value, encode_value, is_same, put
 
 
 class FoundState:
@@ -44,61 +45,86 @@ class FoundState:
         """Take the current values as those with which the object was made."""
         found = self.survey()
         self._made = {path: copy_tensors(coded) for path, (_, coded) in found.values.items()}
-        self._objects = set(found.objects)
+        self._aliases = {path: first for path, (_, first) in found.aliases.items()}
+        self._fixed = dict(found.fixed)
+        self._outside = read_outside(self._root) if self._modes else {}
+        self._objects = {path: describe_shape(each) for path, each in found.objects.items()}
+        self._holders = set(found.holders)
         self._flags = self._read_flags(found)
         self.lost = dict(found.lost)
 
     def share_made(self, known: dict[str, Any]) -> None:
         """Use the values with which the object was made before, or store them there."""
-        if known:
-            self._made, self._flags = known["values"], known["flags"]
-        else:
-            known |= {"values": self._made, "flags": self._flags}
+        values, flags = known.get("values", {}), known.get("flags", {})
+        known |= {"values": {**self._made, **values}, "flags": {**self._flags, **flags}}
+        self._made, self._flags = known["values"], known["flags"]
+
+    def notice(self) -> dict[str, str]:
+        """Return what training has changed and a checkpoint cannot keep, with the reason."""
+        found = self.survey()
+        noticed = {path: "created during training: create it in __init__ or in setup()"
+                   for path in [*found.objects, *found.holders] if path not in self._objects
+                   and path not in self._holders}  # fmt: skip
+        for path, each in found.objects.items():
+            if path in self._objects and describe_shape(each) != self._objects[path]:
+                noticed[path] = "replaced during training, or given other parameters"
+        for path, value in found.fixed.items():
+            if path in self._fixed and self._fixed[path] is not value and self._fixed[path] != value:
+                noticed[path] = "replaced, or objects were added to it or removed, during training"
+        if self._modes:
+            outside = read_outside(self._root)
+            for path, coded in outside.items():
+                if path in self._outside and not is_same(coded, self._outside[path]):
+                    noticed[path] = "not an attribute of the object"
+        return noticed
 
     def survey(self) -> Survey:
         """Look at the object."""
-        return Surveyor(self._kept, self._hidden).look(self._root)
+        return Surveyor(self._kept, self._hidden, self._modes).look(self._root)
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Return the optimizers that were found, by path."""
         found = self.survey().objects
         return {path: each for path, each in found.items() if isinstance(each, torch.optim.Optimizer)}
 
-    def list_created(self) -> list[str]:
-        """Return the paths of objects that were created after the object was made."""
-        return [path for path in self.survey().objects if path not in self._objects]
-
     def read(self) -> dict[str, Any]:
         """Return the state: objects and generators, and the values that have changed."""
         found = self.survey()
-        objects = {path: read_object(each) for path, each in found.objects.items()}
         changed = {
             path: coded
             for path, (_, coded) in found.values.items()
             if path not in self._made or not is_same(coded, self._made[path])
         }
-        given = {path: self._made[path] for path in changed if is_scalar(self._made.get(path))}
-        aliases = {path: first for path, (_, first) in found.aliases.items() if first in changed}
         flags = {name: on for name, on in self._read_flags(found).items() if self._flags.get(name) != on}
-        kinds = {path: found.values[path][0].is_item for path in changed}
+        there = found.values.keys() | found.aliases.keys() | found.objects.keys() | found.modules.keys()
+        gone = [path for path in self._made if path not in there and path not in found.holders]
+        objects = {path: read_object(each) for path, each in found.objects.items()}
+        aliases = {
+            path: first for path, (_, first) in found.aliases.items() if self._aliases.get(path) != first
+        }
         parts = {
             "objects": {**self._pending.get("objects", {}), **objects},
-            "values": {path: [kinds[path], coded] for path, coded in changed.items()},
-            "made": given,
+            "values": {path: describe_value(found.values[path][0], coded) for path, coded in changed.items()},
+            "made": {path: self._made[path] for path in changed if is_scalar(self._made.get(path))},
             "aliases": aliases,
+            "removed": [path for path in gone if _is_removable(found, path)],
             "flags": flags,
-            "gradients": {path: each.grad for path, each in self._trained(found) if each.grad is not None},
+            "gradients": {
+                path: each.grad for path, each in self._iterate_trained(found) if each.grad is not None
+            },
         }
         return {name: part for name, part in parts.items() if part}
 
-    def load(self, saved: Mapping[str, Any], given: Collection[str] = ()) -> None:
-        """Load a state. Values that it does not name are set back; `given` are values of the config."""
+    def load(self, saved: Mapping[str, Any], is_changed: bool = False) -> None:
+        """Load a state. Values that it does not name are set back.
+
+        With `is_changed`, the config has changed: a value that it now makes differently wins.
+        """
         self._pending = {}
         found = self.survey()
-        values = dict(saved.get("values", {}))
-        for path in given:  # the config has changed: its value wins
-            before = saved.get("made", {})
-            if path in values and path in before and not is_same(before[path], self._made.get(path)):
+        values, before = dict(saved.get("values", {})), saved.get("made", {})
+        for path in list(values) if is_changed else ():
+            if path in before and not is_same(before[path], self._made.get(path)):
                 del values[path]
         for path, (place, coded) in found.values.items():
             if path in values:
@@ -108,18 +134,20 @@ class FoundState:
             elif not is_same(coded, self._made[path]):
                 place.set(put(place.get(), decode_value(copy_tensors(self._made[path]), place.get())))
         self._apply(saved.get("objects", {}), values, saved.get("aliases", {}), found)
+        for path in saved.get("removed", ()):
+            if path in found.values and path not in values:
+                found.values[path][0].remove()
         self._set_flags(found, {**self._flags, **saved.get("flags", {})})
         gradients = saved.get("gradients", {})
-        for path, each in self._trained(self.survey()):
+        for path, each in self._iterate_trained(self.survey()):
             each.grad = gradients[path].to(each.device) if path in gradients else None
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all plain values and generators, to restore them after an evaluation."""
+        """Return copies of all plain values and objects, to restore them after an evaluation."""
         found = self.survey()
-        generators = {p: each for p, each in found.objects.items() if isinstance(each, GENERATORS)}
         return {
             "values": {path: copy_tensors(coded) for path, (_, coded) in found.values.items()},
-            "generators": {path: copy_tensors(read_object(each)) for path, each in generators.items()},
+            "objects": {path: copy_tensors(read_object(each)) for path, each in found.objects.items()},
         }
 
     def restore(self, before: Mapping[str, Any]) -> None:
@@ -130,13 +158,18 @@ class FoundState:
                 place.remove()
             elif not is_same(coded, before["values"][path]):
                 place.set(put(place.get(), decode_value(copy_tensors(before["values"][path]), place.get())))
-        for path, state in before["generators"].items():
+        for path, state in before["objects"].items():
             if path in found.objects:
                 load_object(found.objects[path], state)
 
     def modules(self) -> list[nn.Module]:
         """Return all modules of the object."""
         return list(self.survey().modules.values())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a part of the loaded state has no place yet."""
+        return bool(self._pending)
 
     def complete(self) -> list[str]:
         """Load what had no place when the state was loaded; return the paths that still have none."""
@@ -158,21 +191,27 @@ class FoundState:
                 load_object(found.objects[path], state)
             else:
                 waiting["objects"][path] = state
-        for path, (is_item, coded) in values.items():
-            place = locate(found, path, is_item)
-            if place is None:
-                waiting["values"][path] = [is_item, coded]
-                continue
-            old = place.get()
-            place.set(put(old, decode_value(coded, old)))
+        for path, (is_item, coded, *key) in values.items():
+            place = locate(found, path, is_item, *map(decode_value, key))
+            try:
+                if place is not None:
+                    old = place.get()
+                    place.set(put(old, decode_value(coded, old)))
+                    continue
+            except NotPlain:
+                pass
+            waiting["values"][path] = [is_item, coded, *key]
         for path, first in aliases.items():
-            target, source = locate(found, path, None), locate(found, first, None)
+            target = locate(found, path, False)
+            source = found.objects.get(first, found.modules.get(first, found.holders.get(first)))
+            if source is None and (slot := locate(found, first, None)) is not None:
+                source = slot.get()
             if target is not None and source is not None:
-                target.set(source.get())
+                target.set(source)
         if any(waiting.values()):
             self._pending = waiting
 
-    def _trained(self, found: Survey) -> Iterator[tuple[str, Tensor]]:
+    def _iterate_trained(self, found: Survey) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors whose gradients may be accumulated from step to step."""
         if not self._modes:
             return
@@ -208,3 +247,20 @@ class FoundState:
 def is_scalar(value: Any) -> bool:
     """Return whether a made value is a single number or text, as a config sets it."""
     return isinstance(value, bool | int | float | str)
+
+
+def describe_value(slot: Slot, coded: Any) -> list[Any]:
+    """Return a value as stored: whether it is an item, its contents, and its key if that is not text."""
+    is_odd = slot.is_item and isinstance(slot.holder, dict) and not isinstance(slot.key, str)
+    return [slot.is_item, coded, *([encode_value(slot.key)] if is_odd else [])]
+
+
+def describe_shape(value: Any) -> tuple[Any, ...]:
+    """Return what must be the same for the state of an object to fit: its type, and what it optimizes."""
+    groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else ()
+    return type(value), tuple(len(group["params"]) for group in groups)
+
+
+def _is_removable(found: Survey, path: str) -> bool:
+    holder = found.holders.get(path.rpartition(".")[0])
+    return holder is not None and not isinstance(holder, list | tuple)

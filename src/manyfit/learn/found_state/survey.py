@@ -64,17 +64,20 @@ class Survey:
     values: dict[str, tuple[Slot, Any]] = field(default_factory=dict)
     """Plain values, with what they are encoded as."""
     aliases: dict[str, tuple[Slot, str]] = field(default_factory=dict)
-    """Further places of a value, with its first path."""
+    """Further places of a value or an object, with its first path."""
     holders: dict[str, Any] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """What is not kept, with the reason."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """What holds no state, but is not kept if it is replaced: functions, classes, paths, sizes of lists."""
 
 
 class Surveyor:
     """One look at some objects. `kept` are objects whose state is stored elsewhere."""
 
-    def __init__(self, kept: Collection[int], hidden: Collection[str]) -> None:
+    def __init__(self, kept: Collection[int], hidden: Collection[str], is_thorough: bool = False) -> None:
         self.found = Survey()
+        self._is_thorough = is_thorough
         self._kept = kept
         self._hidden = hidden
         self._seen: dict[int, str] = {}
@@ -83,7 +86,7 @@ class Surveyor:
     def look(self, root: Any) -> Survey:
         """Look at an object and everything that it refers to."""
         self._claim_tensors(root)
-        self._look(root, "", None)
+        self._look(root, "", None, is_root=True)
         return self.found
 
     def _claim_tensors(self, root: Any) -> None:
@@ -92,31 +95,33 @@ class Surveyor:
             for tensor in (*module.parameters(), *module.buffers()):
                 self._seen[id(tensor)] = "\0"
 
-    def _look(self, value: Any, path: str, place: Slot | None) -> None:
+    def _look(self, value: Any, path: str, place: Slot | None, is_root: bool = False) -> None:
         if value is None or type(value) in (bool, int, float, str):
             if place is not None:
                 self.found.values[path] = (place, value)
             return
         if id(value) in self._seen:
             first = self._seen[id(value)]
-            if place is not None and first in self.found.values:
+            if place is not None and first != "\0" and first != path:
                 self.found.aliases[path] = (place, first)
             return
         self._seen[id(value)] = path
         self._held.append(value)  # so that no later object has its id
         if isinstance(value, nn.Module):
             self._look_at_module(value, path)
-        elif isinstance(value, GENERATORS) or has_state(value):
-            if place is not None and id(value) not in self._kept:
+        elif not is_root and (isinstance(value, GENERATORS) or has_state(value)):
+            if id(value) not in self._kept:
                 self.found.objects[path] = value
-        elif place is None:
+        elif is_root:
             self._look_inside(value, path)
         else:
             self._look_at_value(value, path, place)
 
-    def _look_at_value(self, value: Any, path: str, place: Slot) -> None:
+    def _look_at_value(self, value: Any, path: str, place: Slot | None) -> None:
         try:
-            self.found.values[path] = (place, encode_value(value))
+            coded = encode_value(value)
+            if place is not None:
+                self.found.values[path] = (place, coded)
             return
         except NotPlain:
             pass
@@ -126,14 +131,18 @@ class Surveyor:
                 self._look(item, join(path, str(key)), Slot(value, key, is_item=True))
         elif isinstance(value, list | tuple):
             self.found.holders[path] = value
+            self.found.fixed[path] = len(value)
             for i, item in enumerate(value):
-                self._look(item, join(path, str(i)), Slot(value, i, is_item=True))
+                slot = Slot(value, i, is_item=True) if isinstance(value, list) else None
+                self._look(item, join(path, str(i)), slot)
         elif is_walked(value):
             self._look_inside(value, path)
         elif reason := describe_hidden(value, self._seen):
             self.found.lost[path] = reason
         elif not is_harmless(value):
             self.found.lost[path] = f"a {type(value).__name__}"
+        else:
+            self.found.fixed[path] = value
 
     def _look_inside(self, value: Any, path: str) -> None:
         """Look at the attributes of a plain object."""
@@ -159,10 +168,19 @@ class Surveyor:
                     place = Slot(part, buffer)
                     self.found.values[join(inside, buffer)] = (place, encode_value(tensor))
             if type(part).__module__.startswith(("torch.nn.", "torch.ao.")):
-                continue  # their state is in parameters and buffers
+                self._look_at_layer(part, inside)
+                continue
             for key, item in list(vars(part).items()):
                 if key not in MODULE_INTERNAL and (inside or key not in self._hidden):
                     self._look(item, join(inside, key), Slot(part, key))
+
+    def _look_at_layer(self, layer: nn.Module, path: str) -> None:
+        """Look at the options of a layer of torch, such as its dropout: they may be scheduled."""
+        if not self._is_thorough:
+            return
+        for key, item in vars(layer).items():
+            if key not in MODULE_INTERNAL and (item is None or type(item) in (bool, int, float, str)):
+                self.found.values[join(path, key)] = (Slot(layer, key), item)
 
 
 def join(path: str, name: str) -> str:
@@ -173,7 +191,7 @@ def join(path: str, name: str) -> str:
 def has_state(value: Any) -> bool:
     """Return whether an object can return its state and load it."""
     return not isinstance(value, type) and all(
-        callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
+        callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict")
     )
 
 
@@ -195,8 +213,8 @@ def find_modules(root: Any) -> Iterator[nn.Module]:
             waiting += vars(value).values() if hasattr(value, "__dict__") else ()
 
 
-def locate(found: Survey, path: str, is_item: bool | None) -> Slot | None:
-    """Return the place of a path, also of one that has no value yet."""
+def locate(found: Survey, path: str, is_item: bool | None, key: Any = None) -> Slot | None:
+    """Return the place of a path, also of one that has no value yet; `key` is that of a dict, if not text."""
     if path in found.values:
         return found.values[path][0]
     if path in found.aliases:
@@ -209,4 +227,4 @@ def locate(found: Survey, path: str, is_item: bool | None) -> Slot | None:
         return None if isinstance(holder, dict | list | tuple) else Slot(holder, name)
     if isinstance(holder, list):
         return Slot(holder, int(name), is_item=True) if int(name) <= len(holder) else None
-    return Slot(holder, name, is_item=True) if isinstance(holder, dict) else None
+    return Slot(holder, name if key is None else key, is_item=True) if isinstance(holder, dict) else None

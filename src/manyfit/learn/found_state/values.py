@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import io
 import math
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LONG: Final = 64
+"""Lists of more numbers than this are stored as a tensor."""
+FACTORIES: Final = {"list": list, "dict": dict, "set": set, "int": int, "float": float, "deque": deque}
+"""What the values of a `defaultdict` may be made by."""
 DEEP: Final = 50
 """How deeply containers may be nested; more is taken as a container that contains itself."""
 
@@ -30,32 +35,53 @@ def encode_value(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Tensor):
         if value.layout is not torch.strided or value.is_nested or value.is_quantized:
             raise NotPlain("a tensor that is not strided")
+        if depth and value.requires_grad and value.is_leaf:
+            raise NotPlain("a tensor that is trained")
         return {"tensor": value.detach()}
     if isinstance(value, np.ndarray):
         return _encode_array(value)
     if isinstance(value, np.generic):
         return {"scalar": _encode_array(np.asarray(value))}
     if isinstance(value, enum.Enum):
+        if depth:
+            raise NotPlain("a member of an enum")
         return {"enum": value.name}
     if kind in (bytes, complex):
         return {kind.__name__: value.hex() if kind is bytes else [value.real, value.imag]}
-    if kind in (list, tuple):
-        return {kind.__name__: [encode_value(item, depth + 1) for item in value]}
+    if kind is list and len(value) > LONG and {type(item) for item in value} == {float}:
+        return {"floats": torch.tensor(value, dtype=torch.float64)}
+    if kind is list or isinstance(value, tuple):
+        name = "list" if kind is list else "tuple"
+        return {name: [encode_value(item, depth + 1) for item in value]}
     if isinstance(value, deque):
         return {"deque": [encode_value(item, depth + 1) for item in value], "most": value.maxlen}
     if kind in (set, frozenset):
         return {kind.__name__: sorted((encode_value(item, depth + 1) for item in value), key=repr)}
     if isinstance(value, dict):
         items = [[encode_value(key, depth + 1), encode_value(item, depth + 1)] for key, item in value.items()]
-        return {"dict": items}
+        return {"dict": items, **({"type": name} if (name := _dict_type(value, depth)) else {})}
     raise NotPlain(f"a {kind.__name__}")
+
+
+def _dict_type(value: dict[Any, Any], depth: int) -> str:
+    """Return which of the usual dicts a value is; empty for a plain one, or one that is filled in place."""
+    if type(value) in (dict, OrderedDict, Counter):
+        return type(value).__name__ if type(value) is not dict else ""
+    if type(value) is defaultdict and value.default_factory in FACTORIES.values():
+        return next(
+            f"defaultdict:{name}" for name, made in FACTORIES.items() if made is value.default_factory
+        )
+    if depth:
+        raise NotPlain(f"a {type(value).__name__}")
+    return ""
 
 
 def _encode_array(array: Any) -> Any:
     if array.dtype.hasobject:
         raise NotPlain("an array of objects")
-    data = np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.uint8).copy()
-    return {"array": torch.from_numpy(data), "dtype": array.dtype.str, "shape": list(array.shape)}
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return {"array": torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)}
 
 
 def decode_value(coded: Any, like: Any = None) -> Any:
@@ -66,11 +92,14 @@ def decode_value(coded: Any, like: Any = None) -> Any:
     if kind == "tensor":
         return inner.clone() if not isinstance(like, Tensor) else inner.to(like.device, copy=True)
     if kind == "array":
-        data = inner.numpy().tobytes()
-        return np.frombuffer(data, dtype=np.dtype(coded["dtype"])).reshape(coded["shape"]).copy()
+        return np.load(io.BytesIO(inner.cpu().numpy().tobytes()), allow_pickle=False)
+    if kind == "floats":
+        return inner.tolist()
     if kind == "scalar":
         return decode_value(inner)[()]
     if kind == "enum":
+        if not isinstance(like, enum.Enum):
+            raise NotPlain("a member of an enum")
         return type(like)[inner]
     if kind == "bytes":
         return bytes.fromhex(inner)
@@ -79,9 +108,22 @@ def decode_value(coded: Any, like: Any = None) -> Any:
     if kind == "deque":
         return deque((decode_value(item) for item in inner), coded["most"])
     if kind == "dict":
-        return {decode_value(key): decode_value(item) for key, item in inner}
+        return _make_dict(
+            coded.get("type", ""), {decode_value(key): decode_value(item) for key, item in inner}
+        )
+    if kind == "tuple" and type(like) is not tuple and isinstance(like, tuple):
+        parts = [decode_value(item) for item in inner]
+        return type(like)._make(parts) if hasattr(like, "_make") else type(like)(parts)
     made = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind]
     return made(decode_value(item) for item in inner)
+
+
+def _make_dict(name: str, items: dict[Any, Any]) -> dict[Any, Any]:
+    if name.startswith("defaultdict:"):
+        return defaultdict(FACTORIES[name.partition(":")[2]], items)
+    if name == "Counter":
+        return Counter(items)
+    return OrderedDict(items) if name == "OrderedDict" else items
 
 
 def copy_tensors(coded: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -158,9 +159,14 @@ class Bench:
         """Note which optimizers are stepped in the first epoch."""
         self.forget()
         self._hooks = [
-            optimizer.register_step_post_hook(lambda *_, name=name: self._moved.add(name))
+            optimizer.register_step_pre_hook(functools.partial(self._note_step, name))
             for name, optimizer in self.optimizers.items()
         ]
+
+    def _note_step(self, name: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Note that an optimizer is stepped, with gradients."""
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            self._moved.add(name)
 
     def forget(self) -> None:
         """Stop watching optimizers."""
@@ -177,7 +183,9 @@ class Bench:
         self.forget()
         idle = [name for name in self.optimizers if name not in moved]
         if idle and not moved:
-            raise UsageError(f"{self._where} did not step any optimizer in the first epoch")
+            raise UsageError(
+                f"{self._where} did not step any optimizer in the first epoch, or only without gradients"
+            )
         for name in idle:
             log.warning("no step of the first epoch has moved the optimizer %r of %s", name, self._name)
 

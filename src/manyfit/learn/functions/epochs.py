@@ -46,6 +46,11 @@ class OwnEpochs:
         """Steps per epoch."""
         return self._learner.per_epoch
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is the loop of the user's."""
+        return self._thread is not None and self._thread.is_here
+
     def train(self, batches: Iterator[Batch], steps: int) -> None:
         """Train whole epochs, or everything at once."""
         if self._learner.functions.span == "whole":

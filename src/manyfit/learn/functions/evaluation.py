@@ -51,7 +51,8 @@ class OwnEvaluation:
         self._cached, self.has_measured = None, True
         if known is not None and known["step"] == learner.step and not further:
             return {name: np.array([value]) for name, value in known["values"].items()}
-        with self.undoing(always=False):
+        is_own = learner.functions.has_val_step or learner.functions.split_function("validation")
+        with self.undoing(always=False, completely=True) if is_own else nullcontext():
             if not learner.functions.split_function("validation"):
                 means = learner.measure_rows(batches, further)
                 return {**means, **{name: np.array([value]) for name, value in self._last.items()}}
@@ -100,7 +101,7 @@ class OwnEvaluation:
             return
         if learner.functions.split_function("validation"):
             assert splits.validation is not None
-            with own_randomness(), self.undoing():
+            with own_randomness(), self.undoing(completely=True):
                 batches = itertools.islice(once(splits.validation, splits.batch_size), 1)
                 self._call("validation", batches)
 
@@ -233,16 +234,25 @@ class OwnEvaluation:
                 part.training = mode
 
     @contextmanager
-    def undoing(self, always: bool = True) -> Iterator[None]:
-        """Undo what functions change on the object: always, or only if they are interrupted."""
-        before = self._learner.found.snapshot()
+    def undoing(self, always: bool = True, completely: bool = False) -> Iterator[None]:
+        """Undo what functions change on the object: always, or only if they are interrupted.
+
+        `completely` also restores the weights and the optimizers of the run. In a loop of the user's, an
+        interruption goes back to the beginning of the epoch instead.
+        """
+        learner = self._learner
+        state = learner.copy_state() if completely else None
+        before = learner.found.snapshot() if not completely else None
         is_done = False
         try:
             yield
             is_done = True
         finally:
-            if always or not is_done:
-                self._learner.found.restore(before)
+            if (always or not is_done) and not learner.own_epochs.is_here:
+                if state is not None:
+                    learner.load([state])
+                elif before is not None:
+                    learner.found.restore(before)
 
     def forget(self) -> None:
         """Forget what was measured."""

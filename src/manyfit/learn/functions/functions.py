@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.data import Batch
 from manyfit.learn.found_state.state import FoundState
@@ -51,7 +51,7 @@ class Functions:
     """The functions of an object. Doors derive from this and translate."""
 
     span: Span = "step"
-    hidden: ClassVar[Collection[str]] = ()
+    hidden: Collection[str] = ()
     """Attributes that manyfit sets on the object; they are not part of its state."""
     collects: bool = False
     """Whether `measure_collected` needs all outputs of a split."""
@@ -87,9 +87,9 @@ class Functions:
         return self.owner
 
     @property
-    def given(self) -> Collection[str]:
-        """The attributes that the config sets: a checkpoint does not overwrite a new value."""
-        return ()
+    def given(self) -> Mapping[str, Any]:
+        """The parameters that the config sets: a checkpoint does not overwrite a new value."""
+        return {}
 
     def overrides(self) -> Sequence[str]:
         """Return the names of the functions that the user has written."""

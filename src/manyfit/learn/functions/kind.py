@@ -16,8 +16,8 @@ from manyfit.config.typed.roles import LIGHTNING, has_base
 from manyfit.core.errors import UsageError
 from manyfit.core.seeds import derive
 from manyfit.learn.functions.functions import BUILDING, Functions, Surroundings
-from manyfit.learn.functions.learner import FunctionLearner, RunData
-from manyfit.learn.functions.loaders import SplitLoader
+from manyfit.learn.functions.learner import FunctionLearner
+from manyfit.learn.functions.loaders import RunData, make_loaders
 from manyfit.learn.functions.modules import ModuleFunctions
 from manyfit.learn.functions.networks import Networks, networks_of
 from manyfit.learn.functions.whole import WholeFunctions
@@ -97,14 +97,10 @@ class FunctionKind(TorchKind):
             return functions_of(model if trainer is None else LIVE.get()["trainer"])
 
         def build() -> Any:
-            tensor, size = _converter(setup.device), splits.batch_size
-            validation, test = (
-                SplitLoader(source, size, tensor) if source is not None and len(source) else None
-                for source in (splits.validation, splits.test)
-            )
-            train = SplitLoader(splits.train, splits.order.batch_size, tensor, splits.order)
+            loaders = make_loaders(splits, _converter(setup.device))
             around = Surroundings(
-                model, setup.device, setup.epochs, splits.order.batch_size, train, validation, test,
+                model, setup.device, setup.epochs, splits.order.batch_size, loaders["train"],
+                loaders["validation"], loaders["test"],
                 tuple(trainer.params), setup.config,
             )  # fmt: skip
             before = BUILDING.set(around)

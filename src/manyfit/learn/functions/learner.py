@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from manyfit.core.state import State
-from manyfit.data import Batch, Order, Source
+from manyfit.data import Batch, Source
 from manyfit.data.nested import Nested, map_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.found_state.hidden import find_globals
 from manyfit.learn.found_state.state import FoundState
+from manyfit.learn.found_state.values import NotPlain, encode_value, is_same
 from manyfit.learn.functions.bench import Bench
 from manyfit.learn.functions.epochs import OwnEpochs
 from manyfit.learn.functions.evaluation import OwnEvaluation
 from manyfit.learn.functions.functions import GUARANTEES, Functions
-from manyfit.learn.functions.loaders import SplitLoader
+from manyfit.learn.functions.loaders import RunData, make_loaders
 from manyfit.learn.functions.losses import split_losses, to_device
 from manyfit.learn.functions.networks import Networks
 from manyfit.learn.learner import Metrics, split_by_run
@@ -30,18 +32,6 @@ from manyfit.learn.torch.loss_sums import Sums
 from manyfit.learn.torch.randomness import seed_slow
 
 log = logging.getLogger("manyfit")
-
-
-@dataclass(frozen=True)
-class RunData:
-    """The data that functions may read."""
-
-    train: Source
-    order: Order
-    validation: Source | None = None
-    test: Source | None = None
-    batch_size: int = 1
-    """Rows per batch of validation and test."""
 
 
 @dataclass
@@ -56,13 +46,16 @@ class FunctionLearner(TorchLearner):
 
     def __post_init__(self) -> None:
         self.epoch_sums = Sums(self.objective.device)
+        self._again: Mapping[str, Any] | None = None
+        """The state to load once more, when the user's loop has begun."""
+        self._noticed: set[str] = set()
         self._rates: Mapping[str, float] = {}
         self._measured: dict[str, float] = {}
         """The latest validation metrics."""
         self.bench = Bench(self)
         self.evaluation = OwnEvaluation(self)
         self.own_epochs = OwnEpochs(self)
-        self.loaders = self._make_loaders()
+        self.loaders = make_loaders(self.splits, self.objective.tensor)
         self._has_bound = False
         super().__post_init__()
         if self.functions.span in ("epoch", "loop"):
@@ -81,19 +74,6 @@ class FunctionLearner(TorchLearner):
         found = FoundState(functions.root, kept, functions.hidden, modes=functions.keeps_modes)
         functions.remember_made(found)
         return found
-
-    def _make_loaders(self) -> dict[str, SplitLoader | None]:
-        given = self.splits
-        if given is None:
-            return {"train": None, "validation": None, "test": None}
-        tensor, size = self.objective.tensor, given.batch_size
-        return {
-            "train": SplitLoader(given.train, given.order.batch_size, tensor, given.order),
-            **{
-                name: SplitLoader(source, size, tensor) if source is not None and len(source) else None
-                for name, source in (("validation", given.validation), ("test", given.test))
-            },
-        }
 
     @property
     def per_epoch(self) -> int:
@@ -126,6 +106,8 @@ class FunctionLearner(TorchLearner):
             self.open_epoch()
         batch = self.take_batch(batches)
         self.count_batch(batch, self._one(batch))
+        if self._found.is_waiting:
+            self.complete_state()
         self.close_step()
 
     def take_batch(self, batches: Iterator[Batch]) -> Batch:
@@ -327,7 +309,8 @@ class FunctionLearner(TorchLearner):
 
     def stop_reasons(self) -> Sequence[str]:
         """Return why the user's loop has ended early, if it has."""
-        return [self.own_epochs.stop_reason or self.functions.stop_reason()]
+        self.own_epochs.stop_reason = self.own_epochs.stop_reason or self.functions.stop_reason()
+        return [self.own_epochs.stop_reason]
 
     def end(self) -> None:
         """Finish the user's loop, and call the hook."""
@@ -339,6 +322,11 @@ class FunctionLearner(TorchLearner):
     def _read_parts(self) -> dict[str, Any]:
         own = {**self.own_epochs.state(), **self.evaluation.state(), "epoch_sums": self.epoch_sums.state()}
         own |= {"measured": dict(self._measured)} if self._measured else {}
+        own |= {"given": given} if (given := self._read_given()) else {}
+        for path, reason in self._found.notice().items():
+            if path not in self._noticed:
+                self._noticed.add(path)
+                log.warning("%s.%s is not kept in checkpoints: it was %s", self.functions.name, path, reason)
         return {**super()._read_parts(), **own}
 
     def _load_found(self, parts: Mapping[str, Any]) -> None:
@@ -346,8 +334,22 @@ class FunctionLearner(TorchLearner):
         self.evaluation.load(parts)
         self.epoch_sums.load(parts.get("epoch_sums"))
         self._measured = dict(parts.get("measured", {}))
+        self._reload(parts)
+        self._again = parts if self.functions.span == "loop" else None
+
+    def _reload(self, parts: Mapping[str, Any]) -> None:
         saved = parts.get("found", {"objects": parts.get("own_optimizers", {})})
-        self._found.load(saved, self.functions.given)
+        before = parts.get("given")
+        is_changed = before is not None and not is_same(before, self._read_given())
+        self._found.load(saved, is_changed)
+
+    def _read_given(self) -> dict[str, Any]:
+        """Return the parameters that the config sets, as far as they are plain."""
+        found: dict[str, Any] = {}
+        for name, value in self.functions.given.items():
+            with contextlib.suppress(NotPlain):
+                found[name] = encode_value(value)
+        return found
 
     def load(self, states: Sequence[State]) -> None:
         """Load a state."""
@@ -355,7 +357,12 @@ class FunctionLearner(TorchLearner):
         self.bench.forget()
 
     def complete_state(self) -> None:
-        """Load the state of objects that the user's loop has created since; name those without a place."""
+        """Load the state once more: the user's loop may have set attributes or created objects."""
+        if self._again is not None:
+            again, self._again = self._again, None
+            self.module.load_state_dict(again["model"])
+            self.update.load(again)
+            self._reload(again)
         for path in self._found.complete():
             log.warning(
                 "%s.%s was not there when the run was resumed, so its state is lost: create it in __init__ "

@@ -89,6 +89,7 @@ class LightningFunctions(Functions):
     def bind(self, learner: Any) -> None:
         """Attach the module: optimizers, schedules, logging, and what stands for its trainer."""
         owner, self.bench, update = self.owner, learner.bench, learner.update
+        owner._trainer = Attached(self, learner)
         if self._is_own("setup"):
             owner.setup("fit")
         if self._is_own("configure_optimizers"):
@@ -99,7 +100,7 @@ class LightningFunctions(Functions):
         else:
             self.optimizers = {name or "optimizer": each for name, each in update.optimizers.items()}
         self._check_settings(learner)
-        owner._trainer = Attached(self, learner)
+        owner._trainer.optimizers = list(self.optimizers.values())
         self._manual = [ManualOptimizer(each, self) for each in self.optimizers.values()]
         for name in GIVEN:
             owner.__dict__[name] = getattr(self, f"give_{name}", None) or getattr(self, name)
@@ -287,8 +288,11 @@ class LightningFunctions(Functions):
 
     def on_epoch_end(self, row: Mapping[str, float]) -> None:
         """Call the hook, and step the schedules that are due after an epoch."""
-        self.owner._trainer.callback_metrics |= row
+        attached = self.owner._trainer
+        attached.callback_metrics |= row
+        attached.is_at_end = True
         self.owner.on_train_epoch_end()
+        attached.is_at_end = False
         epoch = int(row["epoch"])
         if not self.is_manual:
             for schedule in self.schedules:
@@ -308,11 +312,11 @@ class LightningFunctions(Functions):
 
 def _call_step(step: Any, batch: Any, number: int) -> Any:
     """Call a step with the arguments that it has."""
-    parameters = inspect.signature(step).parameters
-    is_open = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
-    known = {"batch_idx": number, "dataloader_idx": 0}
-    names = [name for name in known if name in parameters]
-    return step(batch, number) if is_open else step(batch, **{name: known[name] for name in names})
+    parameters = inspect.signature(step).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return step(batch, number)
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return step(*(batch, number, 0)[: len(places)])
 
 
 def _is_library(cls: type) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from manyfit.core.errors import UsageError
 from manyfit.core.names import listing
 from manyfit.learn.functions.lightning_optimizers import Schedule
 
@@ -22,7 +23,8 @@ class Attached:
         self._learner = learner
         self.optimizers = list(functions.optimizers.values())
         self.callback_metrics: dict[str, Any] = {}
-        self.logger, self.loggers, self.datamodule = None, list[Any](), None
+        self.logger, self.loggers, self.datamodule = NoLogger(), list[Any](), None
+        self.is_at_end = False
         self.should_stop = self.sanity_checking = False
         self.training, self.validating, self.testing = True, False, False
         self.is_global_zero, self.world_size = True, 1
@@ -35,7 +37,8 @@ class Attached:
     @property
     def current_epoch(self) -> int:
         """The current epoch, from 0."""
-        return int(self._learner.epoch)
+        is_over = self.is_at_end or not self.training
+        return int((self._learner.step - is_over) // self._learner.per_epoch) if self._learner.step else 0
 
     @property
     def global_step(self) -> int:
@@ -54,6 +57,18 @@ class Attached:
         raise AttributeError(
             f"manyfit trains this module, and its trainer has no {name!r}; it has {listing(known)}"
         )
+
+
+class NoLogger:
+    """What `self.logger` is for a Lightning module."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UsageError(f"self.logger.{name}: manyfit has no Lightning logger; use self.log(name, value)")
 
 
 class ManualOptimizer:

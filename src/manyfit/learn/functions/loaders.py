@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -103,3 +104,27 @@ class CountedBatches(Iterator[Batch]):
         batch, self._open = self._open, None
         if batch is not None:
             self._seen(batch)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data that functions may read."""
+
+    train: Source
+    order: Order
+    validation: Source | None = None
+    test: Source | None = None
+    batch_size: int = 1
+    """Rows per batch of validation and test."""
+
+
+def make_loaders(data: RunData | None, tensor: Callable[[Any], Tensor]) -> dict[str, SplitLoader | None]:
+    """Return the loader of each split; None for those without rows."""
+    found: dict[str, SplitLoader | None] = {"train": None, "validation": None, "test": None}
+    if data is None:
+        return found
+    found["train"] = SplitLoader(data.train, data.order.batch_size, tensor, data.order)
+    for name, source in (("validation", data.validation), ("test", data.test)):
+        if source is not None and len(source):
+            found[name] = SplitLoader(source, data.batch_size, tensor)
+    return found

@@ -77,10 +77,10 @@ class LoopThread:
             frame = frame.f_back
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
         try:
+            torch.set_num_threads(self._threads)
+            if self._device.type == "cuda" and self._device.index is not None:
+                torch.cuda.set_device(self._device)
             self._function()
         except LoopCancelled:
             pass

@@ -21,7 +21,7 @@ class Networks(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the predictions of the owner, if it has a function for them."""
-        predict = getattr(self.owner, "forward", None)
+        predict = getattr(self.owner, "predict_step", None) or getattr(self.owner, "forward", None)
         if predict is None:
             names = ", ".join(name for name, _ in self.named_children())
             raise TypeError(f"{type(self.owner).__name__} has no forward; call one of its networks: {names}")
