@@ -243,3 +243,38 @@ def test_what_a_loop_creates_later_is_loaded_then():
     right.net = nn.Linear(1, 1)
     assert other.complete() == []
     assert torch.equal(left.net.weight, right.net.weight)
+
+
+def test_what_training_changes_elsewhere_is_noticed():
+    """A function that is replaced, an object that is created, a list of objects that grows."""
+    made = SimpleNamespace(act=torch.relu, stages=[nn.Linear(1, 1)], late=None)
+    found = FoundState(made, modes=True)
+    assert not found.notice()
+    made.act, made.late = torch.tanh, torch.optim.SGD(made.stages[0].parameters(), 0.1)
+    made.stages.append(nn.Linear(1, 1))
+    assert set(found.notice()) == {"act", "late", "stages", "stages.1"}
+
+
+def test_values_that_share_memory_are_named():
+    shared, buffer = [1], torch.zeros(3)
+    made = SimpleNamespace(
+        one=shared, two={"inner": shared}, buffer=buffer, view=buffer[1:], pair=(1, 2), same=(1, 2)
+    )
+    assert set(FoundState(made).lost) == {"two", "view"}
+
+
+def test_references_that_switch_and_attributes_that_go():
+    def make():
+        first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+        return SimpleNamespace(
+            first=first, second=second, now=first, warm=True, by={1: torch.ones(1), "net": first}
+        )
+
+    left, right = make(), make()
+    found, other = FoundState(left), FoundState(right)
+    left.now, left.by[2] = left.second, 5
+    del left.warm
+    other.load(through_a_file({"found": found.read()})["found"])
+    assert right.now is right.second
+    assert not hasattr(right, "warm")
+    assert right.by[2] == 5

@@ -38,8 +38,8 @@ from manyfit.run.session.batch_rehearsal import Proven, rehearse_batch
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30
-LOCAL = "the local variable "
-"""How a resumed loop names a variable that it has lost."""
+NOT_KEPT = "is not kept in checkpoints"
+"""How a run names state that it cannot keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,8 @@ def blame(difference: str, lost: Mapping[str, str], run: RunFolder) -> str:
         return ""
     said = read_text(run.path / "run.log") if (run.path / "run.log").exists() else ""
     named = [f"{name} ({reason})" for name, reason in lost.items()]
-    named += [line.partition("the local variable ")[2] for line in said.splitlines() if LOCAL in line]
+    lines = [line.partition("WARNING ")[2] or line for line in said.splitlines() if NOT_KEPT in line]
+    named += [line for line in lines if not any(f".{name} {NOT_KEPT}" in line for name in lost)]
     return difference + "".join(f"\n  not kept: {each}" for each in dict.fromkeys(named))
 
 

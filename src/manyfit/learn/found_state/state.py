@@ -62,20 +62,20 @@ class FoundState:
     def notice(self) -> dict[str, str]:
         """Return what training has changed and a checkpoint cannot keep, with the reason."""
         found = self.survey()
-        noticed = {path: "created during training: create it in __init__ or in setup()"
+        noticed = {path: "it was created during training (create it in __init__ or in setup())"
                    for path in [*found.objects, *found.holders] if path not in self._objects
                    and path not in self._holders}  # fmt: skip
         for path, each in found.objects.items():
             if path in self._objects and describe_shape(each) != self._objects[path]:
-                noticed[path] = "replaced during training, or given other parameters"
+                noticed[path] = "it was replaced during training, or given other parameters"
         for path, value in found.fixed.items():
             if path in self._fixed and self._fixed[path] is not value and self._fixed[path] != value:
-                noticed[path] = "replaced, or objects were added to it or removed, during training"
+                noticed[path] = "it was replaced, or its objects were, during training"
         if self._modes:
             outside = read_outside(self._root)
             for path, coded in outside.items():
                 if path in self._outside and not is_same(coded, self._outside[path]):
-                    noticed[path] = "not an attribute of the object"
+                    noticed[path] = "it has changed, but is not an attribute of the object"
         return noticed
 
     def survey(self) -> Survey:

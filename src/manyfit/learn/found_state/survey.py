@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,6 +14,8 @@ from manyfit.learn.found_state.generators import GENERATORS
 from manyfit.learn.found_state.hidden import describe_hidden, is_harmless, is_walked
 from manyfit.learn.found_state.values import NotPlain, encode_value
 
+MANY: Final = 1000
+"""The most items of a container that are compared with other attributes."""
 MODULE_INTERNAL: Final = frozenset(vars(nn.Module()))
 """Attributes of every module: parameters, buffers, hooks, and whether it is in training mode."""
 
@@ -82,6 +86,7 @@ class Surveyor:
         self._hidden = hidden
         self._seen: dict[int, str] = {}
         self._held: list[Any] = []
+        self._memory: dict[Any, str] = {}
 
     def look(self, root: Any) -> Survey:
         """Look at an object and everything that it refers to."""
@@ -122,6 +127,7 @@ class Surveyor:
             coded = encode_value(value)
             if place is not None:
                 self.found.values[path] = (place, coded)
+                self._note_shared(value, path)
             return
         except NotPlain:
             pass
@@ -143,6 +149,22 @@ class Surveyor:
             self.found.lost[path] = f"a {type(value).__name__}"
         else:
             self.found.fixed[path] = value
+
+    def _note_shared(self, value: Any, path: str) -> None:
+        """Name values that share memory with another attribute: each is restored on its own."""
+        key = memory_of(value)
+        if key is None and not isinstance(value, tuple):
+            return
+        first = self._memory.setdefault(key, path) if key is not None else path
+        if first != path and path not in self.found.lost:
+            self.found.lost[path] = (
+                f"it shares a {type(value).__name__} with {first}; each is kept on its own"
+            )
+        inner = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        )
+        for item in itertools.islice(inner, MANY):
+            self._note_shared(item, path)
 
     def _look_inside(self, value: Any, path: str) -> None:
         """Look at the attributes of a plain object."""
@@ -181,6 +203,13 @@ class Surveyor:
         for key, item in vars(layer).items():
             if key not in MODULE_INTERNAL and (item is None or type(item) in (bool, int, float, str)):
                 self.found.values[join(path, key)] = (Slot(layer, key), item)
+
+
+def memory_of(value: Any) -> Any:
+    """Return what tells whether two values share memory; None for values that cannot change."""
+    if isinstance(value, Tensor):
+        return ("tensor", value.untyped_storage().data_ptr()) if value.numel() else None
+    return id(value) if isinstance(value, list | dict | set | deque) and len(value) else None
 
 
 def join(path: str, name: str) -> str:

@@ -326,7 +326,7 @@ class FunctionLearner(TorchLearner):
         for path, reason in self._found.notice().items():
             if path not in self._noticed:
                 self._noticed.add(path)
-                log.warning("%s.%s is not kept in checkpoints: it was %s", self.functions.name, path, reason)
+                log.warning("%s.%s is not kept in checkpoints: %s", self.functions.name, path, reason)
         return {**super()._read_parts(), **own}
 
     def _load_found(self, parts: Mapping[str, Any]) -> None:

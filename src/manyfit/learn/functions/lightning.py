@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -339,3 +340,6 @@ def check_hooks(cls: type) -> None:
             if name in known and name not in SUPPORTED and name != "__init__":
                 instead = INSTEAD.get(name, "manyfit does not call it")
                 raise UsageError(f"{cls.__name__} overrides {name}, which is not supported: {instead}")
+            near = difflib.get_close_matches(name, SUPPORTED, n=1, cutoff=0.88)
+            if name not in known and near and callable(vars(base)[name]):
+                raise UsageError(f"nothing calls {cls.__name__}.{name}; did you mean {near[0]}?")
