@@ -126,5 +126,5 @@ TREE = {
     "seed": 3,
     "data": {"class": "points.Blobs", "batch_size": 16},
     "trainer": {"class": "full.Full"},
-    "train": {"epochs": 3, "threads": 1},
+    "train": {"epochs": 3, "threads": 1, "device": "cpu"},
 }

@@ -127,7 +127,7 @@ def test_a_signal_leaves_at_the_next_batch_and_loses_that_epoch_only(project, mo
     tree = {
         **TREE,
         "trainer": {"class": f"asked.{name}"},
-        "train": {"epochs": 3, "every": {"checkpoint": "3ep"}},
+        "train": {"epochs": 3, "device": "cpu", "every": {"checkpoint": "3ep"}},
     }
     with pytest.raises(Interrupted) as stopped:
         manyfit.train(tree, folder="runs/parts", callbacks=[])

@@ -400,6 +400,7 @@ GIVEN = {
     "loss_function": "CrossEntropyLoss",
     "learning_rate": 0.01,
     "verbose": False,
+    "device": "cpu",
 }
 
 

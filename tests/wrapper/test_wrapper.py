@@ -114,7 +114,7 @@ class Ignores(Wrapper):
         return self.model(x=batch["x"])[0]["scores"]
 
     def train_step(self, batch):
-        loss = self.model(x=batch["x"], label=torch.zeros(len(batch["x"]), dtype=torch.long))[1].mean()
+        loss = self.model(x=batch["x"], label=batch["x"][:, 0, 0, 0].long() * 0)[1].mean()
         self.backward(loss)
         self.step()
         return loss

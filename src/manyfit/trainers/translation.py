@@ -46,6 +46,7 @@ class TrainerFunctions(Functions):
         self.has_predictions = hasattr(owner, "predict_step")
         self.span = self._span()
         self._has_looked = False
+        self._has_own_step = own("train_step")
 
     def _is_own(self, name: str) -> bool:
         base = next(cls for cls in type(self.owner).__mro__ if name in vars(cls) or cls is object)
@@ -115,7 +116,7 @@ class TrainerFunctions(Functions):
 
     def train_step(self, batch: Batch) -> Any:
         """Train on one batch."""
-        if not self._is_own("train_step"):
+        if not self._has_own_step:
             return self.owner._bench.default_step(batch)
         written = as_written(batch)
         if self._has_looked or not isinstance(written, dict):

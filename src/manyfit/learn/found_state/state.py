@@ -39,6 +39,8 @@ class FoundState:
         self._hidden = frozenset(hidden)
         self._modes = modes
         self._pending: dict[str, Any] = {}
+        self._seen: Survey | None = None
+        """What was found by the last look, for `notice`."""
         self.remember()
 
     def remember(self) -> None:
@@ -60,8 +62,9 @@ class FoundState:
         self._made, self._flags = known["values"], known["flags"]
 
     def notice(self) -> dict[str, str]:
-        """Return what training has changed and a checkpoint cannot keep, with the reason."""
-        found = self.survey()
+        """Return what training has changed and a checkpoint cannot keep, with the reason, since `read`."""
+        found = self._seen or self.survey()
+        self._seen = None
         noticed = {path: "it was created during training (create it in __init__ or in setup())"
                    for path in [*found.objects, *found.holders] if path not in self._objects
                    and path not in self._holders}  # fmt: skip
@@ -89,7 +92,7 @@ class FoundState:
 
     def read(self) -> dict[str, Any]:
         """Return the state: objects and generators, and the values that have changed."""
-        found = self.survey()
+        found = self._seen = self.survey()
         changed = {
             path: coded
             for path, (_, coded) in found.values.items()

@@ -118,8 +118,7 @@ class FunctionLearner(TorchLearner):
 
     def count_batch(self, batch: Batch, loss: Tensor | None = None) -> None:
         """Count a batch that was trained on, with the learning rates that it was trained with."""
-        self._count(batch, loss)
-        self._sums.rates = self._rates
+        self._count(batch, loss, self._rates)
 
     def count_whole(self) -> None:
         """Count a training without epochs as one step."""
@@ -156,25 +155,9 @@ class FunctionLearner(TorchLearner):
 
     def _one(self, batch: Batch) -> Tensor | None:
         """Call the user's step with the parts of a batch; return the loss of the whole."""
-        functions, bench, where = self.functions, self.bench, self.functions.step_name
-        parts = list(self._parts(batch))
-        total: Tensor | None = None
-        sums: dict[str, Tensor] = {}
+        bench = self.bench
         bench.calls.clear()
-        for i, (part, share) in enumerate(parts):
-            bench.current = part
-            bench.share, bench.is_last_part = share, i == len(parts) - 1
-            moved = to_device(part, self.objective.tensor)
-            with self.autocast():
-                returned = functions.train_step(moved)
-            loss, named = split_losses(returned, where, self.device)
-            if len(parts) == 1:
-                total, sums = loss, named
-                break
-            total = total if loss is None else loss * share + (0 if total is None else total)
-            for name, value in named.items():
-                sums[name] = value * share + sums.get(name, 0)
-        bench.share, bench.is_last_part = 1.0, True
+        total, sums = (self._call_step if self.accumulate == 1 else self._call_parts)(batch)
         self.update.close_step()
         bench.check_tools()
         self.epoch_sums.add_named(sums, len(batch))
@@ -182,6 +165,29 @@ class FunctionLearner(TorchLearner):
         if total is not None:
             self.epoch_sums.add(total, len(batch))
         return total
+
+    def _call_step(self, batch: Batch) -> tuple[Tensor | None, dict[str, Tensor]]:
+        moved = to_device(batch, self.objective.tensor)
+        if self.precision == "fp32":
+            returned = self.functions.train_step(moved)
+        else:
+            with self.autocast():
+                returned = self.functions.train_step(moved)
+        return split_losses(returned, self.functions.step_name, self.device)
+
+    def _call_parts(self, batch: Batch) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Call the user's step with each part of a batch; return the losses of the whole."""
+        bench, parts = self.bench, list(self._parts(batch))
+        total: Tensor | None = None
+        sums: dict[str, Tensor] = {}
+        for i, (part, share) in enumerate(parts):
+            bench.current, bench.share, bench.is_last_part = part, share, i == len(parts) - 1
+            loss, named = self._call_step(part)
+            total = total if loss is None else loss * share + (0 if total is None else total)
+            for name, value in named.items():
+                sums[name] = value * share + sums.get(name, 0)
+        bench.current, bench.share, bench.is_last_part = batch, 1.0, True
+        return total, sums
 
     def add_losses(self, loss: Tensor | None, named: Mapping[str, Tensor], rows: int) -> None:
         """Add losses of some rows to those that are logged."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -88,7 +90,7 @@ def split_losses(returned: Any, where: str, device: torch.device) -> tuple[Tenso
     if isinstance(returned, Mapping) and returned:
         named = {str(name): to_number(each, where, device) for name, each in returned.items()}
         total = named.pop("loss", None)
-        return (torch.stack(list(named.values())).sum() if total is None else total), named
+        return (functools.reduce(operator.add, named.values()) if total is None else total), named
     return to_number(returned, where, device), {}
 
 

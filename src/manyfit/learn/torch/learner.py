@@ -81,12 +81,12 @@ class TorchLearner(BaseLearner):
             raise RunFailed(f"the data ended at step {self.step}; a source must continue from epoch to epoch")
         return batch
 
-    def _count(self, batch: Batch, loss: Tensor | None) -> None:
+    def _count(self, batch: Batch, loss: Tensor | None, rates: Mapping[str, float] | None = None) -> None:
         """Count a step: its loss, the learning rates, schedules, averages and frozen parameters."""
         update = self.update
         if loss is not None:
             self._sums.add(loss, len(batch))
-        self._sums.rates = update.rates()
+        self._sums.rates = update.rates() if rates is None else rates
         self.step += 1
         if update.stepping:
             update.advance(self.step)
