@@ -615,3 +615,84 @@ def test_devices(project, name, device):
         "train": {"epochs": 3, "optimizer": "adam", "device": device, "clip_norm": 1.0},
     }  # fmt: skip
     resumes(project, tree, 8)
+
+
+COMBINED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from manyfit.trainers import Trainer
+
+
+class OwnEpoch(Trainer):
+    def __init__(self, model, **kwargs):
+        self.lengths = []
+
+    def train_epoch(self):
+        batches = list(self.train_loader)
+        self.lengths.append([len(self.train_loader), len(batches)])
+        for x, y in batches:
+            self.backward(F.cross_entropy(self.model(x), y))
+            self.step()
+
+
+class Scored(Trainer):
+    def val_step(self, batch):
+        x, y = batch
+        return {"loss": F.cross_entropy(self.model(x), y, reduction="none")}
+
+
+class Silent(Trainer):
+    def __init__(self, **kwargs):
+        self.net = nn.Linear(64, 64)
+
+    def train_step(self, batch):
+        self.backward((self.net(batch[0]) ** 2).mean())
+        self.step()
+"""
+
+
+@pytest.fixture
+def combined(project):
+    project.write("src/mine.py", COMBINED)
+    return project
+
+
+def test_frozen_parameters_stay_so_in_an_epoch_of_its_own(combined):
+    trained(combined, "OwnEpoch", train__epochs=1, train__freeze=[{"up_to": "layers.1", "epochs": 1}])
+    first = manyfit.load_model("runs/b").layers[1].weight.clone()
+    trained(
+        combined, "OwnEpoch", "runs/c", train__epochs=2, train__freeze=[{"up_to": "layers.1", "epochs": 1}]
+    )
+    state = RunFolder(combined.root / "runs/c").checkpoints()[-1].load()
+    trained(combined, "OwnEpoch", "runs/d", train__epochs=1)
+    assert not torch.equal(first, manyfit.load_model("runs/d").layers[1].weight)
+    assert not torch.equal(first, state.tensors["model/layers.1.weight"])
+
+
+def test_the_length_of_a_loader_is_the_number_of_its_batches(tmp_path, monkeypatch):
+    """Also if the last batch is dropped."""
+    monkeypatch.chdir(tmp_path)
+    given = {key: value for key, value in GIVEN.items() if key != "batch_size"}
+    trainer = Trainer(Net(), train_loader=DataLoader(tensors(22), batch_size=8, drop_last=True), **given)
+    assert trainer.train().step == 4
+    assert len(trainer.train_loader) == len(list(trainer.train_loader)) == 2
+
+
+def test_averages_that_nobody_would_evaluate_are_refused(combined):
+    with pytest.raises(UsageError, match="evaluates its own networks"):
+        trained(combined, "Scored", train__ema=0.9)
+
+
+def test_new_rows_without_targets_are_predicted_not_scored(combined, tmp_path):
+    """Two rows: `x, y = batch` would take them for inputs and targets."""
+    trained(combined, "Scored", train__epochs=1)
+    np.savez(tmp_path / "new.npz", inputs=np.zeros((2, 64), dtype=np.float32))
+    assert len(manyfit.predict("runs/b", data=tmp_path / "new.npz")["prediction"]) == 2
+    given = tree(combined, "Silent", train__loss=None, train__metrics=[])
+    del given["model"]
+    manyfit.train(given, folder="runs/c", callbacks=[])
+    with pytest.raises(UsageError, match="has no predictions"):
+        manyfit.predict("runs/c", data=tmp_path / "new.npz")
+    with pytest.raises(UsageError, match="nothing to export"):
+        manyfit.export("runs/c", ["torch"])

@@ -150,6 +150,8 @@ def predict(
         index = []
         batches = show_progress(_without_targets(source, built.order.batch_size), len(source), "predicting")
         for outputs in built.learner.evaluate(batches):
+            if not outputs.output.size:
+                raise UsageError(f"{run.path} has no predictions: its trainer has no model or predict_step")
             index.append(outputs.index)
             for i, (name, output, target) in enumerate(pair_outputs(outputs.every(0)[0], kind)):
                 of = f"_{name}" if i else ""

@@ -39,6 +39,8 @@ class OwnEvaluation:
         """The means of what was logged in the last evaluation."""
         self._rows = 0
         self._has_warned: set[str] = set()
+        self._form: set[str] | None = None
+        """What the rows of the run have: a target, and inputs by name."""
         self.attended: Source | None = None
         """The split whose rows are evaluated for a report."""
         self.has_measured = False
@@ -197,7 +199,8 @@ class OwnEvaluation:
         learner, functions = self._learner, self._learner.functions
         moved, self._rows = to_device(batch, learner.objective.tensor), len(batch)
         with learner.autocast():
-            returned = functions.val_step(moved, split) if functions.has_val_step else None
+            is_scored = functions.has_val_step and self._is_complete(batch)
+            returned = functions.val_step(moved, split) if is_scored else None
             outputs = None
             if isinstance(returned, tuple) and len(returned) == 2:
                 outputs, returned = returned
@@ -211,6 +214,16 @@ class OwnEvaluation:
                 rows[name] = call_metric(name, metric, main, target)
                 check_rows(name, rows[name], batch)
         return batch, main, target, rows, outputs
+
+    def _is_complete(self, batch: Batch) -> bool:
+        """Return whether a batch has everything that rows of the run have; new rows may have no targets."""
+        splits = self._learner.splits
+        if splits is None:
+            return True
+        if self._form is None:
+            with own_randomness():
+                self._form = describe_form(next(once(splits.validation or splits.train, 1)))
+        return describe_form(batch) >= self._form
 
     def _outputs(self, batch: Batch, moved: Batch) -> Any:
         learner = self._learner
@@ -268,6 +281,12 @@ class OwnEvaluation:
         """Load a state."""
         found = parts.get("validated")
         self._cached = dict(found) if found else None
+
+
+def describe_form(batch: Batch) -> set[str]:
+    """Return what a batch has: the names of its inputs, and whether there is a target."""
+    names = set(batch.inputs) if isinstance(batch.inputs, dict) else set[str]()
+    return names | ({"target"} if batch.target is not None else set())
 
 
 def collect_arrays(found: dict[str, list[Any]], batch: Batch, outputs: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,7 +11,6 @@ from torch import nn
 
 from manyfit.config import Config
 from manyfit.config.schema.consistency import find_deciding_metrics
-from manyfit.config.schema.run import Train
 from manyfit.config.typed.roles import LIGHTNING, has_base
 from manyfit.core.errors import UsageError
 from manyfit.core.seeds import derive
@@ -49,10 +48,6 @@ class FunctionKind(TorchKind):
         if made.model is not None:
             super().prepare(config, made, device, warm)
 
-    def budget(self, train: Train, count_steps: Callable[[], int]) -> tuple[int, int]:
-        """Return epochs and steps per epoch."""
-        return train.epochs, count_steps()
-
     def build(self, setup: Setup) -> FunctionLearner:
         """Build the object with its functions, and the learner that calls them."""
         config, trainer = setup.config, setup.config.run.trainer
@@ -62,12 +57,13 @@ class FunctionKind(TorchKind):
         )  # fmt: skip
         functions = self._translate(setup, splits)
         epochs, module = setup.epochs, setup.made.model
-        if module is None and isinstance(own := getattr(functions.owner, "model", None), nn.Module):
-            module = own.to(setup.device)
         if module is None:
-            module = networks_of(functions.owner).to(setup.device)
+            own = getattr(functions.owner, "model", None)
+            module = own if isinstance(own, nn.Module) else networks_of(functions.owner)
+            module.to(setup.device)
             if setup.warm:
                 load_weights(config, module)
+        check_average(config, module, functions)
         if trainer is None:
             check_own_step(config, module, functions)
         optimizer = functions.create_optimizer(module)
@@ -111,6 +107,10 @@ class FunctionKind(TorchKind):
 
         return functions_of(build_seeded(derive(setup.config.run.seed, "weights", "trainer"), build))
 
+    def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
+        """Return the formats of a module; none without one that can be called."""
+        return super().usual_formats(learner, is_auto) if learner.evaluation.has_outputs else []
+
     def restore(self, model: Any, state: Mapping[str, Any], inputs: Any = None) -> Any:
         """Load the weights into a module, or into the networks of a trainer."""
         if hasattr(model, "load_state_dict"):
@@ -144,6 +144,16 @@ def functions_of(owner: Any) -> Functions:
 
         return LightningFunctions(owner)
     return ModuleFunctions(owner) if hasattr(owner, "parameters") else WholeFunctions(owner)
+
+
+def check_average(config: Config, module: Any, functions: Functions) -> None:
+    """Refuse averaged weights where the user's functions evaluate: they would measure the others."""
+    evaluates = functions.has_val_step or functions.has_predictions or functions.split_function("validation")
+    if config.run.train.ema is not None and (evaluates or isinstance(module, Networks)):
+        raise UsageError(
+            f"{config.origin('train.ema')}: train.ema: {functions.name} evaluates its own networks, not "
+            "averaged weights; keep a torch.optim.swa_utils.AveragedModel as an attribute and evaluate that"
+        )
 
 
 def check_own_step(config: Config, module: Any, functions: Functions) -> None:

@@ -56,7 +56,6 @@ class FunctionLearner(TorchLearner):
         self.evaluation = OwnEvaluation(self)
         self.own_epochs = OwnEpochs(self)
         self.loaders = make_loaders(self.splits, self.objective.tensor)
-        self._has_bound = False
         super().__post_init__()
         if self.functions.span in ("epoch", "loop"):
             self.grain = self.per_epoch
@@ -65,9 +64,7 @@ class FunctionLearner(TorchLearner):
 
     def _find_state(self) -> FoundState:
         functions = self.functions
-        if not self._has_bound:
-            functions.bind(self)
-            self._has_bound = True
+        functions.bind(self)
         kept = [self.module, *self.update.optimizers.values(), *self.update.schedulers.values()]
         kept += [self.update.scaler, self.average]
         kept += self.module.children() if isinstance(self.module, Networks) else ()
@@ -92,11 +89,11 @@ class FunctionLearner(TorchLearner):
         if not self.step:
             self.seed_all(self._stream)
             self.functions.on_train_start()
+        if self.update.frozen:
+            self.update.thaw(self.step)
         if self.functions.span != "step":
             self.own_epochs.train(batches, steps)
             return
-        if self.update.frozen:
-            self.update.thaw(self.step)
         for _ in range(steps):
             self.train_batch(batches)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manyfit.data import Batch, Order, Source, once
+from manyfit.data import Batch, Order, Source, once, steps_of
 from manyfit.data.overlap import inner
 from manyfit.learn.functions.losses import as_written, to_device
 
@@ -38,7 +38,7 @@ class SplitLoader:
 
     def __len__(self) -> int:
         if self._order is not None:
-            return self._order.steps(len(self.source))
+            return steps_of(self.source, self._order)
         return -(-len(self.source) // self.batch_size)
 
     def attach(self, feed: Iterator[Batch] | None) -> None:
@@ -87,9 +87,9 @@ class CountedBatches(Iterator[Batch]):
         self.has_ended = False
 
     def __next__(self) -> Batch:
-        self.settle()
         if self.has_ended or (self._most is not None and self.handed >= self._most):
-            raise StopIteration
+            raise StopIteration  # the last batch counts when the epoch has ended, not when it was read
+        self.settle()
         batch = self._take()
         if batch is None:
             self.has_ended = True

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.data import Batch
 from manyfit.learn.exporting import compare_outputs
@@ -76,6 +77,8 @@ def output_names(output: Any) -> list[str]:
 def call_arguments(learner: TorchLearner, batch: Batch) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return the inputs of a batch as positional and keyword arguments of the model."""
     inputs = batch.inputs
+    if not getattr(learner.predict(batch), "size", 1):
+        raise UsageError("the run has no model that can be called with a batch: nothing to export")
     if isinstance(inputs, dict):
         taken = learner.objective.select_inputs(inputs)
         return (), {name: torch.as_tensor(np.asarray(array)) for name, array in taken.items()}
