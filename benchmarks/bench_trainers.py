@@ -10,17 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from fitting import fit_config
 from timing import compare, where
 
 from manyfit import load_config
-from manyfit.data.randomness import own_randomness
 from manyfit.learn.found_state.state import FoundState
-from manyfit.run.build.builder import build
-from manyfit.run.callbacks.progress import PlainProgress
-from manyfit.run.loop.cohort import Cohort, Member
-from manyfit.run.loop.trainer import fit
-from manyfit.store.events import EventLog
-from manyfit.store.folder import RunFolder
 
 torch.set_num_threads(1)
 SOURCE = Path(__file__).resolve().parent
@@ -47,15 +41,7 @@ class Pair:
         self.inputs = torch.from_numpy(source.inputs)
 
     def ours(self):
-        built = build(self.config)
-        with tempfile.TemporaryDirectory() as folder, own_randomness():
-            run = RunFolder(Path(folder) / "run")
-            with EventLog(run.metrics) as events:
-                member = Member(self.config, run, events)
-                cohort = Cohort([member], built.learner, built.plan, built.train.batches(built.order))
-                yield
-                fit(cohort, [PlainProgress(io.StringIO())])
-                yield
+        yield from fit_config(self.config)
 
     def hand(self):
         torch.manual_seed(0)
