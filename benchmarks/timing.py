@@ -36,9 +36,11 @@ def compare(
     at_most: float | None = None,
     at_least: float | None = None,
     beside: Mapping[str, Side] | None = None,
+    by_median: bool = False,
 ) -> bool:
     """Print time(above) / time(below) and return whether it is within its limit.
 
+    The limit holds for the ratio of the best times, or for the median of the ratios of each round.
     The functions of `beside` are measured in the same rounds and printed as time(above) / their own time.
     """
     sides = {"above": above, "below": below, **(beside or {})}
@@ -50,10 +52,13 @@ def compare(
             times[key].append(seconds(side))
     best = min(times["above"]) / min(times["below"])
     each = sorted(a / b for a, b in zip(times["above"], times["below"], strict=True))
-    good = (at_most is None or best <= at_most) and (at_least is None or best >= at_least)
+    median = statistics.median(each)
+    judged = median if by_median else best
+    good = (at_most is None or judged <= at_most) and (at_least is None or judged >= at_least)
     limit = f"at most {at_most}" if at_most is not None else f"at least {at_least}"
+    limits = ("", f" ({limit})") if by_median else (f" ({limit})", "")
     print(
-        f"{name}: ratio of best {best:.2f} ({limit}), median {statistics.median(each):.2f}, "
+        f"{name}: ratio of best {best:.2f}{limits[0]}, median {median:.2f}{limits[1]}, "
         f"spread {each[0]:.2f}–{each[-1]:.2f} over {rounds} rounds; "
         f"best {min(times['above']) * 1e3:.4g} ms against {min(times['below']) * 1e3:.4g} ms: "
         f"{'ok' if good else 'TOO SLOW'}"

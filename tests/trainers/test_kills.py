@@ -161,7 +161,7 @@ class Paused(Full):
     """What it learns depends on how often it is logged: it looks at sums that a log empties."""
 
     def train_step(self, batch):
-        self.alpha = 0.01 * len(self._bench.learner._sums._losses)
+        self.alpha = 0.01 * len(self._bench.learner._sums._recent)
         return super().train_step(batch)
 '''
 

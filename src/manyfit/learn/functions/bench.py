@@ -98,10 +98,8 @@ class Bench:
         number = to_number(value, f"the logged value {name!r}", self.learner.device)
         if self.is_evaluating:
             self.learner.evaluation.log(name, number, rows)
-        elif name == "loss":
-            self.learner.add_losses(number, {}, rows or 1)
         else:
-            self.learner.add_losses(None, {name: number}, rows or 1)
+            self.learner.add_losses({name: number}, rows or 1)
 
     def log_images(self, name: str, images: Any, columns: int | None = None) -> None:
         """Store a grid of images at the next pause, in the run folder and in TensorBoard."""
@@ -112,7 +110,7 @@ class Bench:
     def log_losses(self, returned: Any, rows: int) -> None:
         """Log what a step has returned."""
         learner = self.learner
-        learner.add_losses(*split_losses(returned, learner.functions.step_name, learner.device), rows)
+        learner.add_losses(split_losses(returned, learner.functions.step_name, learner.device), rows)
 
     def default_step(self, batch: Batch) -> Tensor | None:
         """Train on a batch as for a plain module: loss, gradients, and all optimizers of the config."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from manyfit.core.errors import UsageError
 from manyfit.core.signals import StopRequested
 from manyfit.data import Batch
@@ -64,8 +66,7 @@ class OwnEpochs:
         learner = self._learner
         learner.open_epoch()
         returned = learner.functions.train()
-        loss, named = _split_returned(learner, returned, "train")
-        learner.add_losses(loss, named, 1)
+        learner.add_losses(_split_returned(learner, returned, "train"), 1)
         learner.count_whole()
 
     def _train_one(self, batches: Iterator[Batch]) -> None:
@@ -160,8 +161,7 @@ class OwnEpochs:
                 "%s.train_epoch has read %d of %d batches of self.train_loader; the others are skipped",
                 functions.name, read, self.per_epoch,
             )  # fmt: skip
-        loss, named = _split_returned(learner, returned, "train_epoch")
-        learner.add_losses(loss, named, max(1, feed.rows))
+        learner.add_losses(_split_returned(learner, returned, "train_epoch"), max(1, feed.rows))
         learner.close_epoch()
 
     def _take(self) -> Batch:
@@ -199,7 +199,7 @@ class OwnEpochs:
         self._expected, self._variables = found.get("variables"), dict(found.get("variables", {}))
 
 
-def _split_returned(learner: FunctionLearner, returned: Any, method: str) -> Any:
+def _split_returned(learner: FunctionLearner, returned: Any, method: str) -> dict[str, Tensor]:
     return split_losses(returned, f"{learner.functions.name}.{method}", learner.device)
 
 

@@ -125,9 +125,8 @@ class OwnEvaluation:
             with torch.no_grad(), learner.autocast():
                 returned = learner.functions.measure_split(split)
             loader.attach(None)
-            loss, named = split_losses(returned, f"{learner.functions.name}.{name}", learner.device)
-            numbers = {"loss": float(loss)} if loss is not None else {}
-            numbers |= {key: float(value) for key, value in named.items()}
+            losses = split_losses(returned, f"{learner.functions.name}.{name}", learner.device)
+            numbers = {key: float(value) for key, value in losses.items()}
             if isinstance(returned, Mapping) and "loss" not in returned:
                 numbers.pop("loss", None)  # a sum of named numbers is not a loss of the split
             numbers |= self._means()

@@ -102,7 +102,8 @@ class FunctionLearner(TorchLearner):
         if self.step % self.per_epoch == 0:
             self.open_epoch()
         batch = self.take_batch(batches)
-        self.count_batch(batch, self._one(batch))
+        self._train_on(batch)
+        self.count_batch(batch)
         if self._found.is_waiting:
             self.complete_state()
         self.close_step()
@@ -113,9 +114,9 @@ class FunctionLearner(TorchLearner):
         self._rates = self.update.rates()
         return batch
 
-    def count_batch(self, batch: Batch, loss: Tensor | None = None) -> None:
+    def count_batch(self, batch: Batch) -> None:
         """Count a batch that was trained on, with the learning rates that it was trained with."""
-        self._count(batch, loss, self._rates)
+        self._count(batch, None, self._rates)
 
     def count_whole(self) -> None:
         """Count a training without epochs as one step."""
@@ -150,20 +151,16 @@ class FunctionLearner(TorchLearner):
         """Return all modules that training or evaluation may call."""
         return [self.module, *self._found.modules()]
 
-    def _one(self, batch: Batch) -> Tensor | None:
-        """Call the user's step with the parts of a batch; return the loss of the whole."""
+    def _train_on(self, batch: Batch) -> None:
+        """Call the user's step with a batch, or with its parts, and add up its losses."""
         bench = self.bench
         bench.calls.clear()
-        total, sums = (self._call_step if self.accumulate == 1 else self._call_parts)(batch)
+        losses = (self._call_step if self.accumulate == 1 else self._call_parts)(batch)
         self.update.close_step()
         bench.check_tools()
-        self.epoch_sums.add_named(sums, len(batch))
-        self._sums.add_named(sums, len(batch))
-        if total is not None:
-            self.epoch_sums.add(total, len(batch))
-        return total
+        self.add_losses(losses, len(batch))
 
-    def _call_step(self, batch: Batch) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def _call_step(self, batch: Batch) -> dict[str, Tensor]:
         moved = to_device(batch, self.objective.tensor)
         if self.precision == "fp32":
             returned = self.functions.train_step(moved)
@@ -172,26 +169,22 @@ class FunctionLearner(TorchLearner):
                 returned = self.functions.train_step(moved)
         return split_losses(returned, self.functions.step_name, self.device)
 
-    def _call_parts(self, batch: Batch) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def _call_parts(self, batch: Batch) -> dict[str, Tensor]:
         """Call the user's step with each part of a batch; return the losses of the whole."""
         bench, parts = self.bench, list(self._parts(batch))
-        total: Tensor | None = None
         sums: dict[str, Tensor] = {}
         for i, (part, share) in enumerate(parts):
             bench.current, bench.share, bench.is_last_part = part, share, i == len(parts) - 1
-            loss, named = self._call_step(part)
-            total = total if loss is None else loss * share + (0 if total is None else total)
-            for name, value in named.items():
+            for name, value in self._call_step(part).items():
                 sums[name] = value * share + sums.get(name, 0)
         bench.current, bench.share, bench.is_last_part = batch, 1.0, True
-        return total, sums
+        return sums
 
-    def add_losses(self, loss: Tensor | None, named: Mapping[str, Tensor], rows: int) -> None:
+    def add_losses(self, losses: Mapping[str, Tensor], rows: int) -> None:
         """Add losses of some rows to those that are logged."""
-        for sums in (self._sums, self.epoch_sums):
-            sums.add_named(named, rows)
-            if loss is not None:
-                sums.add(loss, rows)
+        if losses:
+            self._sums.add(losses, rows)
+            self.epoch_sums.add(losses, rows)
 
     def seed_all(self, seed: int) -> None:
         """Seed all global random generators."""

@@ -83,15 +83,16 @@ def from_written(written: Any, index: Any) -> Batch:
     return Batch(written, None, index)
 
 
-def split_losses(returned: Any, where: str, device: torch.device) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Return the total loss, or None, and further losses by name, from what a function returned."""
+def split_losses(returned: Any, where: str, device: torch.device) -> dict[str, Tensor]:
+    """Return the losses by name, from what a function returned; the total is named `loss`."""
     if returned is None:
-        return None, {}
+        return {}
     if isinstance(returned, Mapping) and returned:
         named = {str(name): to_number(each, where, device) for name, each in returned.items()}
-        total = named.pop("loss", None)
-        return (functools.reduce(operator.add, named.values()) if total is None else total), named
-    return to_number(returned, where, device), {}
+        if "loss" not in named:
+            named["loss"] = functools.reduce(operator.add, named.values())
+        return named
+    return {"loss": to_number(returned, where, device)}
 
 
 def to_number(loss: Any, where: str, device: torch.device) -> Tensor:

@@ -85,7 +85,7 @@ class TorchLearner(BaseLearner):
         """Count a step: its loss, the learning rates, schedules, averages and frozen parameters."""
         update = self.update
         if loss is not None:
-            self._sums.add(loss, len(batch))
+            self._sums.add({"loss": loss}, len(batch))
         self._sums.rates = update.rates() if rates is None else rates
         self.step += 1
         if update.stepping:

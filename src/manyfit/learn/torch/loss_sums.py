@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,25 @@ from manyfit.learn.learner import Metrics
 FOLD = 256
 
 
+@dataclass
+class _Recent:
+    """Losses of the same names that are not summed yet, batch after batch, with the rows of each batch."""
+
+    values: list[Tensor] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Total:
+    """What was summed of one loss, weighted by rows and by batches, and over how many rows."""
+
+    by_row: Tensor
+    by_batch: Tensor
+    count: int
+
+
 class Sums:
-    """Losses weighted by rows. They stay on the device; every 256 of them are folded into one number."""
+    """Losses by name, weighted by rows. They stay on the device; those of 256 batches are summed at once."""
 
     def __init__(self, device: torch.device) -> None:
         # A sum of many losses needs the precision of float64, which MPS does not support.
@@ -24,73 +42,70 @@ class Sums:
         self._clear()
 
     def _clear(self) -> None:
-        self._losses: list[Tensor] = []
-        self._rows: list[int] = []
-        self._by_row: Tensor | None = None
-        self._by_batch: Tensor | None = None
-        self._count = 0
-        self._named: dict[str, Sums] = {}
+        self._recent: dict[tuple[str, ...], _Recent] = {}
+        self._totals: dict[str, _Total] = {}
 
-    def add_named(self, losses: Mapping[str, Tensor], rows: int) -> None:
-        """Add further named losses of one batch."""
-        for name, loss in losses.items():
-            if name not in self._named:
-                self._named[name] = Sums(self._device)
-            self._named[name].add(loss, rows)
-
-    def add(self, loss: Tensor, rows: int) -> None:
-        """Add the loss of one batch."""
-        self._losses.append(loss)
-        self._rows.append(rows)
-        if len(self._losses) == FOLD:
-            self._fold()
+    def add(self, losses: Mapping[str, Tensor], rows: int) -> None:
+        """Add the losses of one batch."""
+        names = tuple(losses)
+        recent = self._recent.get(names)
+        if recent is None:
+            recent = self._recent[names] = _Recent()
+        recent.values.extend(losses.values())
+        recent.rows.append(rows)
+        if len(recent.rows) == FOLD:
+            self._fold(names)
 
     def take(self, per_row: bool) -> Metrics:
         """Return mean losses since the last call (absent if none) and the last rates, of shape (1,)."""
         found: dict[str, Any] = {
             name: np.array([rate], dtype=np.float64) for name, rate in self.rates.items()
         }
-        if (mean := self._mean(per_row)) is not None:
-            found["train_loss"] = mean
-        for name, each in self._named.items():
-            found[f"train_{name}"] = each._mean(per_row)
+        for names in list(self._recent):
+            self._fold(names)
+        for name, total in sorted(self._totals.items(), key=lambda item: item[0] != "loss"):
+            summed = total.by_row if per_row else total.by_batch
+            found[f"train_{name}"] = (summed / total.count)[None]
         self._clear()
         return found
 
-    def _mean(self, per_row: bool) -> Tensor | None:
-        self._fold()
-        total = self._by_row if per_row else self._by_batch
-        return None if total is None else (total / self._count)[None]
-
-    def _fold(self) -> None:
-        if not self._losses:
+    def _fold(self, names: tuple[str, ...]) -> None:
+        recent = self._recent.pop(names)
+        if not names:
             return
-        losses = torch.stack([loss if not loss.ndim else loss.reshape(()) for loss in self._losses])
-        losses = losses.to(self._device)
-        losses = losses.to(torch.float64)  # only now, since MPS does not support it
-        rows = torch.tensor(self._rows, dtype=torch.float64, device=self._device)
-        by_row, by_batch = (losses * rows).sum(), losses.sum()
-        self._by_row = by_row if self._by_row is None else self._by_row + by_row
-        self._by_batch = by_batch if self._by_batch is None else self._by_batch + by_batch
-        self._count += sum(self._rows)
-        self._losses, self._rows = [], []
+        losses = self._stack(recent.values).to(self._device)
+        losses = losses.to(torch.float64).view(-1, len(names))  # only now, since MPS does not support it
+        rows = torch.tensor(recent.rows, dtype=torch.float64, device=self._device)
+        sums = zip((losses * rows[:, None]).sum(0), losses.sum(0), strict=True)
+        for name, (by_row, by_batch) in zip(names, sums, strict=True):
+            if name in self._totals:
+                before = self._totals[name]
+                total = _Total(before.by_row + by_row, before.by_batch + by_batch, before.count)
+            else:
+                total = _Total(by_row, by_batch, 0)
+            self._totals[name] = replace(total, count=total.count + sum(recent.rows))
+
+    def _stack(self, values: Sequence[Tensor]) -> Tensor:
+        flat = [value if not value.ndim else value.reshape(()) for value in values]
+        if len({(value.dtype, value.device) for value in flat}) > 1:
+            flat = [value.to(self._device).to(torch.float64) for value in flat]
+        return torch.stack(flat)
 
     def state(self) -> dict[str, Any]:
         """Return the sums without folding: the position of a checkpoint must not change a sum."""
-        rates = {"rate": float(self.rates["lr"])}
-        if len(self.rates) > 1:
-            rates["rates"] = dict(self.rates)  # type: ignore[assignment]
-        if not self._count and not self._losses and not self._named:
-            return rates
-        recent = torch.stack([loss.reshape(()) for loss in self._losses]) if self._losses else None
+        recent = [
+            {"names": list(names), "values": self._stack(each.values), "rows": list(each.rows)}
+            for names, each in self._recent.items()
+            if names
+        ]
+        totals = {
+            name: {"by_row": each.by_row, "by_batch": each.by_batch, "count": each.count}
+            for name, each in self._totals.items()
+        }
         return {
-            "recent": recent,
-            "rows": list(self._rows),
-            "by_row": self._by_row,
-            "by_batch": self._by_batch,
-            "count": self._count,
-            **rates,
-            **({"named": {name: each.state() for name, each in self._named.items()}} if self._named else {}),
+            "rates": dict(self.rates),
+            **({"recent": recent} if recent else {}),
+            **({"totals": totals} if totals else {}),
         }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
@@ -98,18 +113,26 @@ class Sums:
         self._clear()
         if state is None:
             return
-        self.rates = state.get("rates", {"lr": state["rate"]})
-        if "count" not in state:
-            return
-        if state["recent"] is not None:
-            self._losses = list(state["recent"].to(self._device))
-        self._rows = list(state["rows"])
-        self._count = state["count"]
-        for name, part in state.get("named", {}).items():
-            self._named[name] = Sums(self._device)
-            self._named[name].load(part)
-        if self._count:
-            self._by_row, self._by_batch = (state[name].to(self._device) for name in ("by_row", "by_batch"))
+        if "rate" in state:
+            state = _translate_former(state)
+        self.rates = state["rates"]
+        for each in state.get("recent", ()):
+            values = list(each["values"].to(self._device))
+            self._recent[tuple(each["names"])] = _Recent(values, list(each["rows"]))
+        for name, each in state.get("totals", {}).items():
+            by_row, by_batch = (each[key].to(self._device) for key in ("by_row", "by_batch"))
+            self._totals[name] = _Total(by_row, by_batch, each["count"])
+
+
+def _translate_former(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state of earlier versions, which kept every loss by itself, in the form of today."""
+    recent, totals = [], {}
+    for name, each in {"loss": state, **state.get("named", {})}.items():
+        if each.get("recent") is not None:
+            recent.append({"names": [name], "values": each["recent"], "rows": each["rows"]})
+        if each.get("count"):
+            totals[name] = {key: each[key] for key in ("by_row", "by_batch", "count")}
+    return {"rates": state.get("rates", {"lr": state["rate"]}), "recent": recent, "totals": totals}
 
 
 class RowSums:
