@@ -37,6 +37,17 @@ class Drawing(MLP):
         return super().forward(images) * (1 + 1e-3 * noise if self.training else 1)
 
 
+class Stepping(Drawing):
+    '''Performs the whole step itself.'''
+
+    def train_step(self, batch, optimizer):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self(batch.inputs), batch.target)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "twice": 2 * loss}
+
+
 class Modes(MLP):
     '''Changes the process while it is built, and needs that while it trains.'''
 
@@ -452,4 +463,21 @@ def test_one_that_trains_apart_is_interrupted_alone(lab, without_turns):
 
 def test_only_pytorch_takes_turns():
     """The random state of TensorFlow cannot be read, and nothing is known of other kinds."""
-    assert {kind.name for kind in map(_load_built_in, BUILT_IN) if kind.takes_turns} == {"torch"}
+    found = {kind.name for kind in map(_load_built_in, BUILT_IN) if kind.takes_turns}
+    assert found == {"torch", "own functions"}
+
+
+@pytest.mark.parametrize("name", ["Stepping", "Drawing"])
+def test_modules_take_turns_with_a_step_of_their_own_or_without(lab, name, monkeypatch):
+    grouped = []
+    real = session.GroupLearner
+    monkeypatch.setattr(session, "GroupLearner", lambda parts: grouped.append(len(parts)) or real(parts))
+    own = {"model": {"class": f"more.{name}"}}
+    if name == "Stepping":
+        own["train__loss"] = None
+    train([lab("alone", **own)])
+    found = train([lab("a", **own), lab("b", **own)])
+    assert grouped and max(grouped) == 2
+    for each in "ab":
+        assert found[each].over
+        same(lab(each).folder, lab("alone").folder)

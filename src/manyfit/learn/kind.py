@@ -137,6 +137,10 @@ class LearnerKind(ABC):
         """Return the number of epochs and the number of steps per epoch."""
         return train.epochs, count_steps()
 
+    def can_take_turns(self, learner: Any) -> bool:
+        """Return whether a learner can train in turn with others of the same process."""
+        return self.takes_turns
+
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
         """Return the formats that are exported without being named in the config.
 

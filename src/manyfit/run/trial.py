@@ -78,7 +78,7 @@ def train_until(
             error = slot.open(allowed, shared)
             if error is not None:
                 yield slot.request, error
-            elif slot.is_one_of_several and not slot.here.built.kind.takes_turns:
+            elif slot.is_one_of_several and not slot.can_take_turns:
                 slot.close()  # it is opened again when the others are done
                 apart.append(slot)
             else:
@@ -170,6 +170,11 @@ class _Slot:
     def key(self) -> Any:
         """What runs must have in common to train together."""
         return self.here.built.plan, self.here.built.split("validation") is None
+
+    @property
+    def can_take_turns(self) -> bool:
+        """Whether it can train in turn with the others."""
+        return self.here.built.kind.can_take_turns(self.here.built.learner)
 
     @property
     def place(self) -> tuple[int, bool]:

@@ -31,7 +31,6 @@ class FunctionKind(TorchKind):
 
     name: ClassVar[str] = "own functions"
     noun: ClassVar[str] = "an object with training functions of its own"
-    takes_turns: ClassVar[bool] = False
     unused: ClassVar[Collection[str]] = ()
 
     def claims(self, model: Any) -> bool:
@@ -106,6 +105,10 @@ class FunctionKind(TorchKind):
                 BUILDING.reset(before)
 
         return functions_of(build_seeded(derive(setup.config.run.seed, "weights", "trainer"), build))
+
+    def can_take_turns(self, learner: FunctionLearner) -> bool:
+        """Return whether nothing but the step of a module is the user's."""
+        return isinstance(learner.functions, ModuleFunctions)
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
         """Return the formats of a module; none without one that can be called."""

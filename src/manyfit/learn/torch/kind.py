@@ -35,8 +35,8 @@ class TorchKind(LearnerKind):
 
     name: ClassVar[str] = "torch"
     noun: ClassVar[str] = "a torch.nn.Module"
-    unused: ClassVar[Collection[str]] = ()
     takes_turns: ClassVar[bool] = True
+    unused: ClassVar[Collection[str]] = ()
     formats: ClassVar[Mapping[str, Format]] = {
         "torch": Format("model.pt2", write_program),
         "onnx": Format("model.onnx", write_onnx),
