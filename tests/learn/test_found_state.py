@@ -227,6 +227,23 @@ def test_a_closure_over_something_that_is_kept_is_fine():
     assert not FoundState(made).lost
 
 
+def test_a_counter_in_a_closure_is_noticed():
+    def counting():
+        count, width = 0, 3
+
+        def step():
+            nonlocal count
+            count += width
+
+        return step
+
+    made = SimpleNamespace(step=counting())
+    found = FoundState(made, modes=True)
+    assert not found.notice()
+    made.step()
+    assert list(found.notice()) == ["step.count"]
+
+
 def test_containers_that_contain_themselves_are_not_plain():
     value = []
     value.append(value)

@@ -9,7 +9,8 @@ from torch import nn
 from manyfit.data import Order
 from manyfit.data.walk import walk_together
 from manyfit.learn.group import GroupLearner, Part
-from manyfit.learn.learner import MembersFailed, split_by_run
+from manyfit.learn.learner import MembersFailed
+from manyfit.learn.metrics_by_run import split_by_run
 
 
 class TestGroup(Base):

@@ -1,5 +1,8 @@
 """Lightning modules as models: their steps, optimizers, schedules, hooks and logged values."""
 
+import inspect
+import re
+
 import pytest
 from tests.lazy import needs
 from tests.run.cut import resumes
@@ -102,6 +105,21 @@ class Classifier(LightningModule):
         }[self.form]
 
 
+class Hooked(Classifier):
+    """Logs after its epochs, and returns what it measures."""
+
+    def training_step(self, batch, batch_idx):
+        return {"loss": super().training_step(batch, batch_idx)["loss"], "train_last": self.trainer.is_last_batch * torch.ones(())}
+
+    def on_train_epoch_end(self):
+        self.log("train_epoch_seen", float(self.seen))
+        self.log("val_watched", self.trainer.callback_metrics["val_loss"] * 2)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        return {"val_loss": F.cross_entropy(self(x), y), "val_rows": torch.tensor(float(len(y)))}
+
+
 class Loads(Classifier):
     def train_dataloader(self):
         return []
@@ -166,6 +184,84 @@ def test_every_form_of_configure_optimizers(lit, form, rates):
 def test_what_is_not_supported_is_an_error_that_names_it(lit, name, params, says):
     with pytest.raises(UsageError, match=says):
         manyfit.train(tree(lit, name, **params), folder="runs/b", callbacks=[])
+
+
+def test_what_is_logged_after_an_epoch_is_in_its_row(lit):
+    given = {**tree(lit, "Hooked", 3, form="one"), "export": {"metric": "val_watched"}}
+    rows = [event.values for event in resumes(lit, given).history]
+    assert [row["train_epoch_seen"] for row in rows] == [4, 8, 12]
+    assert [row["val_watched"] for row in rows] == pytest.approx([2 * row["val_loss"] for row in rows])
+    assert all(row["val_rows"] == 16 and row["train_last"] == 0.25 for row in rows)
+    assert not any("val_val" in name for row in rows for name in row)
+
+
+def documented(number, **supplied):
+    """Return a function from the documentation of `configure_optimizers`, with its ellipses supplied."""
+    from lightning.pytorch import LightningModule
+
+    text = inspect.cleandoc(LightningModule.configure_optimizers.__doc__)
+    found = re.findall(r"^    def configure_optimizers.*?^        (?:return )?[)}]$", text, re.M | re.S)
+    if len(found) <= number:
+        pytest.skip("this version of Lightning documents configure_optimizers without examples")
+    code = re.sub(r'"frequency": ".*?"', '"frequency": 1', found[number])
+    for old, new in supplied.items():
+        code = re.sub(rf"{old}\((\w+, )?\.\.\.\)", rf"{old}(\g<1>{new})", code)
+    assert "..." not in code
+    return code
+
+
+DOCUMENTED = """
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from lit import Classifier, F
+
+
+class Documented(Classifier):
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("metric_to_track", F.cross_entropy(self(x), y))
+
+{one}
+
+
+class Two(Documented):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)["loss"]
+        self.log("loss", loss)
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def on_train_epoch_end(self):
+        waiting, other = self.lr_schedulers()
+        waiting.step(self.trainer.callback_metrics["metric_to_track"])
+        other.step()
+
+{two}
+"""
+
+
+@pytest.mark.parametrize(("name", "rate"), [("Documented", "lr"), ("Two", "lr_optimizer_0")])
+def test_what_lightning_documents_of_its_optimizers(lit, name, rate):
+    halves = {"ReduceLROnPlateau": "patience=0, threshold=0.9", "LambdaLR": "lambda epoch: 0.5**epoch"}
+    one = documented(0, Adam="self.parameters(), lr=0.01", **halves)
+    two = documented(
+        1, Adam="self.net[0].parameters(), lr=0.01", SGD="self.net[3].parameters(), lr=0.01", **halves
+    )
+    lit.write("src/documented.py", DOCUMENTED.format(one=one, two=two))
+    given = tree(lit, name, 4)
+    given |= {"model": {"class": f"documented.{name}"}, "export": {"metric": "val_metric_to_track"}}
+    given["train"] = {"epochs": 4}
+    rows = [event.values for event in resumes(lit, given).history]
+    assert rows[-1][rate] < rows[0][rate]
+    assert rows[-1]["val_metric_to_track"] < rows[0]["val_metric_to_track"]
+    if name == "Two":
+        assert [row["lr_optimizer_1"] for row in rows] == pytest.approx([0.01, 0.005, 0.0025, 0.00125])
 
 
 def test_settings_of_the_config_reach_the_module(lit):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyfit.learn.learner import fetch
+from manyfit.learn.metrics_by_run import fetch
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.torch.loss_sums import FOLD, Sums
 

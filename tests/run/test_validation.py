@@ -3,7 +3,7 @@
 import pytest
 
 import manyfit
-from manyfit.learn.learner import fetch_all, split_by_run
+from manyfit.learn.metrics_by_run import fetch_all, split_by_run
 from manyfit.store.folder import RunFolder
 
 COUPLED = """

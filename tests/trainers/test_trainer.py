@@ -152,6 +152,9 @@ class Extended(Trainer):
     def train(self):
         super().train()
 
+    def on_epoch_end(self, row):
+        self.log("doubled", 2 * row["val_loss"])
+
 
 class Whole:
     """An object of any class."""
@@ -297,6 +300,7 @@ def test_a_loop_that_ends_early_ends_the_run(mine):
 def test_what_is_extended_is_called(mine):
     row = trained(mine, "Extended").history[-1].values
     assert row["train_seen"] == 16
+    assert row["train_doubled"] == pytest.approx(2 * row["val_loss"])
     assert row["val_begun"] == 2
     assert "val_loss" in row
 

@@ -19,7 +19,8 @@ from manyfit.data import Batch, Source
 from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.data.randomness import RandomStates
 from manyfit.data.walk import Walk
-from manyfit.learn.learner import Learner, MembersFailed, Metrics, Outputs, Weights, fetch
+from manyfit.learn.learner import Learner, MembersFailed, Outputs, Weights
+from manyfit.learn.metrics_by_run import Metrics, fetch
 from manyfit.learn.split_metrics import SplitMetrics
 
 T = TypeVar("T")
@@ -131,6 +132,10 @@ class GroupLearner:
         """Tell each which split is evaluated."""
         for part in self._parts:
             part.learner.attend(source)
+
+    def take_logged(self) -> Sequence[Mapping[str, float]]:
+        """Return what each has logged in its hooks."""
+        return [part.learner.take_logged()[0] for part in self._parts]
 
     def take_pictures(self) -> Sequence[Mapping[str, Any]]:
         """Return the images of each."""

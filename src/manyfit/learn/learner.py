@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,9 @@ import numpy.typing as npt
 from manyfit.core.state import State
 from manyfit.data import Batch, Source
 from manyfit.data.nested import Nested, map_arrays
+from manyfit.learn.metrics_by_run import Metrics
 from manyfit.learn.row_means import RowMeans
 from manyfit.learn.split_metrics import SplitMetrics
-
-Metrics: TypeAlias = Mapping[str, Any]
-"""Arrays of shape (n,), on the device.
-
-In training, `train_loss` is the mean over rows, `train_<name>` a further loss, `lr` the last learning rate of
-the only optimizer, and `lr_<name>` that of each of several optimizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +62,6 @@ class MembersFailed(Exception):
         super().__init__("; ".join(f"run {i}: {error}" for i, error in errors.items()))
         self.errors = dict(errors)
         self.found = list(found)
-
-
-def split_by_run(metrics: Metrics, n: int) -> list[dict[str, float]]:
-    """Return the metrics of each run, without those masked for it, in one transfer from the device."""
-    columns = fetch_all(metrics)
-    masks = {name: np.ma.getmaskarray(value) for name, value in metrics.items() if np.ma.isMaskedArray(value)}
-    return [
-        {
-            name: float(column[i])
-            for name, column in columns.items()
-            if name not in masks or not masks[name][i]
-        }
-        for i in range(n)
-    ]
-
-
-def fetch_all(metrics: Metrics) -> dict[str, npt.NDArray[np.float64]]:
-    """Copy metrics to the CPU; those of the same device, dtype and shape in one transfer."""
-    alike: dict[Any, list[str]] = {}
-    for name, value in metrics.items():
-        if hasattr(value, "detach") and getattr(value, "is_cuda", False):
-            alike.setdefault((value.device, value.dtype, tuple(value.shape)), []).append(name)
-    found: dict[str, npt.NDArray[np.float64]] = {}
-    for names in alike.values():
-        import torch
-
-        stacked = fetch(torch.stack([metrics[name] for name in names]))
-        found |= dict(zip(names, stacked, strict=True))
-    return {name: found[name] if name in found else fetch(value) for name, value in metrics.items()}
-
-
-def fetch(value: Any) -> npt.NDArray[np.float64]:
-    """Copy a metric of a learner from its device to the CPU."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=np.float64)
 
 
 class Learner(Protocol):
@@ -214,6 +175,10 @@ class Learner(Protocol):
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Receive the metrics of each run after a validation, or after an epoch without one."""
+        ...
+
+    def take_logged(self) -> Sequence[Mapping[str, float]]:
+        """Return what the model of each run has logged in its hooks since the last call, by full name."""
         ...
 
     def take_pictures(self) -> Sequence[Mapping[str, npt.NDArray[np.uint8]]]:
@@ -346,6 +311,10 @@ class BaseLearner:
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Ignore the metrics."""
+
+    def take_logged(self) -> Sequence[Mapping[str, float]]:
+        """Return nothing: it has no hooks that log."""
+        return [{} for _ in range(self.n)]
 
     def take_pictures(self) -> Sequence[Mapping[str, npt.NDArray[np.uint8]]]:
         """Return none: it makes no images."""

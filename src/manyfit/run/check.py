@@ -20,7 +20,7 @@ from manyfit.core.files import read_text
 from manyfit.core.tracebacks import notes, user_frame
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.learner import fetch
+from manyfit.learn.metrics_by_run import fetch
 from manyfit.run.build.builder import SPLITS, Built, build, threads, without_callbacks
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.resume_proof import (

@@ -12,7 +12,8 @@ from manyfit.core.state import State
 from manyfit.data import Order, Source, once
 from manyfit.data.nested import named_arrays
 from manyfit.data.walk import walk_together
-from manyfit.learn.learner import Learner, fetch
+from manyfit.learn.learner import Learner
+from manyfit.learn.metrics_by_run import fetch
 
 
 class LearnerContract:

@@ -27,7 +27,8 @@ from manyfit.core.state import State
 from manyfit.data import Batch, Source, once
 from manyfit.data.nested import Nested
 from manyfit.data.randomness import own_randomness, seed_for
-from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
+from manyfit.learn.learner import BaseLearner, Outputs, Weights
+from manyfit.learn.metrics_by_run import Metrics
 
 log = logging.getLogger("manyfit")
 

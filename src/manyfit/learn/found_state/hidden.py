@@ -81,11 +81,7 @@ def describe_hidden(value: Any, seen: Collection[int]) -> str:
         return describe_hidden(value.__func__, seen)
     if not isinstance(value, types.FunctionType):
         return ""
-    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-        try:
-            inside = cell.cell_contents
-        except ValueError:
-            continue
+    for name, inside in _iterate_closure(value):
         if is_stateful(inside, seen, also=(list, dict, set, Iterator)):
             return f"its closure holds {name!r}, a {type(inside).__name__}"
     defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
@@ -93,6 +89,16 @@ def describe_hidden(value: Any, seen: Collection[int]) -> str:
         if is_stateful(each, seen, also=(list, dict, set, Iterator)):
             return f"a default argument is a {type(each).__name__}"
     return ""
+
+
+def _iterate_closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a function's closure, by name."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            inside = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        yield name, inside
 
 
 def is_stateful(value: Any, seen: Collection[int], also: tuple[type, ...] = ()) -> bool:
@@ -122,9 +128,14 @@ def find_globals(root: Any) -> dict[str, str]:
 def read_outside(root: Any) -> dict[str, Any]:
     """Return plain values that methods of the user's object can change, but that are not its attributes.
 
-    These are class attributes, and the global variables that its methods name.
+    These are class attributes, the global variables that its methods name, and what functions among its
+    attributes have in their closures.
     """
     found: dict[str, Any] = {}
+    for name, value in vars(root).items() if hasattr(root, "__dict__") else ():
+        if isinstance(value, types.FunctionType):
+            for variable, inside in _iterate_closure(value):
+                _note(found, f"{name}.{variable}", inside)
     for cls in type(root).__mro__:
         if not is_own_class(cls):
             continue

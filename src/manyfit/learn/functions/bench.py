@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,9 @@ class Bench:
         self.calls: set[str] = set()
         """The tools that were used in this step."""
         self.pictures: dict[str, Any] = {}
+        self.logged: dict[str, float] = {}
+        """What the hooks have logged, by full name."""
+        self.is_in_hook = False
         self._is_checked = False
         self._moved: set[str] = set()
         self._hooks: list[Any] = []
@@ -94,12 +98,26 @@ class Bench:
         raise UsageError(f"{self._name}: there is no optimizer {name!r}; {hint}There are: {names}")
 
     def log_value(self, name: str, value: Any, rows: int | None = None) -> None:
-        """Log a number under a name: in training its mean, in an evaluation that of the split."""
+        """Log a number under a name: in training its mean, in an evaluation that of the split.
+
+        A hook after an epoch or a validation adds it to the row that was measured there.
+        """
         number = to_number(value, f"the logged value {name!r}", self.learner.device)
-        if self.is_evaluating:
+        if self.is_in_hook:
+            self.logged[name if name.startswith(("train_", "val_")) else f"train_{name}"] = float(number)
+        elif self.is_evaluating:
             self.learner.evaluation.log(name, number, rows)
         else:
             self.learner.add_losses({name: number}, rows or 1)
+
+    @contextmanager
+    def hooking(self) -> Iterator[None]:
+        """Call a hook that follows a measurement."""
+        self.is_in_hook = True
+        try:
+            yield
+        finally:
+            self.is_in_hook = False
 
     def log_images(self, name: str, images: Any, columns: int | None = None) -> None:
         """Store a grid of images at the next pause, in the run folder and in TensorBoard."""

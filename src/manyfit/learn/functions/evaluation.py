@@ -19,7 +19,7 @@ from manyfit.data.randomness import own_randomness
 from manyfit.learn.functions.loaders import CountedBatches
 from manyfit.learn.functions.losses import split_losses, to_device
 from manyfit.learn.functions.networks import Networks
-from manyfit.learn.learner import Metrics, fetch
+from manyfit.learn.metrics_by_run import Metrics, fetch
 from manyfit.learn.torch.row_metrics import call_metric, check_rows
 
 if TYPE_CHECKING:

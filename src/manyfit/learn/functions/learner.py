@@ -26,7 +26,7 @@ from manyfit.learn.functions.functions import GUARANTEES, Functions
 from manyfit.learn.functions.loaders import RunData, make_loaders
 from manyfit.learn.functions.losses import split_losses, to_device
 from manyfit.learn.functions.networks import Networks
-from manyfit.learn.learner import Metrics, split_by_run
+from manyfit.learn.metrics_by_run import Metrics, split_by_run
 from manyfit.learn.torch.learner import TorchLearner, numpy_of
 from manyfit.learn.torch.loss_sums import Sums
 from manyfit.learn.torch.randomness import seed_slow
@@ -282,21 +282,27 @@ class FunctionLearner(TorchLearner):
         self.update.observe(measured)
         self._measured |= measured
         if self.step % self.per_epoch:
-            with own_randomness():
+            with own_randomness(), self.bench.hooking():
                 self.seed_all(self._measuring + self.step)
                 self.functions.on_validation_end(measured)
             return
         (means,) = split_by_run(self.epoch_sums_taken(), 1)
         self.update.observe({name: value for name, value in means.items() if name.startswith("train_")})
         self.seed_all(self._measuring + self.step)  # the next epoch seeds them again
-        self.functions.on_epoch_end({"epoch": self.epoch, "step": self.step, **means, **self._measured})
+        with self.bench.hooking():
+            self.functions.on_epoch_end({"epoch": self.epoch, "step": self.step, **means, **self._measured})
         if self.epoch == 1:
-            self.bench.check_names([*rows[0], *means, *self._measured])
+            self.bench.check_names([*rows[0], *means, *self._measured, *self.bench.logged])
 
     def epoch_sums_taken(self) -> Metrics:
         """Return the mean losses and the learning rates of the epoch, and begin new sums."""
         self.epoch_sums.rates = self._sums.rates
         return self.epoch_sums.take(per_row=not self.objective.sums)
+
+    def take_logged(self) -> Sequence[Mapping[str, float]]:
+        """Return what the hooks have logged since the last call."""
+        found, self.bench.logged = self.bench.logged, {}
+        return [found]
 
     def take_pictures(self) -> Sequence[Mapping[str, Any]]:
         """Return the images that the functions have made since the last call."""

@@ -53,6 +53,7 @@ class LightningFunctions(Functions):
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self.bench: Any = None
+        self._holder = Holder(owner)
         self.optimizers: dict[str, Optimizer] = {}
         self.schedules: list[Schedule] = []
         self.has_val_step = self._is_own("validation_step")
@@ -78,9 +79,9 @@ class LightningFunctions(Functions):
         return not self.owner.automatic_optimization
 
     @property
-    def root(self) -> Any:
-        """The module with its optimizers and schedules."""
-        return Holder(self.owner, self.optimizers, self.schedules)
+    def root(self) -> Holder:
+        """The module with its optimizers, its schedules and what it has logged."""
+        return self._holder
 
     def overrides(self) -> list[str]:
         """Return the steps that the module defines."""
@@ -100,6 +101,7 @@ class LightningFunctions(Functions):
             self.optimizers, self.schedules = read_optimizers(found, self.name)
         else:
             self.optimizers = {name or "optimizer": each for name, each in update.optimizers.items()}
+        self._holder.hold(self.optimizers, self.schedules)
         self._check_settings(learner)
         owner._trainer.optimizers = list(self.optimizers.values())
         self._manual = [ManualOptimizer(each, self) for each in self.optimizers.values()]
@@ -137,19 +139,17 @@ class LightningFunctions(Functions):
 
     def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
         """Log a value as `train_<name>` or `val_<name>`; a prefix in its name is not doubled."""
-        short = name
-        for prefix in ("train_", "val_", "test_", "valid_", "training_", "validation_"):
-            short = short.removeprefix(prefix)
-        is_evaluating = self.bench.is_evaluating
+        short, is_evaluating = _shorten(name), self.bench.is_evaluating
         if hasattr(value, "compute") and hasattr(value, "update"):  # a torchmetrics metric
             if is_evaluating:
                 self._metrics[short] = value
                 return
             value = value._forward_cache if value._forward_cache is not None else value.compute()
-        self.owner._trainer.callback_metrics[name] = value
-        if short == "loss" and not is_evaluating and not self.is_manual:
+        self._holder.logged[name] = value.detach() if isinstance(value, Tensor) else value
+        if short == "loss" and not is_evaluating and not self.is_manual and not self.bench.is_in_hook:
             return  # what training_step returns
-        self.bench.log_value(short, value, batch_size or len(self.bench.current or ()) or None)
+        rows = batch_size or len(self.bench.current or ()) or None
+        self.bench.log_value(name if self.bench.is_in_hook else short, value, rows)
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Log several values."""
@@ -190,9 +190,7 @@ class LightningFunctions(Functions):
         if not self.is_manual and loss is not None:
             self._update(loss)
         owner.on_train_batch_end(returned, written, number)
-        further = dict(returned) if isinstance(returned, Mapping) else {}
-        named = {k: v for k, v in further.items() if isinstance(v, Tensor) and v.numel() == 1}
-        return named or loss
+        return (_pick_numbers(returned) if isinstance(returned, Mapping) else None) or loss
 
     def _update(self, loss: Tensor) -> None:
         owner, update, bench = self.owner, self.bench.learner.update, self.bench
@@ -216,7 +214,7 @@ class LightningFunctions(Functions):
         optimizer.zero_grad(set_to_none=True)
         for schedule in self.schedules:
             if schedule.interval == "step" and (bench.step + 1) % schedule.frequency == 0:
-                self._step_schedule(schedule, self.owner._trainer.callback_metrics)
+                self._step_schedule(schedule, self._holder.logged)
 
     def _step_schedule(self, schedule: Schedule, known: Mapping[str, Any]) -> None:
         metric = None
@@ -246,9 +244,7 @@ class LightningFunctions(Functions):
         returned = _call_step(getattr(self.owner, f"{word}_step"), written, self._batch)
         getattr(self.owner, f"on_{word}_batch_end")(returned, written, self._batch)
         self._batch += 1
-        if isinstance(returned, Mapping):
-            return {k: v for k, v in returned.items() if isinstance(v, Tensor) and v.numel() == 1} or None
-        return returned
+        return (_pick_numbers(returned) or None) if isinstance(returned, Mapping) else returned
 
     def predict(self, batch: Batch) -> Any:
         """Return the predictions of `predict_step`."""
@@ -290,7 +286,7 @@ class LightningFunctions(Functions):
     def on_epoch_end(self, row: Mapping[str, float]) -> None:
         """Call the hook, and step the schedules that are due after an epoch."""
         attached = self.owner._trainer
-        attached.callback_metrics |= row
+        self._holder.logged |= row
         attached.is_at_end = True
         self.owner.on_train_epoch_end()
         attached.is_at_end = False
@@ -298,7 +294,7 @@ class LightningFunctions(Functions):
         if not self.is_manual:
             for schedule in self.schedules:
                 if schedule.interval == "epoch" and epoch % schedule.frequency == 0:
-                    self._step_schedule(schedule, {**self.owner._trainer.callback_metrics, **row})
+                    self._step_schedule(schedule, {**self._holder.logged, **row})
 
     def on_train_end(self) -> None:
         """Call the hooks."""
@@ -309,6 +305,19 @@ class LightningFunctions(Functions):
         """Return why the module asks to stop."""
         attached = getattr(self.owner, "_trainer", None)
         return f"{self.name} set trainer.should_stop" if attached is not None and attached.should_stop else ""
+
+
+def _shorten(name: str) -> str:
+    """Return a name without the split, which manyfit adds."""
+    for prefix in ("train_", "val_", "test_", "valid_", "training_", "validation_"):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _pick_numbers(returned: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the single numbers among what a step has returned, by short name."""
+    numbers = {name: v for name, v in returned.items() if isinstance(v, Tensor) and v.numel() == 1}
+    return {_shorten(name): value for name, value in numbers.items()}
 
 
 def _call_step(step: Any, batch: Any, number: int) -> Any:

@@ -21,8 +21,8 @@ class Attached:
 
     def __init__(self, functions: LightningFunctions, learner: Any) -> None:
         self._learner = learner
+        self._functions = functions
         self.optimizers = list(functions.optimizers.values())
-        self.callback_metrics: dict[str, Any] = {}
         self.logger, self.loggers, self.datamodule = NoLogger(), list[Any](), None
         self.is_at_end = False
         self.should_stop = self.sanity_checking = False
@@ -46,6 +46,16 @@ class Attached:
         return int(self._learner.step)
 
     @property
+    def is_last_batch(self) -> bool:
+        """Whether the epoch ends with the current batch."""
+        return bool((self._learner.step + 1) % self._learner.per_epoch == 0)
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        """The values that were logged last, or measured after an epoch."""
+        return self._functions.root.logged
+
+    @property
     def logged_metrics(self) -> dict[str, Any]:
         """The values that were logged last."""
         return self.callback_metrics
@@ -53,7 +63,7 @@ class Attached:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        known = [key for key in vars(self) if not key.startswith("_")]
+        known = [key for key in (*vars(self), *vars(type(self))) if not key.startswith("_")]
         raise AttributeError(
             f"manyfit trains this module, and its trainer has no {name!r}; it has {listing(known)}"
         )
@@ -101,13 +111,15 @@ class ManualOptimizer:
 
 
 class Holder:
-    """A Lightning module with the optimizers and schedules that it has configured: its whole state."""
+    """A Lightning module with its optimizers, its schedules and what it has logged: its whole state."""
 
     holds_state = True
 
-    def __init__(
-        self, module: Any, optimizers: Mapping[str, Optimizer], schedules: Sequence[Schedule]
-    ) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
+        self.logged: dict[str, Any] = {}
+
+    def hold(self, optimizers: Mapping[str, Optimizer], schedules: Sequence[Schedule]) -> None:
+        """Add the optimizers and schedules that the module has configured."""
         self.__dict__.update(optimizers)
         self.__dict__.update({f"schedule_{i}": each.scheduler for i, each in enumerate(schedules)})

@@ -33,7 +33,8 @@ from manyfit.learn.keras.evaluation import (
 )
 from manyfit.learn.keras.names import check_input_names, name_outputs
 from manyfit.learn.keras.variables import Variables, fresh_generator
-from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
+from manyfit.learn.learner import BaseLearner, Outputs, Weights
+from manyfit.learn.metrics_by_run import Metrics
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.row_outputs import PerRow
 from manyfit.learn.split_metrics import SplitMetrics

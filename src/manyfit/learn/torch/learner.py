@@ -20,7 +20,8 @@ from manyfit.data import Batch
 from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.found_state.state import FoundState
-from manyfit.learn.learner import BaseLearner, Metrics, Outputs, Weights
+from manyfit.learn.learner import BaseLearner, Outputs, Weights
+from manyfit.learn.metrics_by_run import Metrics
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.torch.loss_sums import RowSums, Sums

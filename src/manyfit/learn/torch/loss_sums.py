@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyfit.learn.learner import Metrics
+from manyfit.learn.metrics_by_run import Metrics
 
 FOLD = 256
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from manyfit.core.errors import Interrupted, RunFailed
 from manyfit.core.redaction import has_secrets, without_values
 from manyfit.core.signals import StopRequested, Watch
-from manyfit.learn.learner import MembersFailed, split_by_run
+from manyfit.learn.learner import MembersFailed
+from manyfit.learn.metrics_by_run import split_by_run
 from manyfit.run.loop.clock import Pace
 from manyfit.run.loop.cohort import Cohort, Member
 from manyfit.run.loop.pictures import keep_pictures
@@ -121,6 +122,7 @@ def reach_boundary(
             cohort.learner.observe(rows or [{} for _ in cohort.members])
     except MembersFailed as failed:
         cohort.fail(failed.errors)
+    rows = add_logged(cohort, rows)
     keep_pictures(cohort, boundary)
     keep_states(cohort, boundary, rows, wait)
     for callback in callbacks:
@@ -151,10 +153,24 @@ def measure_rows(cohort: Cohort, boundary: Boundary, watch: Watch) -> list[Row]:
     if boundary.log:
         parts.insert(0, take_metrics(cohort))
     found: list[Row] = [{k: v for row in rows for k, v in row.items()} for rows in zip(*parts, strict=True)]
-    for name in {name for row in found for name in row} if has_secrets() else ():
+    check_no_secrets(found)
+    return found if any(found) else []
+
+
+def add_logged(cohort: Cohort, rows: list[Row]) -> list[Row]:
+    """Return the rows with what hooks have logged after the measurement."""
+    logged = cohort.learner.take_logged()
+    if not any(logged):
+        return rows
+    check_no_secrets(logged)
+    return [{**row, **more} for row, more in zip(rows or [{} for _ in logged], logged, strict=True)]
+
+
+def check_no_secrets(rows: Sequence[Row]) -> None:
+    """Raise an error if the name of a metric contains a secret."""
+    for name in {name for row in rows for name in row} if has_secrets() else ():
         if without_values(name) != name:
             raise RunFailed(f"a metric has the value of a secret in its name: {without_values(name)}")
-    return found if any(found) else []
 
 
 def take_metrics(cohort: Cohort) -> list[Row]:

@@ -10,7 +10,7 @@ from manyfit.core.signals import Watch
 from manyfit.data import Batch, once
 from manyfit.data.randomness import own_randomness
 from manyfit.data.walk import Walk
-from manyfit.learn.learner import split_by_run
+from manyfit.learn.metrics_by_run import split_by_run
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run.loop.cohort import Cohort, Member
 
