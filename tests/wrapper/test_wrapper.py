@@ -104,6 +104,15 @@ class Custom(Wrapper):
         return {"loss": 1 - float(torch.cat(hits).mean())}
 
 
+class Cosine(Wrapper):
+    def create_scheduler(self, optimizer):
+        train, model, seed = self.config.train, self.config.model, self.config.random_seed
+        print(
+            f"epochs {train.epochs}, rate {train.learning_rate}, hidden {model.hidden}, "
+            f"doubled {model.doubled}, seed {seed}"
+        )
+
+
 class Misspelt(Wrapper):
     def custom_evalatuion(self, model, dataloader):
         return {}
@@ -158,6 +167,14 @@ def test_a_wrapper_trains_in_python_and_goes_on_from_its_config(typed, project, 
     assert manyfit.load_model("runs/parts").layers[1].weight.shape == (8, 192)
     kept = typed.Wrapper(typed.Classifier).train(experiment(typed))
     assert kept.metrics == whole.metrics
+
+
+def test_overrides_reach_the_typed_config(typed, cli):
+    typed.Cosine(typed.Classifier).train(experiment(typed, "runs/b", epochs=1))
+    overrides = ("train.epochs=2", "train.optimizer.lr=0.5", "model.config.hidden=3", "seed=7")
+    answer = cli("train", "runs/b", *overrides, "--debug")
+    assert answer.code == 0, answer.err
+    assert "epochs 2, rate 0.5, hidden 3, doubled 6, seed 7" in answer.out + answer.err
 
 
 def test_everything_that_a_wrapper_may_create(typed):

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config.load import make_component
+from manyfit.config.schema.run import Run
+from manyfit.config.typed.component import Component
 from manyfit.config.typed.roles import ANY
 from manyfit.trainers.described import name_optimizer, path_of, source_of
 from manyfit.trainers.live import COPIED
-from manyfit.wrapper.configs import ConfigBase, ModelConfig, list_derived_fields
+from manyfit.wrapper.configs import ConfigBase, ModelConfig, RunConfig, list_derived_fields
 
 
 def describe_experiment(wrapper: Any, folder: Path, is_kept: bool, key: str) -> dict[str, Any]:
@@ -37,6 +39,18 @@ def describe_experiment(wrapper: Any, folder: Path, is_kept: bool, key: str) -> 
         tree["model"] = describe_model_class(wrapper.model_class, given.model)
     tree["trainer"] = {"class": path_of(type(wrapper)), "config": described}
     return tree | source_of(tree, folder)
+
+
+def follow_run(typed: RunConfig, run: Run) -> None:
+    """Set what the config of a run says now, for example after an override on the command line."""
+    typed.random_seed, typed.train.epochs = run.seed, run.train.epochs
+    if isinstance(run.train.optimizer, Component) and "lr" in run.train.optimizer.params:
+        typed.train.learning_rate = run.train.optimizer.params["lr"]
+    if run.model is not None:
+        given = [each for each in run.model.params.values() if isinstance(each, ModelConfig)]
+        typed.model = given[0] if given else typed.model
+    typed.train.__post_init__()
+    typed.__post_init__()
 
 
 def describe_fields(config: ConfigBase) -> dict[str, Any]:

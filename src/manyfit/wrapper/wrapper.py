@@ -13,7 +13,7 @@ from manyfit.data import Splits
 from manyfit.data.loader import is_loader, take_apart
 from manyfit.trainers.trainer import Trainer
 from manyfit.wrapper.configs import RunConfig
-from manyfit.wrapper.describe import check_typed, describe_experiment
+from manyfit.wrapper.describe import check_typed, describe_experiment, follow_run
 from manyfit.wrapper.translation import WrapperFunctions
 
 
@@ -122,6 +122,10 @@ class ModelWrapper(Trainer):
                 size = rows if split == "train" else size
             found[split] = loader
         return Splits(**found, batch_size=size)
+
+    def _follow(self, config: Any) -> None:
+        if isinstance(self.config, RunConfig):
+            follow_run(self.config, config.run)
 
     def _describe_config(self, data: Splits, folder: Any, is_kept: bool, key: str) -> dict[str, Any]:
         return describe_experiment(self, folder, is_kept, key)
