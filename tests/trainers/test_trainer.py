@@ -8,7 +8,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from tests.run.cut import same
+from tests.run.cut import resumes, same
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -135,6 +135,29 @@ class Freezes(Trainer):
             self.unfreeze()
 
 
+class Grows(Trainer):
+    """Trains a further layer from the second epoch on, with an optimizer of the config or of its own."""
+
+    def __init__(self, model, own: bool = False, **kwargs):
+        self.late, self.mine = nn.Linear(10, 10), None
+        if own:
+            self.mine = torch.optim.Adam(self.model.layers[1].parameters(), lr=0.01)
+
+    def on_epoch_start(self):
+        if self._bench.epoch == 1:
+            grown = self.mine if self.own else self.optimizers["optimizer"]
+            grown.add_param_group({"params": self.late.parameters(), "lr": 0.003})
+
+    def train_step(self, batch):
+        loss = F.cross_entropy(self.late(self.model(batch[0])), batch[1])
+        loss.backward()
+        for each in (self.mine, *self.optimizers.values()):
+            if each is not None:
+                each.step()
+                each.zero_grad()
+        return loss
+
+
 class Extended(Trainer):
     """Goes through everything that it extends."""
 
@@ -259,7 +282,6 @@ def test_tools_do_what_a_plain_module_does(mine):
 
 
 def test_gradients_that_are_accumulated_by_hand_survive_a_pause(mine):
-    from tests.run.cut import resumes
 
     resumes(mine, tree(mine, "Accumulates", train__epochs=3), 7)
 
@@ -311,6 +333,15 @@ def test_frozen_layers_are_trained_once_they_are_not_frozen(mine):
     trained(mine, "Freezes", train__epochs=2)
     state = RunFolder(mine.root / "runs/b").checkpoints()[-1].load()
     assert not torch.equal(first, state.tensors["model/layers.1.weight"])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_optimizer_may_be_given_further_parameters(mine, own, caplog):
+    given = tree(mine, "Grows", params={"own": own}, train__epochs=3)
+    rows = [event.values for event in resumes(mine, given).history]
+    rate = "lr_mine_1" if own else "lr_1"
+    assert [row.get(rate) for row in rows] == [None, 0.003, 0.003]
+    assert "not kept" not in caplog.text
 
 
 def test_a_config_value_is_not_overwritten_by_a_checkpoint(mine):
@@ -569,7 +600,6 @@ def test_getters_and_setters_of_a_model_may_be_overridden():
 @pytest.mark.parametrize("name", ["Step", "Epoch", "Loop"])
 def test_devices(project, name, device):
     """Networks, batches and generators are on the device of the config; it resumes exactly there."""
-    from tests.run.cut import resumes
 
     project.write(
         "src/placed.py",

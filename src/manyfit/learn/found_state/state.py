@@ -13,15 +13,19 @@ Everything else that may hold state is named by `lost`: it is not kept.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from manyfit.learn.found_state.generators import load_object, read_object
+from manyfit.learn.found_state.groups import Groups
 from manyfit.learn.found_state.hidden import read_outside
 from manyfit.learn.found_state.survey import Slot, Survey, Surveyor, join, locate
 from manyfit.learn.found_state.values import NotPlain, copy_tensors, decode_value, encode_value, is_same, put
+
+KEPT: Final = "kept: "
+"""The prefix of paths of optimizers whose state is stored elsewhere."""
 
 
 class FoundState:
@@ -50,7 +54,8 @@ class FoundState:
         self._aliases = {path: first for path, (_, first) in found.aliases.items()}
         self._fixed = dict(found.fixed)
         self._outside = read_outside(self._root) if self._modes else {}
-        self._objects = {path: describe_shape(each) for path, each in found.objects.items()}
+        self._objects = {path: type(each) for path, each in found.objects.items()}
+        self._groups = Groups(self._optimizers(found))
         self._holders = set(found.holders)
         self._flags = self._read_flags(found)
         self.lost = dict(found.lost)
@@ -68,9 +73,14 @@ class FoundState:
         noticed = {path: "it was created during training (create it in __init__ or in setup())"
                    for path in [*found.objects, *found.holders] if path not in self._objects
                    and path not in self._holders}  # fmt: skip
+        optimizers = self._optimizers(found)
+        kept = self._groups.read(optimizers, dict(self._iterate_named(found)))
         for path, each in found.objects.items():
-            if path in self._objects and describe_shape(each) != self._objects[path]:
-                noticed[path] = "it was replaced during training, or given other parameters"
+            if path in self._objects and type(each) is not self._objects[path]:
+                noticed[path] = "it was replaced during training"
+        for path, optimizer in optimizers.items():
+            if self._groups.is_changed(path, optimizer) and path not in kept:
+                noticed[path.removeprefix(KEPT)] = "it was given parameters that are not on the object"
         for path, value in found.fixed.items():
             if path in self._fixed and self._fixed[path] is not value and self._fixed[path] != value:
                 noticed[path] = "it was replaced, or its objects were, during training"
@@ -89,6 +99,15 @@ class FoundState:
         """Return the optimizers that were found, by path."""
         found = self.survey().objects
         return {path: each for path, each in found.items() if isinstance(each, torch.optim.Optimizer)}
+
+    def _optimizers(self, found: Survey) -> dict[str, torch.optim.Optimizer]:
+        """Return all optimizers, also those whose state is stored elsewhere."""
+        every = {f"{KEPT}optimizer {i}": each for i, each in enumerate(self._kept.values())}
+        return {
+            path: each
+            for path, each in {**every, **found.objects}.items()
+            if isinstance(each, torch.optim.Optimizer)
+        }
 
     def read(self) -> dict[str, Any]:
         """Return the state: objects and generators, and the values that have changed."""
@@ -112,6 +131,7 @@ class FoundState:
             "aliases": aliases,
             "removed": [path for path in gone if _is_removable(found, path)],
             "flags": flags,
+            "groups": self._groups.read(self._optimizers(found), dict(self._iterate_named(found))),
             "gradients": {
                 path: each.grad for path, each in self._iterate_trained(found) if each.grad is not None
             },
@@ -144,6 +164,11 @@ class FoundState:
         gradients = saved.get("gradients", {})
         for path, each in self._iterate_trained(self.survey()):
             each.grad = gradients[path].to(each.device) if path in gradients else None
+
+    def load_groups(self, saved: Mapping[str, Any]) -> None:
+        """Load the parameter groups of all optimizers, before their states are loaded."""
+        found = self.survey()
+        self._groups.load(self._optimizers(found), saved.get("groups", {}), dict(self._iterate_named(found)))
 
     def snapshot(self) -> dict[str, Any]:
         """Return copies of all plain values and objects, to restore them after an evaluation."""
@@ -214,6 +239,15 @@ class FoundState:
         if any(waiting.values()):
             self._pending = waiting
 
+    def _iterate_named(self, found: Survey) -> Iterator[tuple[str, Tensor]]:
+        """Yield everything that an optimizer can train, by path."""
+        for path, module in found.modules.items():
+            for name, parameter in module.named_parameters():
+                yield join(path, name), parameter
+        for path, (slot, _) in found.values.items():
+            if isinstance(value := slot.get(), Tensor):
+                yield path, value
+
     def _iterate_trained(self, found: Survey) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors whose gradients may be accumulated from step to step."""
         if not self._modes:
@@ -256,12 +290,6 @@ def describe_value(slot: Slot, coded: Any) -> list[Any]:
     """Return a value as stored: whether it is an item, its contents, and its key if that is not text."""
     is_odd = slot.is_item and isinstance(slot.holder, dict) and not isinstance(slot.key, str)
     return [slot.is_item, coded, *([encode_value(slot.key)] if is_odd else [])]
-
-
-def describe_shape(value: Any) -> tuple[Any, ...]:
-    """Return what must be the same for the state of an object to fit: its type, and what it optimizes."""
-    groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else ()
-    return type(value), tuple(len(group["params"]) for group in groups)
 
 
 def _is_removable(found: Survey, path: str) -> bool:

@@ -363,6 +363,7 @@ class FunctionLearner(TorchLearner):
         if self._again is not None:
             again, self._again = self._again, None
             self.module.load_state_dict(again["model"])
+            self._found.load_groups(again.get("found", {}))
             self.update.load(again)
             self._reload(again)
         for path in self._found.complete():

@@ -314,6 +314,7 @@ class TorchLearner(BaseLearner):
         parts = unpack(states[0])
         try:
             self.module.load_state_dict(parts["model"])
+            self._found.load_groups(parts.get("found", {}))
             self.update.load(parts)
             if self.average is not None and "average" in parts:
                 self.average.load_state_dict(parts["average"])

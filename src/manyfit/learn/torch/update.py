@@ -58,7 +58,7 @@ class Update:
         self.thaws_at = {entry.until for entry in self.frozen}
         self._all = list(self.optimizers.values())
         self._is_scaled = False
-        self._rated = list(_iterate_rates(self.optimizers))
+        self.watch(self.others)
         self._parameters = [p for o in self._all for group in o.param_groups for p in group["params"]]
         self.plain = (
             len(self._all) == 1
@@ -71,10 +71,15 @@ class Update:
     def watch(self, others: Optimizers) -> None:
         """Log the rates of further optimizers, which the user's object steps."""
         self.others = dict(others)
-        self._rated = list(_iterate_rates({**self.optimizers, **self.others}))
+        found = {**self.optimizers, **self.others}
+        self._rated = list(_iterate_rates(found))
+        self._watched = list(found.values())
+        self._group_count = sum(len(each.param_groups) for each in self._watched)
 
     def rates(self) -> dict[str, float]:
         """Return the learning rate of every group: `lr` for the first one, others have names or numbers."""
+        if sum(len(each.param_groups) for each in self._watched) != self._group_count:
+            self.watch(self.others)  # training has added a group
         return {name: float(o.param_groups[i]["lr"]) for name, o, i in self._rated} or {"lr": 0.0}
 
     def zero(self) -> None:
