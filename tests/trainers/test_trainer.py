@@ -93,6 +93,66 @@ class Accumulates(ByHand):
         return loss
 
 
+class Later(Trainer):
+    """Gradients of two batches, through the tools."""
+
+    def train_step(self, batch):
+        loss = F.cross_entropy(self.model(batch[0]), batch[1])
+        self.backward(loss / 2)
+        if self.iteration % 2:
+            self.step()
+        return loss
+
+
+class Twice(Trainer):
+    """Steps its optimizer twice for each batch of its own epoch."""
+
+    def train_epoch(self):
+        for x, y in self.train_loader:
+            for _ in range(2):
+                scores = self.model(x)
+                loss = F.cross_entropy(scores, y)
+                self.backward(loss)
+                self.step()
+        self.kind = str(scores.dtype)
+        return loss
+
+
+class All(Trainer):
+    """The whole training, with the tools."""
+
+    def __init__(self, model, **kwargs):
+        self.kind = ""
+
+    def train(self):
+        for x, y in self.train_loader:
+            scores = self.model(x)
+            self.kind = str(scores.dtype)
+            loss = F.cross_entropy(scores, y)
+            self.advance(loss)
+        return loss
+
+    def advance(self, loss):
+        self.backward(loss)
+        self.step()
+
+
+class Bare(Trainer):
+    def train(self):
+        for x, y in self.train_loader:
+            F.cross_entropy(self.model(x), y).backward()
+            self.optimizer.step()
+
+
+class Solver(Trainer):
+    def __init__(self, model, **kwargs):
+        self.solver = torch.optim.LBFGS(self.model.parameters())
+
+    def train_step(self, batch):
+        self.backward(F.cross_entropy(self.model(batch[0]), batch[1]))
+        self.step("solver")
+
+
 class Idle(Trainer):
     def train_step(self, batch):
         return F.cross_entropy(self.model(batch[0]), batch[1])
@@ -281,8 +341,18 @@ def test_tools_do_what_a_plain_module_does(mine):
     assert all(torch.allclose(left[name], right[name], atol=1e-6) for name in left)
 
 
-def test_gradients_that_are_accumulated_by_hand_survive_a_pause(mine):
+@pytest.mark.parametrize("name", ["Later", "Twice", "All"])
+def test_half_precision_wherever_the_tools_are_called(mine, name):
+    result = trained(mine, name, train__precision="fp16", train__clip_norm=0.5, train__epochs=3)
+    first, last = result.history[0].values["train_loss"], result.history[-1].values["train_loss"]
+    assert np.isfinite(last)
+    assert name == "All" or last < first
+    if name != "Later":
+        state = RunFolder(mine.root / "runs/b").checkpoints()[-1].load()
+        assert "torch.float16" in json.dumps(state.values, default=str)
 
+
+def test_gradients_that_are_accumulated_by_hand_survive_a_pause(mine):
     resumes(mine, tree(mine, "Accumulates", train__epochs=3), 7)
 
 
@@ -293,6 +363,9 @@ def test_gradients_that_are_accumulated_by_hand_survive_a_pause(mine):
         ("Misspelt", {}, "did you mean on_epoch_end"),
         ("Unread", {"params": {"gamma": 2.0}}, "nothing reads the parameter 'gamma'"),
         ("Plain", {"params": {"num_epochs": 3}}, "supplied by manyfit"),
+        ("Bare", {"train__clip_norm": 1.0}, "train.clip_norm: Bare has its own train"),
+        ("Bare", {"train__precision": "fp16"}, "train.precision: Bare has its own train"),
+        ("Solver", {}, "LBFGS needs the loss several times"),
         ("Half", {"train__every": {"log": "2ba"}}, "train.every.log"),
         ("Docstring", {"export": {"metric": "val_los"}}, "did you mean val_loss"),
         ("Plain", {"params": {"alhpa": 1}}, "unknown key"),

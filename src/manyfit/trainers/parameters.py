@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 from collections.abc import Iterator, Mapping
@@ -105,10 +106,21 @@ def find_unread(cls: type, given: Mapping[str, Any] | Any) -> list[str]:
     return [name for name in given if name in named and name not in used and name != "model"]
 
 
+def names_of_self(code: types.CodeType) -> Iterator[str]:
+    """Yield the attributes of `self` that the code of a method, or a function in it, reads."""
+    before = ""
+    for each in dis.get_instructions(code):
+        is_name = each.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+        if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and before == "self":
+            yield str(each.argval)
+        before = each.argval if is_name and isinstance(each.argval, str) else ""
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from names_of_self(inner)
+
+
 def _names_in(code: types.CodeType, is_init: bool) -> Iterator[str]:
     """Yield the attributes, text constants and, in `__init__`, the arguments that code reads."""
-    import dis
-
     yield from code.co_names
     yield from (each for each in code.co_consts if isinstance(each, str))
     if is_init:

@@ -14,7 +14,7 @@ from manyfit.data import Batch
 from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.functions.functions import Functions, Span
 from manyfit.learn.functions.losses import ReadKeys, as_written
-from manyfit.trainers.parameters import functions_in
+from manyfit.trainers.parameters import functions_in, names_of_self
 
 log = logging.getLogger("manyfit")
 
@@ -35,8 +35,6 @@ def hidden_attributes(cls: Any) -> tuple[str, ...]:
 class TrainerFunctions(Functions):
     """The functions that a subclass of `Trainer` overrides."""
 
-    uses_tools = True
-
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self.hidden = hidden_attributes(type(owner))
@@ -45,6 +43,7 @@ class TrainerFunctions(Functions):
         self.has_val_step = own("val_step")
         self.has_predictions = hasattr(owner, "predict_step")
         self.span = self._span()
+        self.uses_tools = self.span != "whole" or self._names_tools()
         self._has_looked = False
         self._has_own_step = own("train_step")
 
@@ -59,6 +58,11 @@ class TrainerFunctions(Functions):
             }
             return "loop" if named & {"train_epoch", "super"} else "whole"
         return "epoch" if self.has_own_epoch else "step"
+
+    def _names_tools(self) -> bool:
+        """Return whether the code of the subclass has `self.backward` and `self.step`."""
+        named = {name for each in functions_in(type(self.owner)) for name in names_of_self(each.__code__)}
+        return named >= {"backward", "step"}
 
     @property
     def given(self) -> Mapping[str, Any]:

@@ -33,7 +33,7 @@ class Bench:
         self.current: Any = None
         """The batch that was handed out last."""
         self.calls: set[str] = set()
-        """The tools that were used in this step."""
+        """The tools that were used in the first epoch."""
         self.pictures: dict[str, Any] = {}
         self.logged: dict[str, float] = {}
         """What the hooks have logged, by full name."""
@@ -205,12 +205,15 @@ class Bench:
         for name in idle:
             log.warning("no step of the first epoch has moved the optimizer %r of %s", name, self._name)
 
-    def check_tools(self) -> None:
-        """Refuse settings of the step that the user's functions do not apply."""
+    def check_tools(self, is_over: bool) -> None:
+        """Refuse settings of the step that the user's functions do not apply.
+
+        A step may accumulate gradients by hand: what it does not call before `is_over`, it never calls.
+        """
         if self._is_checked:
             return
-        self._is_checked = True
-        if self.calls >= {"backward", "step"}:
+        self._is_checked = is_over or self.calls >= {"backward", "step"}
+        if not self._is_checked or self.calls >= {"backward", "step"}:
             return
         learner = self.learner
         asked = {

@@ -65,7 +65,9 @@ class OwnEpochs:
     def _train_whole(self) -> None:
         learner = self._learner
         learner.open_epoch()
-        returned = learner.functions.train()
+        with learner.autocast():
+            returned = learner.functions.train()
+        learner.update.close_step()
         learner.add_losses(_split_returned(learner, returned, "train"), 1)
         learner.count_whole()
 

@@ -49,7 +49,7 @@ class FunctionKind(TorchKind):
 
     def build(self, setup: Setup) -> FunctionLearner:
         """Build the object with its functions, and the learner that calls them."""
-        config, trainer = setup.config, setup.config.run.trainer
+        config = setup.config
         splits = RunData(
             setup.train, setup.order, setup.validation, setup.test,
             config.run.evaluate.batch_size or setup.order.batch_size,
@@ -63,8 +63,7 @@ class FunctionKind(TorchKind):
             if setup.warm:
                 load_weights(config, module)
         check_average(config, module, functions)
-        if trainer is None:
-            check_own_step(config, module, functions)
+        check_own_step(config, functions)
         optimizer = functions.create_optimizer(module)
         if optimizer is not None:
             made = replace(setup.made, compiled=Compiled(module, optimizer=optimizer))
@@ -159,9 +158,9 @@ def check_average(config: Config, module: Any, functions: Functions) -> None:
         )
 
 
-def check_own_step(config: Config, module: Any, functions: Functions) -> None:
-    """Raise an error for settings of the training step that the module's own step cannot apply."""
-    if functions.uses_tools or isinstance(module, Networks):
+def check_own_step(config: Config, functions: Functions) -> None:
+    """Raise an error for settings of the training step that the user's own code cannot apply."""
+    if functions.uses_tools:
         return
     train = config.run.train
     asked = {
@@ -172,6 +171,6 @@ def check_own_step(config: Config, module: Any, functions: Functions) -> None:
     }
     for key in (key for key, is_asked in asked.items() if is_asked):
         raise UsageError(
-            f"{config.origin(f'train.{key}')}: train.{key}: {functions.name} has its own train_step; "
-            "implement this there"
+            f"{config.origin(f'train.{key}')}: train.{key}: {functions.name} has its own "
+            f"{'train()' if functions.span == 'whole' else 'train_step'}; implement this there"
         )

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from manyfit.learn.torch.loss_sums import Sums
 from manyfit.learn.torch.randomness import seed_slow
 
 log = logging.getLogger("manyfit")
+
+TRIED: Final = 64
+"""After this many steps, a step that has not stepped an optimizer is taken to do so never."""
 
 
 @dataclass
@@ -133,14 +136,15 @@ class FunctionLearner(TorchLearner):
         self.functions.on_epoch_start()
 
     def close_step(self) -> None:
-        """Check after the first epoch that every optimizer was stepped."""
-        if self.step == self.per_epoch:
-            self.bench.check_moved()
+        """Check in the first epoch that the settings of a step have an effect, and optimizers are stepped."""
+        if self.step <= self.per_epoch:
+            self.bench.check_tools(self.step in (TRIED, self.per_epoch))
+            if self.step == self.per_epoch:
+                self.bench.check_moved()
 
     def close_epoch(self) -> None:
         """Check the user's own epoch, if it was the first."""
         self.update.close_step()
-        self.bench.check_tools()
         self.close_step()
 
     def call_epoch(self, function: Callable[[], Any] | None) -> None:
@@ -153,11 +157,8 @@ class FunctionLearner(TorchLearner):
 
     def _train_on(self, batch: Batch) -> None:
         """Call the user's step with a batch, or with its parts, and add up its losses."""
-        bench = self.bench
-        bench.calls.clear()
         losses = (self._call_step if self.accumulate == 1 else self._call_parts)(batch)
         self.update.close_step()
-        bench.check_tools()
         self.add_losses(losses, len(batch))
 
     def _call_step(self, batch: Batch) -> dict[str, Tensor]:

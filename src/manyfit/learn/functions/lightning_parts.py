@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing
@@ -92,9 +92,15 @@ class ManualOptimizer:
         """Step the optimizer; with fp16, through the scaler."""
         self._functions.bench.calls.add("step")
         update = self._functions.bench.learner.update
-        if closure is not None:
+        if closure is None:
+            return update.step_bare(self.optimizer)
+        if update.scaler is None:
             return self.optimizer.step(closure)
-        return update.step_bare(self.optimizer)
+        if isinstance(self.optimizer, LBFGS):
+            raise UsageError("train.precision: LBFGS cannot be combined with fp16")
+        loss = closure()
+        update.step_bare(self.optimizer)
+        return loss
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:

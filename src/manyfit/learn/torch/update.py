@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from manyfit.core.errors import UsageError
+
 Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
@@ -57,7 +59,8 @@ class Update:
         self.stepping = [s for s in self.schedulers.values() if not isinstance(s, plateau)]
         self.thaws_at = {entry.until for entry in self.frozen}
         self._all = list(self.optimizers.values())
-        self._is_scaled = False
+        self._scaled: set[int] = set()
+        """The optimizers that were stepped since the scale was last adjusted."""
         self.watch(self.others)
         self._parameters = [p for o in self._all for group in o.param_groups for p in group["params"]]
         self.plain = (
@@ -103,6 +106,7 @@ class Update:
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale of the loss."""
         if self.scaler is not None:
+            self._renew(optimizer)
             self.scaler.unscale_(optimizer)
 
     def clip(self, optimizer: torch.optim.Optimizer) -> None:
@@ -115,11 +119,19 @@ class Update:
 
     def step_bare(self, optimizer: torch.optim.Optimizer) -> None:
         """Step one optimizer, through the scaler if there is one."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError("LBFGS needs the loss several times in a step: call optimizer.step(closure)")
         if self.scaler is not None:
+            self._renew(optimizer)
             self.scaler.step(optimizer)
-            self._is_scaled = True
+            self._scaled.add(id(optimizer))
         else:
             optimizer.step()
+
+    def _renew(self, optimizer: torch.optim.Optimizer) -> None:
+        """Adjust the scale if an optimizer is stepped for the second time, as an epoch of one's own does."""
+        if id(optimizer) in self._scaled:
+            self.close_step()
 
     def step_all(self) -> None:
         """Step all optimizers of the config."""
@@ -128,8 +140,8 @@ class Update:
 
     def close_step(self) -> None:
         """Adjust the scale of the gradients, once for all optimizers that were stepped."""
-        if self._is_scaled:
-            self._is_scaled = False
+        if self._scaled:
+            self._scaled.clear()
             self.scaler.update()
 
     def step(self) -> None:
