@@ -1,6 +1,7 @@
 """PyTorch loaders are taken apart: the order of rows is a function of the seed, whatever sampler they have."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -47,7 +49,49 @@ class Tens(BatchSampler):
         return 3
 
 
+class Drawing(Sampler):
+    """Draws from a generator of its own, under a name of its own."""
+
+    def __init__(self):
+        self.draws = {"rows": torch.Generator().manual_seed(0)}
+
+    def __iter__(self):
+        return iter(torch.randperm(10, generator=self.draws["rows"]).tolist())
+
+    def __len__(self):
+        return 10
+
+
+class Counting(Drawing):
+    """Counts its epochs, and shifts its rows by that."""
+
+    def __init__(self):
+        super().__init__()
+        self.epoch, self.seen = 0, []
+
+    def __iter__(self):
+        rows = list(super().__iter__())
+        self.epoch += 1
+        self.seen.append(rows[0])
+        return iter([(row + self.epoch + sum(self.seen)) % 10 for row in rows])
+
+
+class Pairs(Tens):
+    """Batches of what a sampler of one's own returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Counting()
+
+    def __iter__(self):
+        rows = list(self.inner)
+        return iter([rows[self.calls :][:3], rows[:3], rows[3:7]] if self.calls < 3 else [rows[:3]] * 3)
+
+
 LOADERS = {
+    "drawing": lambda: DataLoader(ROWS, batch_size=4, sampler=Drawing()),
+    "counting": lambda: DataLoader(ROWS, batch_size=4, sampler=Counting()),
+    "counted batches": lambda: DataLoader(ROWS, batch_sampler=Pairs()),
     "shuffled": lambda: DataLoader(ROWS, batch_size=4, shuffle=True),
     "in order": lambda: DataLoader(ROWS, batch_size=4),
     "dropped": lambda: DataLoader(ROWS, batch_size=4, shuffle=True, drop_last=True),
@@ -131,6 +175,24 @@ class Stream(IterableDataset):
 def test_what_cannot_be_taken_apart_is_refused_by_name(loader, says):
     with pytest.raises(UsageError, match=says):
         take_apart(loader())
+
+
+def test_a_sampler_that_cannot_be_copied_is_named(caplog):
+    sampler = Drawing()
+    sampler.lock = threading.Lock()
+    source, size = take_apart(DataLoader(ROWS, batch_size=4, sampler=sampler))
+    assert len(values(source.batches(Order(size, seed=7)), 6)) == 6
+    assert "the sampler Drawing cannot be copied" in caplog.text
+
+
+def test_a_sampler_may_be_changed_from_outside():
+    sampler = Counting()
+    source, size = take_apart(DataLoader(ROWS, batch_size=10, sampler=sampler))
+    batches = source.batches(Order(size, seed=7))
+    plain = values(source.batches(Order(size, seed=7)), 2)
+    assert values(batches, 1) == plain[:1]
+    sampler.epoch += 1
+    assert values(batches, 1) != plain[1:]
 
 
 def test_streams_and_sizes():

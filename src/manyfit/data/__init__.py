@@ -4,6 +4,7 @@
 |---|---|
 | `source` | the protocols `Source` and `Data`; arrays in memory, and plain data sets per split |
 | `dataset` | map-style data sets and iterables as sources; a source limited to some of its rows |
+| `loader`, `sampler` | PyTorch loaders that are taken apart, and their samplers, seeded for each epoch |
 | `weighted` | a source with class weights |
 | `batch`, `collate`, `nested` | batches, collating rows into them, and nested structures of arrays |
 | `native` | batches that a framework reads without a conversion to NumPy |

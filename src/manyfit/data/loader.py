@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import UsageError
-from manyfit.core.seeds import derive
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import DatasetSource, IterableSource, Rows
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
-from manyfit.data.randomness import own_randomness, seed_for
+from manyfit.data.randomness import own_randomness
 from manyfit.data.row_hash import drop_weight, hash_row
+from manyfit.data.sampler import SeededSampler
 
 log = logging.getLogger("manyfit")
 
@@ -44,8 +43,10 @@ class LoaderSource(DatasetSource):
         self.shuffle = shuffle
         self.drop_last = drop_last
         self._collate = collate
-        self._sampler = sampler
-        self._batch_sampler = batch_sampler
+        self._sampler = None if sampler is None else SeededSampler(sampler, dataset)
+        self._batch_sampler = None if batch_sampler is None else SeededSampler(batch_sampler, dataset)
+        self._first: dict[int, int] = {}
+        """By seed: the number of batches in the first epoch of a batch sampler."""
         own = sampler is not None or batch_sampler is not None
         self._rows = np.sort(self._draw(0, 0)) if own else None
         if own and len(self._rows) != len(np.unique(self._rows)):  # type: ignore[arg-type]
@@ -63,7 +64,7 @@ class LoaderSource(DatasetSource):
     def steps(self, order: Order) -> int:
         """Return the number of batches in an epoch."""
         if self._batch_sampler is not None and order.seed is not None and order.limit is None:
-            return len(self._batches_of(order.seed, 0))
+            return self._count_first(order.seed)
         return self._arrange(order).steps(self._count if order.seed is not None else len(self))
 
     def plan(self, order: Order, start: int) -> Iterator[list[tuple[int, int]]]:
@@ -82,7 +83,7 @@ class LoaderSource(DatasetSource):
         seed, size = order.seed, order.batch_size
         if seed is not None and self._batch_sampler is not None and order.limit is None:
             found = [np.asarray(rows, dtype=np.int64) for rows in self._batches_of(seed, epoch)]
-            self._check_steps(len(found), len(self._batches_of(seed, 0)))
+            self._check_steps(len(found), self._count_first(seed))
             return found
         if seed is not None and self._sampler is not None:
             rows = self._draw(seed, epoch)
@@ -112,26 +113,16 @@ class LoaderSource(DatasetSource):
             return np.concatenate(
                 [np.asarray(rows, dtype=np.int64) for rows in self._batches_of(seed, epoch)]
             )
-        return np.fromiter(iter(self._iterate_seeded(self._sampler, seed, epoch)), dtype=np.int64)
+        return np.fromiter(iter(self._sampler.epoch(seed, epoch)), dtype=np.int64)
 
     def _batches_of(self, seed: int, epoch: int) -> list[Any]:
-        return list(self._iterate_seeded(self._batch_sampler, seed, epoch))
+        assert self._batch_sampler is not None
+        return self._batch_sampler.epoch(seed, epoch)
 
-    def _iterate_seeded(self, sampler: Any, seed: int, epoch: int) -> Iterator[Any]:
-        """Iterate a sampler with generators seeded for an epoch."""
-        import torch
-
-        number = derive(seed, "sampler", epoch)
-        with own_randomness():
-            seed_for(number)
-            parts: list[Any] = [sampler, getattr(sampler, "sampler", None)]
-            for each in parts:
-                _reseed(each, number)
-                if isinstance(getattr(each, "generator", None), torch.Generator):
-                    each.generator.manual_seed(number & 0x7FFF_FFFF_FFFF_FFFF)
-                if callable(getattr(each, "set_epoch", None)):
-                    each.set_epoch(epoch)
-            return iter(list(sampler))
+    def _count_first(self, seed: int) -> int:
+        if seed not in self._first:
+            self._first[seed] = len(self._batches_of(seed, 0))
+        return self._first[seed]
 
     def make_batch(self, items: list[tuple[Any, int]], index: list[int]) -> Batch:
         """Collate rows with the loader's own function, if it has one."""
@@ -156,17 +147,6 @@ class LoaderSource(DatasetSource):
         if self._rows is None:
             return found
         return hashlib.sha256(f"{found}:{self._rows.tobytes().hex()}".encode()).hexdigest()
-
-
-def _reseed(sampler: Any, seed: int) -> None:
-    """Seed the generators of Python and NumPy that a sampler holds."""
-    for value in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
-        if isinstance(value, random.Random):
-            value.seed(seed)
-        elif isinstance(value, np.random.RandomState):
-            value.seed(seed & 0xFFFF_FFFF)
-        elif isinstance(value, np.random.Generator):
-            value.bit_generator.state = type(value.bit_generator)(seed).state
 
 
 def as_batch(found: Any, index: npt.NDArray[np.int64]) -> Batch:
