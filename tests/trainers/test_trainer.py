@@ -558,6 +558,19 @@ def test_a_folder_holds_a_config_that_goes_on(tmp_path, monkeypatch, cli, data, 
     assert all(torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True))
 
 
+def test_other_rows_are_refused_and_do_not_replace_those_of_the_run(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+
+    def make(seed):
+        return NewTrainer(Net(), train_dataset=tensors(seed=seed), folder="runs/a", **GIVEN)
+
+    make(0).train()
+    with pytest.raises(RunConflict, match=r"data\.train"):
+        make(1).train()
+    answer = cli("train", "runs/a", "train.epochs=3")
+    assert answer.code == 0, answer.err
+
+
 def test_loaders_are_taken_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loaders = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,13 +32,18 @@ class StoredTensors(Dataset[tuple[Tensor, ...]]):
 
 
 def write_tensors(tensors: Sequence[Tensor], split: str, folder: Path) -> str:
-    """Store tensors in a run folder; return the path as its config names it."""
+    """Store tensors in a run folder; return the path as its config names it.
+
+    Other tensors of the same split are never replaced: a run that was trained with them may need them.
+    """
     from safetensors.torch import save
 
-    file = folder / "data" / f"{split}.safetensors"
-    file.parent.mkdir(parents=True, exist_ok=True)
     data = save({str(i): tensor.detach().cpu().contiguous() for i, tensor in enumerate(tensors)})
-    if not file.exists() or file.read_bytes() != data:
+    file = folder / "data" / f"{split}.safetensors"
+    if file.exists() and file.read_bytes() != data:
+        file = file.with_stem(f"{split}-{hashlib.sha256(data).hexdigest()[:12]}")
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
         durable.write_file(file, data)
     root, here = project_root(folder).resolve(), file.resolve()
     return str(here.relative_to(root) if here.is_relative_to(root) else here)
