@@ -132,6 +132,10 @@ class Config(Mapping[str, Any]):
         """Return the given values as YAML. Loading it restores an equal config."""
         return dump_parts(_escape(self.tree))
 
+    def dump_given(self) -> str:
+        """Return the given values as YAML, with their references."""
+        return dump_parts(plain(self.given.tree))
+
     def to_resolved_yaml(self) -> str:
         """Return the text of `config.resolved.yaml`: given, default and derived values, classes and kinds."""
         rest = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from manyfit.config.load import make_component
 from manyfit.config.schema.run import Run
@@ -15,6 +16,11 @@ from manyfit.config.typed.roles import ANY
 from manyfit.trainers.described import name_optimizer, path_of, source_of
 from manyfit.trainers.live import COPIED
 from manyfit.wrapper.configs import ConfigBase, ModelConfig, RunConfig, list_derived_fields
+
+log = logging.getLogger("manyfit")
+
+SECTION: Final = "experiment"
+"""The section of a written config that holds the typed config."""
 
 
 def describe_experiment(wrapper: Any, folder: Path, is_kept: bool, key: str) -> dict[str, Any]:
@@ -31,25 +37,57 @@ def describe_experiment(wrapper: Any, folder: Path, is_kept: bool, key: str) -> 
         tree["model"] = {"class": f"{COPIED}.copy_model", "key": key}
         tree["trainer"] = {"class": f"{COPIED}.copy_trainer", "key": key}
         return tree
-    described = describe_fields(given)
-    tree["data"] = {
-        "class": "manyfit.wrapper.LoaderData", "wrapper": path_of(type(wrapper)), "config": described,
-    }  # fmt: skip
+    whole, cls = f"${{{SECTION}}}", path_of(type(wrapper))
+    tree |= refer_to_section(tree, given.train.learning_rate is not None)
+    tree["data"] = {"class": "manyfit.wrapper.LoaderData", "wrapper": cls, "config": whole}
     if wrapper.model_class is not None:
         tree["model"] = describe_model_class(wrapper.model_class, given.model)
-    tree["trainer"] = {"class": path_of(type(wrapper)), "config": described}
-    return tree | source_of(tree, folder)
+    tree["trainer"] = {"class": cls, "config": whole}
+    return {SECTION: describe_fields(given), **tree} | source_of(tree, folder)
+
+
+def refer_to_section(tree: dict[str, Any], has_rate: bool) -> dict[str, Any]:
+    """Return seed, training and export with references to the typed config, which is then the only copy."""
+    train = {**tree["train"], "epochs": f"${{{SECTION}.train.epochs}}", "device": f"${{{SECTION}.device}}"}
+    if has_rate and isinstance(train["optimizer"], dict) and "lr" in train["optimizer"]:
+        train["optimizer"] = {**train["optimizer"], "lr": f"${{{SECTION}.train.learning_rate}}"}
+    if train["scheduler"] is not None:
+        train["scheduler"] = f"${{{SECTION}.train.scheduler}}"
+    names = {"validate": "eval_epoch", "log": "log_epoch"}
+    train["every"] = {key: f"${{{SECTION}.train.{name}}}ep" for key, name in names.items()}
+    if "stop" in train:
+        train["stop"] = {**train["stop"], "patience": f"${{{SECTION}.train.early_stopping_iter}}ba"}
+    if "guard" in train:
+        train["guard"] = {"divergence": f"${{{SECTION}.train.divergence_factor}}"}
+    keep = {"keep": f"${{{SECTION}.train.keep_n_checkpoints}}"}
+    return {"seed": f"${{{SECTION}.random_seed}}", "train": train, "export": keep}
 
 
 def follow_run(typed: RunConfig, run: Run) -> None:
     """Set what the config of a run says now, for example after an override on the command line."""
-    typed.random_seed, typed.train.epochs = run.seed, run.train.epochs
-    if isinstance(run.train.optimizer, Component) and "lr" in run.train.optimizer.params:
-        typed.train.learning_rate = run.train.optimizer.params["lr"]
+    train, optimizer = typed.train, run.train.optimizer
+    rate = optimizer.params.get("lr") if isinstance(optimizer, Component) else None
+    used = {
+        "random_seed": (typed.random_seed, run.seed, "seed"),
+        "train.epochs": (train.epochs, run.train.epochs, "train.epochs"),
+        "train.learning_rate": (train.learning_rate, rate, "train.optimizer.lr"),
+        "train.amp": (train.amp, run.train.precision != "fp32", "train.precision"),
+    }
+    if train.early_stopping_iter is not None and run.train.stop is None:
+        used["train.early_stopping_iter"] = (train.early_stopping_iter, None, "train.stop")
+    if train.divergence_factor is not None and run.train.guard.divergence is None:
+        used["train.divergence_factor"] = (train.divergence_factor, None, "train.guard.divergence")
+    for name, (own, other, key) in used.items():
+        if own != other and own is not None:
+            log.warning(
+                "%s.%s is %s, but %s decides, which is %s", type(typed).__name__, name, own, key, other
+            )
+    typed.random_seed, train.epochs, train.amp = run.seed, run.train.epochs, run.train.precision != "fp32"
+    train.learning_rate = rate if rate is not None else train.learning_rate
     if run.model is not None:
         given = [each for each in run.model.params.values() if isinstance(each, ModelConfig)]
         typed.model = given[0] if given else typed.model
-    typed.train.__post_init__()
+    train.__post_init__()
     typed.__post_init__()
 
 
@@ -80,7 +118,7 @@ def describe_model_class(cls: Any, config: ModelConfig) -> dict[str, Any]:
         hints = {}
     wanted = [p.name for p in parameters if isinstance(config, _class_of(hints.get(p.name)))]
     name = wanted[0] if wanted else parameters[0].name
-    return {"class": path_of(cls), name: describe_fields(config)}
+    return {"class": path_of(cls), name: f"${{{SECTION}.model}}"}
 
 
 def _class_of(hint: Any) -> type | tuple[()]:

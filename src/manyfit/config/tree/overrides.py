@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from manyfit.config.tree.layers import lay
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, child, from_plain, join_path
+from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Seq, child, find, from_plain, join_path
 from manyfit.config.tree.reader import NOT_YAML, parse_yaml
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 
+WHOLE_REFERENCE = re.compile(r"\$\{([\w.\[\]-]+[\w\]])\}")
 COMMAND_LINE = Origin("command line")
 
 Overrides: TypeAlias = "Iterable[str | Override] | Mapping[str, Any]"
@@ -120,12 +121,30 @@ def collect(overrides: Overrides, problems: list[Problem]) -> list[Override]:
 def apply(root: Map, override: Override, problems: list[Problem]) -> Map:
     """Return the tree with one override applied."""
     try:
+        _check_references(root, override)
         changed = _change(root, override.path, override, ())
     except ConfigError as error:
         problems += error.problems
         return root
     assert isinstance(changed, Map)
     return changed
+
+
+def _check_references(root: Map, override: Override) -> None:
+    """Refuse to change a part of a mapping that is only referred to."""
+    for depth in range(1, len(override.path)):
+        place, rest = override.path[:depth], override.path[depth:]
+        node = find(root, place)
+        if not isinstance(node, Leaf) or not isinstance(node.value, str):
+            continue
+        target = WHOLE_REFERENCE.fullmatch(node.value)
+        if target is not None and isinstance(find(root, split(target[1], override.origin)), Map):
+            _fail(
+                override,
+                place,
+                f"{join_path(place)} is a reference to {target[1]} (see {node.origin}); "
+                f"override {join_path((*split(target[1], override.origin), *rest))} instead",
+            )
 
 
 def _change(node: Node, rest: Path, override: Override, done: Path) -> Node:

@@ -141,7 +141,9 @@ def begin_run(opened: Opened, session: Mapping[str, Any], given: str = "") -> No
     files: dict[Path, bytes | str] = {}
     before = read_text(run.config) if run.config.exists() else ""
     if not given and (not before or before.startswith(COPIED)):
-        given = f"{COPIED}, with every reference filled in.\n{config.dump()}"
+        is_whole = config.file in (None, run.config) and not config.environment
+        text = config.dump_given() if is_whole else config.dump()
+        given = f"{COPIED}{'' if is_whole else ', with every reference filled in'}.\n{text}"
     if given and given != before:
         files[run.config] = given
     files[run.resolved] = seal_resolved(config, run)
