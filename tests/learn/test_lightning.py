@@ -17,6 +17,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional as F
+from torchmetrics.classification import MulticlassF1Score
+from torchmetrics.functional.classification import multiclass_f1_score
 
 
 class Gan(LightningModule):
@@ -102,6 +104,7 @@ class Classifier(LightningModule):
             "unmonitored": {"optimizer": optimizer, "lr_scheduler": plateau},
             "odd": {"optimizer": optimizer, "lr_scheduler": {"scheduler": step, "intervall": "step"}},
             "nothing": [],
+            "closure": torch.optim.LBFGS(self.parameters()),
         }[self.form]
 
 
@@ -118,6 +121,71 @@ class Hooked(Classifier):
     def validation_step(self, batch, batch_idx):
         x, y = batch
         return {"val_loss": F.cross_entropy(self(x), y), "val_rows": torch.tensor(float(len(y)))}
+
+
+class Part(LightningModule):
+    """A part of another module, which logs, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+
+    def forward(self, x):
+        scores = self.net(x)
+        if self.training:
+            self.log("part_rows", float(len(x)))
+        return scores
+
+
+class Measured(LightningModule):
+    """Metrics of torchmetrics in training and validation, and what is known in the hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+        self.one, self.two, self.three, self.val = (MulticlassF1Score(10, average="macro") for _ in range(4))
+        self.seen, self.last = [], 0
+
+    def forward(self, x):
+        return self.part(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        scores = self(x)
+        self.one(scores, y)
+        self.log("train_one", self.one, on_epoch=True, prog_bar=True)
+        self.two.update(scores, y)
+        self.log("train_two", self.two)
+        self.three(scores, y)
+        self.seen.append((scores.detach(), y))
+        if self.logger is not None:
+            self.logger.log_metrics({"guarded": 1.0})
+        return F.cross_entropy(scores, y)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.last = self.global_step
+
+    def on_train_epoch_end(self):
+        self.log("train_three", self.three)
+        scores, target = (torch.cat(parts) for parts in zip(*self.seen))
+        self.seen = []
+        self.log("train_truth", multiclass_f1_score(scores, target, 10, average="macro"))
+        self.log("train_last", float(self.last))
+        self.print("an epoch is over")
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        scores = self(x)
+        self.val.update(scores, y)
+        self.log("val_f1", self.val)
+        self.log("val_loss", F.cross_entropy(scores, y))
+
+    def on_validation_epoch_end(self):
+        self.log("known_loss", self.trainer.callback_metrics["val_loss"])
+        self.log("known_f1", self.trainer.callback_metrics["val_f1"])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Loads(Classifier):
@@ -179,6 +247,7 @@ def test_every_form_of_configure_optimizers(lit, form, rates):
         ("Classifier", {"form": "unmonitored"}, "needs a monitor"),
         ("Classifier", {"form": "odd"}, "did you mean 'interval'"),
         ("Classifier", {"form": "nothing"}, "no optimizer"),
+        ("Classifier", {"form": "closure"}, "LBFGS needs the loss several times"),
     ],
 )
 def test_what_is_not_supported_is_an_error_that_names_it(lit, name, params, says):
@@ -193,6 +262,19 @@ def test_what_is_logged_after_an_epoch_is_in_its_row(lit):
     assert [row["val_watched"] for row in rows] == pytest.approx([2 * row["val_loss"] for row in rows])
     assert all(row["val_rows"] == 16 and row["train_last"] == 0.25 for row in rows)
     assert not any("val_val" in name for row in rows for name in row)
+
+
+def test_metrics_cover_whole_epochs_and_hooks_know_them(lit, capsys):
+    result = resumes(lit, tree(lit, "Measured", 3), 6)
+    rows = [event.values for event in result.history]
+    for row in rows:
+        assert row["train_one"] == row["train_two"] == row["train_three"] == pytest.approx(row["train_truth"])
+        assert row["train_part_rows"] == 16
+        assert row["train_guarded"] == 1
+        assert row["val_known_f1"] == pytest.approx(row["val_f1"])
+        assert row["val_known_loss"] == pytest.approx(row["val_loss"])
+    assert [row["train_last"] for row in rows] == [4, 8, 12]
+    assert capsys.readouterr().out.count("an epoch is over") == 6
 
 
 def documented(number, **supplied):

@@ -129,7 +129,7 @@ class OwnEvaluation:
             numbers = {key: float(value) for key, value in losses.items()}
             if isinstance(returned, Mapping) and "loss" not in returned:
                 numbers.pop("loss", None)  # a sum of named numbers is not a loss of the split
-            numbers |= self._means()
+            numbers |= self.means()
         left = next(feed, None)
         if (left is not None or not feed.handed) and split not in self._has_warned:
             self._has_warned.add(split)
@@ -161,7 +161,8 @@ class OwnEvaluation:
         """Log a number of the current batch, or of the split."""
         self._logged.setdefault(name, []).append((float(value), rows or max(1, self._rows)))
 
-    def _means(self) -> dict[str, float]:
+    def means(self) -> dict[str, float]:
+        """Return the means of what was logged in this evaluation so far."""
         return {
             name: sum(value * rows for value, rows in values) / sum(rows for _, rows in values)
             for name, values in self._logged.items()
@@ -191,7 +192,7 @@ class OwnEvaluation:
                     yield self._evaluate(batch, split)
                 with torch.no_grad():
                     functions.on_evaluation_end(split)
-                self._last = self._means()
+                self._last = self.means()
 
     @torch.no_grad()
     def _evaluate(self, batch: Batch, split: str) -> Any:

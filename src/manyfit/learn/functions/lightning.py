@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from manyfit.config.typed.roles import LIGHTNING, has_base
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
 from manyfit.learn.functions.functions import Functions
 from manyfit.learn.functions.lightning_optimizers import Schedule, read_optimizers
-from manyfit.learn.functions.lightning_parts import Attached, Holder, ManualOptimizer
+from manyfit.learn.functions.lightning_parts import Attached, Holder, ManualOptimizer, is_metric
 from manyfit.learn.functions.losses import as_written
 
 SUPPORTED: Final = frozenset({
@@ -62,6 +63,9 @@ class LightningFunctions(Functions):
         self._batch = 0
         self._manual: list[ManualOptimizer] = []
         self._metrics: dict[str, Any] = {}
+        """The metrics that were logged in this evaluation, by name."""
+        self._full: dict[str, str] = {}
+        """The names that were logged in this evaluation, by short name."""
         check_hooks(type(owner))
 
     def _is_own(self, name: str) -> bool:
@@ -107,6 +111,9 @@ class LightningFunctions(Functions):
         self._manual = [ManualOptimizer(each, self) for each in self.optimizers.values()]
         for name in GIVEN:
             owner.__dict__[name] = getattr(self, f"give_{name}", None) or getattr(self, name)
+        for part in owner.modules():
+            if part is not owner and has_base(type(part), LIGHTNING):  # it may log, too
+                part.__dict__.update(_trainer=owner._trainer, log=self.log, log_dict=self.log_dict)
 
     def give_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the optimizers, for manual optimization."""
@@ -127,6 +134,11 @@ class LightningFunctions(Functions):
             raise UsageError(
                 f"{self.name}: configure_optimizers returns no optimizer, and train.optimizer is not set"
             )
+        if not self.is_manual and any(isinstance(each, LBFGS) for each in self.optimizers.values()):
+            raise UsageError(
+                f"{self.name}: LBFGS needs the loss several times in a step: set self.automatic_optimization "
+                "= False and call optimizer.step(closure) in training_step"
+            )
         asked = {
             "accumulate": learner.accumulate > 1,
             "clip_norm": learner.update.clip_norm is not None,
@@ -140,16 +152,28 @@ class LightningFunctions(Functions):
     def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
         """Log a value as `train_<name>` or `val_<name>`; a prefix in its name is not doubled."""
         short, is_evaluating = _shorten(name), self.bench.is_evaluating
-        if hasattr(value, "compute") and hasattr(value, "update"):  # a torchmetrics metric
+        if is_metric(value):
             if is_evaluating:
-                self._metrics[short] = value
-                return
-            value = value._forward_cache if value._forward_cache is not None else value.compute()
+                self._metrics[name] = value
+            elif name not in self._holder.metrics:
+                self._holder.metrics[name] = self._path_of(name, value)
+            return
+        if is_evaluating:
+            self._full[short] = name
         self._holder.logged[name] = value.detach() if isinstance(value, Tensor) else value
         if short == "loss" and not is_evaluating and not self.is_manual and not self.bench.is_in_hook:
             return  # what training_step returns
         rows = batch_size or len(self.bench.current or ()) or None
         self.bench.log_value(name if self.bench.is_in_hook else short, value, rows)
+
+    def _path_of(self, name: str, metric: Any) -> str:
+        found = [path for path, module in self.owner.named_modules() if module is metric]
+        if not found:
+            raise UsageError(
+                f"{self.step_name} logs {name!r}, a {type(metric).__name__} that is not an attribute of "
+                f"{self.name}: set it as one, so that checkpoints keep it"
+            )
+        return str(found[0])
 
     def log_dict(self, values: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Log several values."""
@@ -189,7 +213,9 @@ class LightningFunctions(Functions):
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         if not self.is_manual and loss is not None:
             self._update(loss)
+        owner._trainer.is_after_step = True
         owner.on_train_batch_end(returned, written, number)
+        owner._trainer.is_after_step = False
         return (_pick_numbers(returned) if isinstance(returned, Mapping) else None) or loss
 
     def _update(self, loss: Tensor) -> None:
@@ -252,7 +278,7 @@ class LightningFunctions(Functions):
 
     def on_evaluation_start(self, split: str) -> None:
         """Call the hooks before an evaluation."""
-        self._batch, self._metrics = 0, {}
+        self._batch, self._metrics, self._full = 0, {}, {}
         word = "test" if split == "test" else "validation"
         attached = self.owner._trainer
         attached.training, attached.validating, attached.testing = False, word == "validation", word == "test"
@@ -262,11 +288,14 @@ class LightningFunctions(Functions):
     def on_evaluation_end(self, split: str) -> None:
         """Call the hooks after an evaluation, and log the metrics that cover all of it."""
         word = "test" if split == "test" else "validation"
+        for short, mean in self.bench.learner.evaluation.means().items():
+            self._holder.logged[self._full.get(short, short)] = mean
+        self._holder.logged |= {name: metric.compute() for name, metric in self._metrics.items()}
         getattr(self.owner, f"on_{word}_epoch_end")()
         for name, metric in self._metrics.items():
-            value = metric.compute()
+            self.bench.log_value(_shorten(name), metric.compute(), 1)
+        for metric in self._metrics.values():
             metric.reset()
-            self.bench.log_value(name, value, 1)
         self._metrics = {}
         getattr(self.owner, f"on_{word}_end")()
         attached = self.owner._trainer
@@ -288,13 +317,25 @@ class LightningFunctions(Functions):
         attached = self.owner._trainer
         self._holder.logged |= row
         attached.is_at_end = True
+        self._holder.logged |= {name: metric.compute() for name, metric in self._iterate_metrics()}
         self.owner.on_train_epoch_end()
         attached.is_at_end = False
+        found = list(self._iterate_metrics())
+        for name, metric in found:
+            self.bench.log_value(name, metric.compute())
+        for _, metric in found:
+            metric.reset()
+        self._holder.metrics = {}
         epoch = int(row["epoch"])
         if not self.is_manual:
             for schedule in self.schedules:
                 if schedule.interval == "epoch" and epoch % schedule.frequency == 0:
                     self._step_schedule(schedule, {**self._holder.logged, **row})
+
+    def _iterate_metrics(self) -> Iterator[tuple[str, Any]]:
+        """Yield the metrics that were logged in this epoch of training, by name."""
+        for name, path in self._holder.metrics.items():
+            yield name, self.owner.get_submodule(path)
 
     def on_train_end(self) -> None:
         """Call the hooks."""

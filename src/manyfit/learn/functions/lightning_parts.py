@@ -23,8 +23,9 @@ class Attached:
         self._learner = learner
         self._functions = functions
         self.optimizers = list(functions.optimizers.values())
-        self.logger, self.loggers, self.datamodule = NoLogger(), list[Any](), None
-        self.is_at_end = False
+        self.logger, self.loggers, self.datamodule = NoLogger(functions), list[Any](), None
+        self.progress_bar_callback = None
+        self.is_at_end = self.is_after_step = False
         self.should_stop = self.sanity_checking = False
         self.training, self.validating, self.testing = True, False, False
         self.is_global_zero, self.world_size = True, 1
@@ -43,7 +44,7 @@ class Attached:
     @property
     def global_step(self) -> int:
         """The number of batches trained on."""
-        return int(self._learner.step)
+        return int(self._learner.step + self.is_after_step)
 
     @property
     def is_last_batch(self) -> bool:
@@ -69,8 +70,23 @@ class Attached:
         )
 
 
+def is_metric(value: Any) -> bool:
+    """Return whether a value is a metric of torchmetrics, which covers many batches."""
+    return hasattr(value, "compute") and hasattr(value, "update") and hasattr(value, "reset")
+
+
 class NoLogger:
-    """What `self.logger` is for a Lightning module."""
+    """What `self.logger` is for a Lightning module: its metrics are logged as with `self.log`."""
+
+    def __init__(self, functions: LightningFunctions) -> None:
+        self._functions = functions
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log several values."""
+        self._functions.log_dict(metrics)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the parameters of a run are in its config."""
 
     def __bool__(self) -> bool:
         return False
@@ -124,6 +140,8 @@ class Holder:
     def __init__(self, module: Any) -> None:
         self.module = module
         self.logged: dict[str, Any] = {}
+        self.metrics: dict[str, str] = {}
+        """By name: the path of a metric that was logged in this epoch, and is computed at its end."""
 
     def hold(self, optimizers: Mapping[str, Optimizer], schedules: Sequence[Schedule]) -> None:
         """Add the optimizers and schedules that the module has configured."""
