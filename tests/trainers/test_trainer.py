@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import manyfit
-from manyfit.core.errors import ConfigError, RunConflict, UsageError
+from manyfit.core.errors import ConfigError, RunConflict, RunFailed, UsageError
 from manyfit.store.folder import RunFolder
 from manyfit.trainers import Model, Trainer
 from manyfit.trainers.common import LernomaticModel
@@ -151,6 +151,24 @@ class Solver(Trainer):
     def train_step(self, batch):
         self.backward(F.cross_entropy(self.model(batch[0]), batch[1]))
         self.step("solver")
+
+
+class Late(Trainer):
+    def on_train_start(self):
+        self.ema = nn.Sequential(nn.Linear(2, 2))
+
+
+class Ends(Trainer):
+    def train_step(self, batch):
+        return next(iter([]))
+
+
+class Copies(Trainer):
+    def __init__(self, **kwargs):
+        self.first, self.second = nn.Linear(64, 10), nn.Linear(10, 10)
+
+    def train_step(self, batch):
+        return F.cross_entropy(self.first(batch[0]), batch[1])
 
 
 class Idle(Trainer):
@@ -366,6 +384,7 @@ def test_gradients_that_are_accumulated_by_hand_survive_a_pause(mine):
         ("Bare", {"train__clip_norm": 1.0}, "train.clip_norm: Bare has its own train"),
         ("Bare", {"train__precision": "fp16"}, "train.precision: Bare has its own train"),
         ("Solver", {}, "LBFGS needs the loss several times"),
+        ("Late", {}, "Late.on_train_start creates ema, which a resumed run would not have"),
         ("Half", {"train__every": {"log": "2ba"}}, "train.every.log"),
         ("Docstring", {"export": {"metric": "val_los"}}, "did you mean val_loss"),
         ("Plain", {"params": {"alhpa": 1}}, "unknown key"),
@@ -376,6 +395,19 @@ def test_mistakes_are_said(mine, name, changes, says):
     further = {"export": given.pop("export")} if "export" in given else {}
     with pytest.raises((UsageError, ConfigError), match=says):
         manyfit.train({**tree(mine, name, **given), **further}, folder="runs/b", callbacks=[])
+
+
+def test_an_iterator_that_ends_is_an_error_in_the_code_of_the_user(mine):
+    with pytest.raises(RunFailed, match=r"failed with StopIteration(.|\n)*src/mine\.py:\d+ in train_step"):
+        trained(mine, "Ends")
+
+
+def test_only_the_parameters_without_an_optimizer_are_named(mine):
+    given = tree(mine, "Copies", train__optimizer={"first": {"class": "sgd", "lr": 0.1}}, train__loss=None)
+    del given["model"]
+    says = r"2 parameters belong to no optimizer \(second.weight, second.bias\).*requires_grad_\(False\)"
+    with pytest.raises(UsageError, match=says):
+        manyfit.train(given, folder="runs/b", callbacks=[])
 
 
 def test_an_epoch_that_reads_half_of_its_batches(mine, caplog):

@@ -70,9 +70,8 @@ class FoundState:
         """Return what training has changed and a checkpoint cannot keep, with the reason, since `read`."""
         found = self._seen or self.survey()
         self._seen = None
-        noticed = {path: "it was created during training (create it in __init__ or in setup())"
-                   for path in [*found.objects, *found.holders] if path not in self._objects
-                   and path not in self._holders}  # fmt: skip
+        reason = "it was created during training (create it in __init__ or in setup())"
+        noticed = dict.fromkeys(self.find_created(found), reason)
         optimizers = self._optimizers(found)
         kept = self._groups.read(optimizers, dict(self._iterate_named(found)))
         for path, each in found.objects.items():
@@ -90,6 +89,13 @@ class FoundState:
                 if path in self._outside and not is_same(coded, self._outside[path]):
                     noticed[path] = "it has changed, but is not an attribute of the object"
         return noticed
+
+    def find_created(self, found: Survey | None = None) -> list[str]:
+        """Return the objects that were not there when the object was made; of nested ones, the outermost."""
+        found = found or self.survey()
+        known = self._objects.keys() | self._holders
+        created = [path for path in (*found.objects, *found.holders) if path not in known]
+        return [path for path in created if not any(path.startswith(f"{each}.") for each in created)]
 
     def survey(self) -> Survey:
         """Look at the object."""

@@ -39,6 +39,7 @@ class Bench:
         """What the hooks have logged, by full name."""
         self.is_in_hook = False
         self._is_checked = False
+        self._noticed: set[str] = set()
         self._moved: set[str] = set()
         self._hooks: list[Any] = []
 
@@ -190,6 +191,21 @@ class Bench:
             hook.remove()
         self._hooks = []
         self._moved.clear()
+
+    def check_created(self) -> None:
+        """Refuse modules and optimizers that `on_train_start` creates: a resumed run would not have them."""
+        for path in self.learner.found.find_created():
+            raise UsageError(
+                f"{self._name}.on_train_start creates {path.removeprefix('module.')}, which a resumed run "
+                "would not have: create it in __init__ or in setup()"
+            )
+
+    def notice(self) -> None:
+        """Name what training has changed and checkpoints cannot keep, each once."""
+        for path, reason in self.learner.found.notice().items():
+            if path not in self._noticed:
+                self._noticed.add(path)
+                log.warning("%s.%s is not kept in checkpoints: %s", self._name, path, reason)
 
     def check_moved(self) -> None:
         """Check after the first epoch that it has stepped the optimizers."""

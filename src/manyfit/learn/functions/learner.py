@@ -51,7 +51,6 @@ class FunctionLearner(TorchLearner):
         self.epoch_sums = Sums(self.objective.device)
         self._again: Mapping[str, Any] | None = None
         """The state to load once more, when the user's loop has begun."""
-        self._noticed: set[str] = set()
         self._rates: Mapping[str, float] = {}
         self._measured: dict[str, float] = {}
         """The latest validation metrics."""
@@ -92,6 +91,7 @@ class FunctionLearner(TorchLearner):
         if not self.step:
             self.seed_all(self._stream)
             self.functions.on_train_start()
+            self.bench.check_created()
         if self.update.frozen:
             self.update.thaw(self.step)
         if self.functions.span != "step":
@@ -137,6 +137,8 @@ class FunctionLearner(TorchLearner):
 
     def close_step(self) -> None:
         """Check in the first epoch that the settings of a step have an effect, and optimizers are stepped."""
+        if self.step == 1:
+            self.bench.notice()
         if self.step <= self.per_epoch:
             self.bench.check_tools(self.step in (TRIED, self.per_epoch))
             if self.step == self.per_epoch:
@@ -326,10 +328,7 @@ class FunctionLearner(TorchLearner):
         own = {**self.own_epochs.state(), **self.evaluation.state(), "epoch_sums": self.epoch_sums.state()}
         own |= {"measured": dict(self._measured)} if self._measured else {}
         own |= {"given": given} if (given := self._read_given()) else {}
-        for path, reason in self._found.notice().items():
-            if path not in self._noticed:
-                self._noticed.add(path)
-                log.warning("%s.%s is not kept in checkpoints: %s", self.functions.name, path, reason)
+        self.bench.notice()
         return {**super()._read_parts(), **own}
 
     def _load_found(self, parts: Mapping[str, Any]) -> None:

@@ -137,10 +137,12 @@ def assign_parameters(config: Config, trained: Named) -> list[Any]:
         rest["params"].append(parameter)
     where = config.origin("train.optimizer")
     if names and (lost := chosen.pop(_NOBODY, None)):
-        count = sum(len(group["params"]) for group in lost)
+        ids = {id(parameter) for group in lost for parameter in group["params"]}
+        orphans = [name for name, parameter in trained.items() if id(parameter) in ids]
         raise UsageError(
-            f"{where}: train.optimizer: {count} parameters belong to no optimizer; name the optimizers after "
-            f"the parts of the model that they train, or use train.groups ({listing(list(trained))})"
+            f"{where}: train.optimizer: {len(orphans)} parameters belong to no optimizer "
+            f"({listing(orphans)}); name the optimizers after the parts of the model that they train, use "
+            "train.groups, or call requires_grad_(False) on what is not trained"
         )
     for name, groups in chosen.items():
         if not groups and name in names:

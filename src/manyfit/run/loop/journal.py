@@ -37,10 +37,12 @@ def translate_failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
     except ManyfitError as error:
         log.info("%s", error, exc_info=error)
         raise
-    except BaseException as error:  # user code may raise anything, including SystemExit
-        log.info("%s failed", what, exc_info=error)
-        described = f"{type(error).__name__}: {explain_error(error)}{notes(error)}"
-        text = f"{what} failed with {described}\n  at {user_frame(error)}"
+    except BaseException as raised:  # user code may raise anything, including SystemExit
+        # Python turns a StopIteration that passes through a generator into another error.
+        cause = raised.__cause__ if isinstance(raised.__cause__, StopIteration) else raised
+        log.info("%s failed", what, exc_info=raised)
+        described = f"{type(cause).__name__}: {explain_error(cause)}{notes(cause)}"
+        text = f"{what} failed with {described}\n  at {user_frame(cause)}"
         if ASSERTED in described:
             text += (
                 "\n  on a GPU this is usually a class index for which the model has no output, or an index "
@@ -49,8 +51,8 @@ def translate_failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
         if any(isinstance(handler, _FileHandler) and not handler.passing for handler in log.handlers):
             text += f"\n  the full traceback is in {run.path / 'run.log'}"
         failed = RunFailed(redact(text))
-        failed.kind = classify_error(error)
-        raise failed from error
+        failed.kind = classify_error(cause)
+        raise failed from cause
 
 
 @contextmanager
