@@ -8,7 +8,7 @@ from tests.lazy import needs
 from tests.run.cut import resumes
 
 import manyfit
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import ConfigError, UsageError
 
 pytestmark = needs("lightning")
 
@@ -344,6 +344,15 @@ def test_what_lightning_documents_of_its_optimizers(lit, name, rate):
     assert rows[-1]["val_metric_to_track"] < rows[0]["val_metric_to_track"]
     if name == "Two":
         assert [row["lr_optimizer_1"] for row in rows] == pytest.approx([0.01, 0.005, 0.0025, 0.00125])
+
+
+def test_a_data_module_is_the_only_problem(lit):
+    lit.write(
+        "src/rows.py",
+        "from lightning.pytorch import LightningDataModule\n\n\nclass Rows(LightningDataModule):\n    pass\n",
+    )
+    with pytest.raises(ConfigError, match=r"1 problem(.|\n)*is a LightningDataModule; write a function"):
+        manyfit.load_config({**tree(lit, "Classifier"), "data": {"class": "rows.Rows"}})
 
 
 def test_settings_of_the_config_reach_the_module(lit):

@@ -18,7 +18,6 @@ from manyfit.config.typed.roles import (
     DATA,
     EVALUATOR,
     KERAS,
-    LIGHTNING,
     LOSS,
     METRIC,
     MODEL,
@@ -28,6 +27,7 @@ from manyfit.config.typed.roles import (
     TRAINER,
     has_base,
     product_of,
+    trains_itself,
 )
 from manyfit.config.typed.torch_facts import missing_horizon
 
@@ -314,7 +314,7 @@ class Run:
     def has_own_functions(self) -> bool:
         """Return whether training is up to functions of the user's, which may need no loss or optimizer."""
         product = product_of(self.model.target) if self.model is not None else None
-        return self.trainer is not None or hasattr(product, "as_functions") or has_base(product, LIGHTNING)
+        return self.trainer is not None or trains_itself(product)
 
     def list_logged(self) -> list[str] | None:
         """Return the names of logged values; None if only the built model determines them."""

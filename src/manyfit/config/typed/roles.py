@@ -59,6 +59,10 @@ LIGHTNING: Final = (
     "lightning.pytorch.core.module.LightningModule",
     "pytorch_lightning.core.module.LightningModule",
 )
+DATA_MODULES: Final = (
+    "lightning.pytorch.core.datamodule.LightningDataModule",
+    "pytorch_lightning.core.datamodule.LightningDataModule",
+)
 ESTIMATOR: Final = "sklearn.base.BaseEstimator"
 COMPONENTS: Final = "manyfit.pipeline.components"
 PUBLIC: Final = {
@@ -247,6 +251,11 @@ def has_base(target: Any, bases: tuple[str, ...]) -> bool:
     return inspect.isclass(target) and any(qualify(base) in bases for base in target.__mro__)
 
 
+def trains_itself(product: Any) -> bool:
+    """Return whether a class has training functions of its own, which may need no loss or optimizer."""
+    return hasattr(product, "as_functions") or has_base(product, LIGHTNING)
+
+
 def list_supplied(target: Any, role: Role) -> tuple[str, ...]:
     """Return the parameters that manyfit supplies: by role, or for a nested component by its bases."""
     if role is TRAINER:
@@ -281,6 +290,11 @@ def refusal(target: Any, role: Role, trust: Trust, wanted: type | None = None) -
         )
         if fits and role is TRAINER and has_base(product, (MODULE,)):
             return f"{what} is a model: name it under model"
+        if role is DATA and has_base(product, DATA_MODULES):
+            return (
+                f"{what} is a LightningDataModule; write a function of (config, flag) that returns its "
+                "loaders, and name it: {class: manyfit.wrapper.LoaderData, loader: <the function>}"
+            )
         return "" if fits else f"{what} is not {indefinite(role.name)}"
     if role is EXECUTOR and "job" not in inspect.signature(target).parameters:
         return f"{what} does not accept the parameter job, which holds the study and its work"

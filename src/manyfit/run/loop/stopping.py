@@ -39,7 +39,7 @@ class Judge:
     def __init__(self, train: Train) -> None:
         self._stop = train.stop
         own = train.optimizer is None and train.loss is None  # the model has its own optimizer
-        self._advice = "clipnorm in the model's optimizer" if own else "train.clip_norm"
+        self._advice = "clipping its gradients" if own else "train.clip_norm"
         self._guard = train.guard
         patience = train.stop.patience if train.stop is not None else None
         self._patience = Cadence.parse(patience) if patience is not None else None
