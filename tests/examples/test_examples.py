@@ -22,7 +22,15 @@ def test_the_ladder_is_complete():
     assert listed == NAMES
 
 
-SLOW = ("07_killed", "10_population", "11_five_components", "13_trainers", "14_wrapper")
+SLOW = (
+    "07_killed",
+    "08_rows",
+    "09_study",
+    "10_population",
+    "11_five_components",
+    "13_trainers",
+    "14_wrapper",
+)
 """What other tests prove as well, in less time."""
 
 
