@@ -244,6 +244,20 @@ def test_a_counter_in_a_closure_is_noticed():
     assert list(found.notice()) == ["step.count"]
 
 
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_tensors_in_containers_come_back_where_they_were(place):
+    if place == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    left, right = SimpleNamespace(seen=[]), SimpleNamespace(seen=[])
+    found, other = FoundState(left), FoundState(right)
+    left.seen.append((torch.ones(2, device=place), {"here": torch.zeros(1)}))
+    other.load(through_a_file({"found": found.read()})["found"])
+    ((there, here),) = right.seen
+    assert there.device.type == place
+    assert here["here"].device.type == "cpu"
+    assert torch.equal(there, left.seen[0][0])
+
+
 def test_containers_that_contain_themselves_are_not_plain():
     value = []
     value.append(value)

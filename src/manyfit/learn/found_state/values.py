@@ -37,7 +37,8 @@ def encode_value(value: Any, depth: int = 0) -> Any:
             raise NotPlain("a tensor that is not strided")
         if depth and value.requires_grad and value.is_leaf:
             raise NotPlain("a tensor that is trained")
-        return {"tensor": value.detach()}
+        place = {} if value.device.type == "cpu" else {"on": value.device.type}
+        return {"tensor": value.detach(), **place}
     if isinstance(value, np.ndarray):
         return _encode_array(value)
     if isinstance(value, np.generic):
@@ -90,7 +91,7 @@ def decode_value(coded: Any, like: Any = None) -> Any:
         return coded
     kind, inner = next(iter(coded.items()))
     if kind == "tensor":
-        return inner.clone() if not isinstance(like, Tensor) else inner.to(like.device, copy=True)
+        return inner.to(like.device if isinstance(like, Tensor) else _find_place(coded, inner), copy=True)
     if kind == "array":
         return np.load(io.BytesIO(inner.cpu().numpy().tobytes()), allow_pickle=False)
     if kind == "floats":
@@ -116,6 +117,14 @@ def decode_value(coded: Any, like: Any = None) -> Any:
         return type(like)._make(parts) if hasattr(like, "_make") else type(like)(parts)
     made = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind]
     return made(decode_value(item) for item in inner)
+
+
+def _find_place(coded: Mapping[str, Any], tensor: Tensor) -> torch.device:
+    """Return where a tensor was, or where it is if this machine has no such device."""
+    kind = str(coded.get("on", ""))
+    has_cuda = kind == "cuda" and torch.cuda.is_available()
+    has_mps = kind == "mps" and torch.backends.mps.is_available()
+    return torch.device(kind) if has_cuda or has_mps else tensor.device
 
 
 def _make_dict(name: str, items: dict[Any, Any]) -> dict[Any, Any]:

@@ -14,6 +14,7 @@ from manyfit.config.schema.consistency import find_deciding_metrics
 from manyfit.config.typed.roles import LIGHTNING, has_base
 from manyfit.core.errors import UsageError
 from manyfit.core.seeds import derive
+from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.functions.functions import BUILDING, Functions, Surroundings
 from manyfit.learn.functions.learner import FunctionLearner
 from manyfit.learn.functions.loaders import RunData, make_loaders
@@ -62,6 +63,9 @@ class FunctionKind(TorchKind):
             module.to(setup.device)
             if setup.warm:
                 load_weights(config, module)
+        if setup.device.type != "cpu":
+            for each in FoundState(functions.owner, hidden=functions.hidden).modules():
+                each.to(setup.device)
         check_average(config, module, functions)
         check_own_step(config, functions)
         optimizer = functions.create_optimizer(module)
