@@ -18,7 +18,7 @@ from manyfit.learn.found_state.state import FoundState
 
 torch.set_num_threads(1)
 SOURCE = Path(__file__).resolve().parent
-ROUNDS, EPOCHS, BATCH = 7, 20, 64
+ROUNDS, EPOCHS, BATCH = 7, 40, 64
 sys.path.insert(0, str(SOURCE))
 
 import models

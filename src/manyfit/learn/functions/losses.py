@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,12 +16,12 @@ from manyfit.data.nested import map_arrays
 
 def to_device(batch: Batch, tensor: Callable[[Any], Tensor]) -> Batch:
     """Return a batch whose arrays are tensors on the device, converted by `tensor`."""
-    inputs = batch.inputs
+    inputs, target, weight = batch.inputs, batch.target, batch.weight
     return Batch(
-        tensor(inputs) if not isinstance(inputs, dict | tuple) else map_arrays(tensor, inputs),
-        None if batch.target is None else map_arrays(tensor, batch.target),
+        map_arrays(tensor, inputs) if isinstance(inputs, dict | tuple) else tensor(inputs),
+        tensor(target) if isinstance(target, np.ndarray | Tensor) else map_arrays(tensor, target),
         batch.index,
-        None if batch.weight is None else tensor(batch.weight),
+        None if weight is None else tensor(weight),
     )
 
 
@@ -87,10 +86,15 @@ def split_losses(returned: Any, where: str, device: torch.device) -> dict[str, T
     """Return the losses by name, from what a function returned; the total is named `loss`."""
     if returned is None:
         return {}
-    if isinstance(returned, Mapping) and returned:
+    if isinstance(returned, Tensor):
+        return {"loss": to_number(returned, where, device)}
+    if isinstance(returned, dict | Mapping) and returned:
         named = {str(name): to_number(each, where, device) for name, each in returned.items()}
         if "loss" not in named:
-            named["loss"] = functools.reduce(operator.add, named.values())
+            total, *rest = named.values()
+            for each in rest:
+                total = total + each
+            named["loss"] = total
         return named
     return {"loss": to_number(returned, where, device)}
 
