@@ -126,3 +126,20 @@ MISTAKES = [
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_mistake(mistake, verb, project, cli):
     check_mistake(mistake, verb, project, cli)
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [("a.hidden", "m.hidden"), ("chain.hidden", "m.hidden"), ("deep.a.hidden", "m.hidden"), ("short", None),
+     ("name.lr", None), ("list.hidden", None), ("missing.hidden", None), ("circle.hidden", None)],
+)  # fmt: skip
+def test_a_key_below_a_reference_is_overridden_where_it_leads(key, instead):
+    root = from_plain({
+        "m": {"class": "x", "hidden": 3}, "a": "${m}", "chain": "${a}", "deep": {"a": "${m}"}, "short": 1,
+        "word": "adam", "name": "${word}", "list": "run-${m}", "missing": "${nothing}", "circle": "${circle}",
+    })  # fmt: skip
+    problems = []
+    apply(root, pair(key, "4"), problems)
+    assert [f"override {instead} instead" in problem.message for problem in problems] == [True] * bool(
+        instead
+    )

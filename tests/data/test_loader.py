@@ -85,7 +85,7 @@ class Pairs(Tens):
 
     def __iter__(self):
         rows = list(self.inner)
-        return iter([rows[self.calls :][:3], rows[:3], rows[3:7]] if self.calls < 3 else [rows[:3]] * 3)
+        return iter([rows[:3], rows[3:7], rows[5:]])
 
 
 LOADERS = {

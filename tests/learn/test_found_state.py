@@ -258,6 +258,11 @@ def test_tensors_in_containers_come_back_where_they_were(place):
     assert torch.equal(there, left.seen[0][0])
 
 
+def test_a_tensor_of_a_gpu_is_read_without_one():
+    coded = {"tensor": torch.ones(2), "on": "mps" if torch.cuda.is_available() else "cuda"}
+    assert decode_value(coded).device.type == "cpu"
+
+
 def test_containers_that_contain_themselves_are_not_plain():
     value = []
     value.append(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from manyfit import load_config
 from manyfit.core.errors import Interrupted, RunFailed
 from manyfit.core.position import Position
 from manyfit.core.signals import Watch
+from manyfit.learn.functions.functions import Functions
 from manyfit.learn.kind import BUILT_IN, _load_built_in
 from manyfit.learn.torch.kind import TorchKind
 from manyfit.run.build.shared_data import SharedData
@@ -461,10 +463,11 @@ def test_one_that_trains_apart_is_interrupted_alone(lab, without_turns):
     same(lab("asked").folder, lab("alone").folder)
 
 
-def test_only_pytorch_takes_turns():
+def test_only_pytorch_modules_take_turns():
     """The random state of TensorFlow cannot be read, and nothing is known of other kinds."""
-    found = {kind.name for kind in map(_load_built_in, BUILT_IN) if kind.takes_turns}
-    assert found == {"torch", "own functions"}
+    found = {kind.name: kind for kind in map(_load_built_in, BUILT_IN) if kind.takes_turns}
+    assert set(found) == {"torch", "own functions"}
+    assert not found["own functions"].can_take_turns(SimpleNamespace(functions=Functions(None)))
 
 
 @pytest.mark.parametrize("name", ["Stepping", "Drawing"])

@@ -104,7 +104,7 @@ class Custom(Wrapper):
         return {"loss": 1 - float(torch.cat(hits).mean())}
 
 
-class Cosine(Wrapper):
+class PrintsConfig(Wrapper):
     def create_scheduler(self, optimizer):
         train, model, seed = self.config.train, self.config.model, self.config.random_seed
         print(
@@ -170,7 +170,7 @@ def test_a_wrapper_trains_in_python_and_goes_on_from_its_config(typed, project, 
 
 
 def test_overrides_reach_the_typed_config(typed, cli):
-    typed.Cosine(typed.Classifier).train(experiment(typed, "runs/b", epochs=1))
+    typed.PrintsConfig(typed.Classifier).train(experiment(typed, "runs/b", epochs=1))
     for overrides in (
         ("train.epochs=2", "train.optimizer.lr=0.5", "experiment.model.hidden=3", "seed=7"),
         [
@@ -182,12 +182,16 @@ def test_overrides_reach_the_typed_config(typed, cli):
         assert answer.code == 0, answer.err
         assert "epochs 2, rate 0.5, hidden 3, doubled 6, seed 7" in answer.out + answer.err
         assert "epoch 2/2" in answer.out + answer.err
+        assert "no effect" not in answer.out + answer.err
     answer = cli("train", "runs/b", "model.config.hidden=3")
     assert answer.code == 2
     assert "model.config is a reference to experiment.model" in answer.err
     assert "override experiment.model.hidden instead" in answer.err
     answer = cli("train", "runs/b", "experiment.train.amp=true", "--debug")
-    assert "RunConfig.train.amp is True, but train.precision decides" in answer.out + answer.err
+    assert (
+        "experiment.train.amp=True has no effect: override train.precision, which is False"
+        in answer.out + answer.err
+    )
 
 
 def test_everything_that_a_wrapper_may_create(typed):

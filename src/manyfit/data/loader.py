@@ -113,7 +113,7 @@ class LoaderSource(DatasetSource):
             return np.concatenate(
                 [np.asarray(rows, dtype=np.int64) for rows in self._batches_of(seed, epoch)]
             )
-        return np.fromiter(iter(self._sampler.epoch(seed, epoch)), dtype=np.int64)
+        return np.array(self._sampler.epoch(seed, epoch), dtype=np.int64)
 
     def _batches_of(self, seed: int, epoch: int) -> list[Any]:
         assert self._batch_sampler is not None

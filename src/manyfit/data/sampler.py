@@ -20,7 +20,8 @@ class SeededSampler:
     """A sampler that is seeded for each epoch.
 
     What else it carries from epoch to epoch, such as a counter, is reproduced: to return an epoch out of
-    turn, it is set back to what it was when it was made, and iterated once for each epoch before.
+    turn, it is set back to what it was when it was made, and iterated once for each epoch before. Runs with
+    different seeds that share a sampler pay for this in every epoch.
     """
 
     def __init__(self, sampler: Any, dataset: Any) -> None:
@@ -42,7 +43,8 @@ class SeededSampler:
 
     def epoch(self, seed: int, epoch: int) -> list[Any]:
         """Return what the sampler yields in an epoch."""
-        if self._made is not None and self._here != (seed, epoch):
+        here, self._here = self._here, None
+        if self._made is not None and here != (seed, epoch):
             for each, made in zip(self._parts, self._made, strict=True):
                 each.__dict__.clear()
                 each.__dict__.update(copy.deepcopy(made, dict(self._shared)))

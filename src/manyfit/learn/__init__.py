@@ -3,7 +3,7 @@
 | module | contents |
 |---|---|
 | `learner` | the `Learner` protocol, and defaults for your own learners |
-| `metrics_by_run` | metrics of the runs of a cohort, and their way from the device |
+| `metrics_by_run` | metrics of the runs of a cohort, and their transfer to the CPU |
 | `group` | several learners of one run each as one learner of a cohort |
 | `kind` | kinds of learners, and their registration |
 | `models` | models as a builder returns them |

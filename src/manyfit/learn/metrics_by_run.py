@@ -1,4 +1,4 @@
-"""Metrics of the runs that a learner trains, and their way from the device."""
+"""Metrics of the runs that a learner trains, and their transfer to the CPU."""
 
 from __future__ import annotations
 

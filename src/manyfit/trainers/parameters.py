@@ -12,6 +12,8 @@ from manyfit.config.typed.keyword_reads import find_reads
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 
+NAMES: Final = ("LOAD_FAST", "LOAD_DEREF", "STORE_FAST_LOAD_FAST")
+"""How the names of instructions begin that load a local variable."""
 ELSEWHERE: Final[Mapping[str, str]] = {
     "train_dataset": "data", "val_dataset": "data", "test_dataset": "data",
     "train_loader": "data", "val_loader": "data", "test_loader": "data",
@@ -106,17 +108,17 @@ def find_unread(cls: type, given: Mapping[str, Any] | Any) -> list[str]:
     return [name for name in given if name in named and name not in used and name != "model"]
 
 
-def names_of_self(code: types.CodeType) -> Iterator[str]:
+def iterate_self_attributes(code: types.CodeType) -> Iterator[str]:
     """Yield the attributes of `self` that the code of a method, or a function in it, reads."""
-    before = ""
+    before: Any = ""
     for each in dis.get_instructions(code):
-        is_name = each.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and before == "self":
             yield str(each.argval)
-        before = each.argval if is_name and isinstance(each.argval, str) else ""
+        before = each.argval if each.opname.startswith(NAMES) else ""
+        before = before[-1] if isinstance(before, tuple) else before  # two names in one instruction
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from names_of_self(inner)
+            yield from iterate_self_attributes(inner)
 
 
 def _names_in(code: types.CodeType, is_init: bool) -> Iterator[str]:

@@ -89,11 +89,11 @@ class Trainer(metaclass=Constructed):
                 **({"config": around.config} if values.get("config", self) is None else {}),
                 "_given": {name: arguments[name] for name in around.given if name in arguments},
             })  # fmt: skip
-            self._follow(around.config)
+            self._sync_config(around.config)
         return self
 
-    def _follow(self, config: Any) -> None:
-        """Called with the config of the run that the trainer is built for, before its `__init__`."""
+    def _sync_config(self, config: Any) -> None:
+        """Update a typed config from that of the run; called before `__init__`."""
 
     def __init__(
         self,

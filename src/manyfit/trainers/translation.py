@@ -14,7 +14,7 @@ from manyfit.data import Batch
 from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.functions.functions import Functions, Span
 from manyfit.learn.functions.losses import ReadKeys, as_written
-from manyfit.trainers.parameters import functions_in, names_of_self
+from manyfit.trainers.parameters import functions_in, iterate_self_attributes
 
 log = logging.getLogger("manyfit")
 
@@ -43,7 +43,8 @@ class TrainerFunctions(Functions):
         self.has_val_step = own("val_step")
         self.has_predictions = hasattr(owner, "predict_step")
         self.span = self._span()
-        self.uses_tools = self.span != "whole" or self._names_tools()
+        self.names_tools = self._reads_tools()
+        self.uses_tools = self.span != "whole" or self.names_tools
         self._has_looked = False
         self._has_own_step = own("train_step")
 
@@ -59,9 +60,11 @@ class TrainerFunctions(Functions):
             return "loop" if named & {"train_epoch", "super"} else "whole"
         return "epoch" if self.has_own_epoch else "step"
 
-    def _names_tools(self) -> bool:
+    def _reads_tools(self) -> bool:
         """Return whether the code of the subclass has `self.backward` and `self.step`."""
-        named = {name for each in functions_in(type(self.owner)) for name in names_of_self(each.__code__)}
+        named = {
+            name for each in functions_in(type(self.owner)) for name in iterate_self_attributes(each.__code__)
+        }
         return named >= {"backward", "step"}
 
     @property

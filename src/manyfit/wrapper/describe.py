@@ -9,13 +9,13 @@ import typing
 from pathlib import Path
 from typing import Any, Final
 
+from manyfit.config import Config
 from manyfit.config.load import make_component
-from manyfit.config.schema.run import Run
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.roles import ANY
 from manyfit.trainers.described import name_optimizer, path_of, source_of
 from manyfit.trainers.live import COPIED
-from manyfit.wrapper.configs import ConfigBase, ModelConfig, RunConfig, list_derived_fields
+from manyfit.wrapper.configs import ConfigBase, ModelConfig, RunConfig, TrainConfig, list_derived_fields
 
 log = logging.getLogger("manyfit")
 
@@ -38,7 +38,7 @@ def describe_experiment(wrapper: Any, folder: Path, is_kept: bool, key: str) -> 
         tree["trainer"] = {"class": f"{COPIED}.copy_trainer", "key": key}
         return tree
     whole, cls = f"${{{SECTION}}}", path_of(type(wrapper))
-    tree |= refer_to_section(tree, given.train.learning_rate is not None)
+    tree |= refer_to_section(tree, given.train)
     tree["data"] = {"class": "manyfit.wrapper.LoaderData", "wrapper": cls, "config": whole}
     if wrapper.model_class is not None:
         tree["model"] = describe_model_class(wrapper.model_class, given.model)
@@ -46,13 +46,18 @@ def describe_experiment(wrapper: Any, folder: Path, is_kept: bool, key: str) -> 
     return {SECTION: describe_fields(given), **tree} | source_of(tree, folder)
 
 
-def refer_to_section(tree: dict[str, Any], has_rate: bool) -> dict[str, Any]:
+def refer_to_section(tree: dict[str, Any], given: TrainConfig) -> dict[str, Any]:
     """Return seed, training and export with references to the typed config, which is then the only copy."""
     train = {**tree["train"], "epochs": f"${{{SECTION}.train.epochs}}", "device": f"${{{SECTION}.device}}"}
-    if has_rate and isinstance(train["optimizer"], dict) and "lr" in train["optimizer"]:
+    if isinstance(train["optimizer"], dict) and train["optimizer"].get("class") == given.optimizer:
+        train["optimizer"] = {**train["optimizer"], "class": f"${{{SECTION}.train.optimizer}}"}
+    if (
+        given.learning_rate is not None
+        and isinstance(train["optimizer"], dict)
+        and "lr" in train["optimizer"]
+    ):
         train["optimizer"] = {**train["optimizer"], "lr": f"${{{SECTION}.train.learning_rate}}"}
-    if train["scheduler"] is not None:
-        train["scheduler"] = f"${{{SECTION}.train.scheduler}}"
+    train["scheduler"] = f"${{{SECTION}.train.scheduler}}"
     names = {"validate": "eval_epoch", "log": "log_epoch"}
     train["every"] = {key: f"${{{SECTION}.train.{name}}}ep" for key, name in names.items()}
     if "stop" in train:
@@ -63,25 +68,28 @@ def refer_to_section(tree: dict[str, Any], has_rate: bool) -> dict[str, Any]:
     return {"seed": f"${{{SECTION}.random_seed}}", "train": train, "export": keep}
 
 
-def follow_run(typed: RunConfig, run: Run) -> None:
+def update_from_run(typed: RunConfig, config: Config) -> None:
     """Set what the config of a run says now, for example after an override on the command line."""
-    train, optimizer = typed.train, run.train.optimizer
+    run, train, optimizer = config.run, typed.train, config.run.train.optimizer
     rate = optimizer.params.get("lr") if isinstance(optimizer, Component) else None
-    used = {
+    used: dict[str, tuple[Any, Any, str]] = {
         "random_seed": (typed.random_seed, run.seed, "seed"),
         "train.epochs": (train.epochs, run.train.epochs, "train.epochs"),
-        "train.learning_rate": (train.learning_rate, rate, "train.optimizer.lr"),
         "train.amp": (train.amp, run.train.precision != "fp32", "train.precision"),
+        "train.optimizer": (train.optimizer, describe_written(optimizer), "train.optimizer"),
     }
-    if train.early_stopping_iter is not None and run.train.stop is None:
+    if rate is not None:
+        used["train.learning_rate"] = (train.learning_rate, rate, "train.optimizer.lr")
+    if run.train.stop is None:
         used["train.early_stopping_iter"] = (train.early_stopping_iter, None, "train.stop")
-    if train.divergence_factor is not None and run.train.guard.divergence is None:
+    if run.train.guard.divergence is None:
         used["train.divergence_factor"] = (train.divergence_factor, None, "train.guard.divergence")
     for name, (own, other, key) in used.items():
-        if own != other and own is not None:
-            log.warning(
-                "%s.%s is %s, but %s decides, which is %s", type(typed).__name__, name, own, key, other
-            )
+        origins = [config.origin(f"{place}.{name}") for place in (SECTION, "trainer.config")]
+        if own != other and any(
+            each is not None and each.file.startswith("command line") for each in origins
+        ):
+            log.warning("%s.%s=%s has no effect: override %s, which is %s", SECTION, name, own, key, other)
     typed.random_seed, train.epochs, train.amp = run.seed, run.train.epochs, run.train.precision != "fp32"
     train.learning_rate = rate if rate is not None else train.learning_rate
     if run.model is not None:
@@ -89,6 +97,11 @@ def follow_run(typed: RunConfig, run: Run) -> None:
         typed.model = given[0] if given else typed.model
     train.__post_init__()
     typed.__post_init__()
+
+
+def describe_written(optimizer: Any) -> Any:
+    """Return an optimizer as the config names it."""
+    return optimizer.written if isinstance(optimizer, Component) else optimizer
 
 
 def describe_fields(config: ConfigBase) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from manyfit.data import Splits
 from manyfit.data.loader import is_loader, take_apart
 from manyfit.trainers.trainer import Trainer
 from manyfit.wrapper.configs import RunConfig
-from manyfit.wrapper.describe import check_typed, describe_experiment, follow_run
+from manyfit.wrapper.describe import check_typed, describe_experiment, update_from_run
 from manyfit.wrapper.translation import WrapperFunctions
 
 
@@ -123,9 +123,9 @@ class ModelWrapper(Trainer):
             found[split] = loader
         return Splits(**found, batch_size=size)
 
-    def _follow(self, config: Any) -> None:
+    def _sync_config(self, config: Any) -> None:
         if isinstance(self.config, RunConfig):
-            follow_run(self.config, config.run)
+            update_from_run(self.config, config)
 
     def _describe_config(self, data: Splits, folder: Any, is_kept: bool, key: str) -> dict[str, Any]:
         return describe_experiment(self, folder, is_kept, key)

@@ -13,7 +13,7 @@ from manyfit.config.tree.reader import NOT_YAML, parse_yaml
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
 
-WHOLE_REFERENCE = re.compile(r"\$\{([\w.\[\]-]+[\w\]])\}")
+WHOLE_REFERENCE = re.compile(r"\$\{(\w[\w.\[\]-]*)\}")
 COMMAND_LINE = Origin("command line")
 
 Overrides: TypeAlias = "Iterable[str | Override] | Mapping[str, Any]"
@@ -135,16 +135,29 @@ def _check_references(root: Map, override: Override) -> None:
     for depth in range(1, len(override.path)):
         place, rest = override.path[:depth], override.path[depth:]
         node = find(root, place)
-        if not isinstance(node, Leaf) or not isinstance(node.value, str):
-            continue
-        target = WHOLE_REFERENCE.fullmatch(node.value)
-        if target is not None and isinstance(find(root, split(target[1], override.origin)), Map):
+        target = _follow(root, node, override.origin) if node is not None else None
+        if node is not None and target is not None:
             _fail(
                 override,
                 place,
-                f"{join_path(place)} is a reference to {target[1]} (see {node.origin}); "
-                f"override {join_path((*split(target[1], override.origin), *rest))} instead",
+                f"{join_path(place)} is a reference to {join_path(target)} (see {node.origin}); "
+                f"override {join_path((*target, *rest))} instead",
             )
+
+
+def _follow(root: Map, node: Node, origin: Origin) -> Path | None:
+    """Return the path of the mapping that a reference leads to; None if it is none, or leads elsewhere."""
+    path: Path | None = None
+    for _ in range(10):  # references may refer to others, also in a circle, which is reported later
+        named = WHOLE_REFERENCE.fullmatch(str(node.value)) if isinstance(node, Leaf) else None
+        if named is None:
+            break
+        path = split(named[1], origin)
+        found = find(root, path)
+        if found is None:
+            return None
+        node = found
+    return path if isinstance(node, Map) else None
 
 
 def _change(node: Node, rest: Path, override: Override, done: Path) -> Node:

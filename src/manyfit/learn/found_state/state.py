@@ -108,12 +108,11 @@ class FoundState:
 
     def _optimizers(self, found: Survey) -> dict[str, torch.optim.Optimizer]:
         """Return all optimizers, also those whose state is stored elsewhere."""
-        every = {f"{KEPT}optimizer {i}": each for i, each in enumerate(self._kept.values())}
+        kept = [each for each in self._kept.values() if isinstance(each, torch.optim.Optimizer)]
+        own = {path: each for path, each in found.objects.items() if isinstance(each, torch.optim.Optimizer)}
         return {
-            path: each
-            for path, each in {**every, **found.objects}.items()
-            if isinstance(each, torch.optim.Optimizer)
-        }
+            f"{KEPT}optimizer {i}" if i else f"{KEPT}optimizer": each for i, each in enumerate(kept)
+        } | own
 
     def read(self) -> dict[str, Any]:
         """Return the state: objects and generators, and the values that have changed."""

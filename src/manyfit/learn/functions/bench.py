@@ -14,7 +14,7 @@ from torch import Tensor
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
-from manyfit.learn.functions.losses import from_written, split_losses, to_number
+from manyfit.learn.functions.losses import from_written, read_losses, to_number
 from manyfit.learn.pictures import make_grid
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Bench:
         self.pictures: dict[str, Any] = {}
         self.logged: dict[str, float] = {}
         """What the hooks have logged, by full name."""
+        self.is_from_start = False
+        """Whether this process has trained the run from its first step."""
         self.is_in_hook = False
         self._is_checked = False
         self._noticed: set[str] = set()
@@ -112,8 +114,8 @@ class Bench:
             self.learner.add_losses({name: number}, rows or 1)
 
     @contextmanager
-    def hooking(self) -> Iterator[None]:
-        """Call a hook that follows a measurement."""
+    def gather_hook_logs(self) -> Iterator[None]:
+        """Add values that are logged in this context to the row that was just measured."""
         self.is_in_hook = True
         try:
             yield
@@ -129,7 +131,7 @@ class Bench:
     def log_losses(self, returned: Any, rows: int) -> None:
         """Log what a step has returned."""
         learner = self.learner
-        learner.add_losses(split_losses(returned, learner.functions.step_name, learner.device), rows)
+        learner.add_losses(read_losses(returned, learner.functions.step_name, learner.device), rows)
 
     def default_step(self, batch: Batch) -> Tensor | None:
         """Train on a batch as for a plain module: loss, gradients, and all optimizers of the config."""
@@ -193,7 +195,7 @@ class Bench:
         self._moved.clear()
 
     def check_created(self) -> None:
-        """Refuse modules and optimizers that `on_train_start` creates: a resumed run would not have them."""
+        """Refuse objects that `on_train_start` creates: a resumed run would not have them."""
         for path in self.learner.found.find_created():
             raise UsageError(
                 f"{self._name}.on_train_start creates {path.removeprefix('module.')}, which a resumed run "
@@ -226,7 +228,7 @@ class Bench:
 
         A step may accumulate gradients by hand: what it does not call before `is_over`, it never calls.
         """
-        if self._is_checked:
+        if self._is_checked or self.learner.functions.names_tools or not self.is_from_start:
             return
         self._is_checked = is_over or self.calls >= {"backward", "step"}
         if not self._is_checked or self.calls >= {"backward", "step"}:

@@ -17,7 +17,7 @@ from manyfit.learn.found_state.hidden import STATEFUL
 from manyfit.learn.found_state.values import NotPlain, copy_tensors, encode_value, is_same
 from manyfit.learn.functions.loaders import CountedBatches
 from manyfit.learn.functions.loop_thread import LoopCancelled, LoopThread
-from manyfit.learn.functions.losses import split_losses
+from manyfit.learn.functions.losses import read_losses
 
 if TYPE_CHECKING:
     from manyfit.learn.functions.learner import FunctionLearner
@@ -68,7 +68,7 @@ class OwnEpochs:
         with learner.autocast():
             returned = learner.functions.train()
         learner.update.close_step()
-        learner.add_losses(_split_returned(learner, returned, "train"), 1)
+        learner.add_losses(_read_returned(learner, returned, "train"), 1)
         learner.count_whole()
 
     def _train_one(self, batches: Iterator[Batch]) -> None:
@@ -163,7 +163,7 @@ class OwnEpochs:
                 "%s.train_epoch has read %d of %d batches of self.train_loader; the others are skipped",
                 functions.name, read, self.per_epoch,
             )  # fmt: skip
-        learner.add_losses(_split_returned(learner, returned, "train_epoch"), max(1, feed.rows))
+        learner.add_losses(_read_returned(learner, returned, "train_epoch"), max(1, feed.rows))
         learner.close_epoch()
 
     def _take(self) -> Batch:
@@ -201,8 +201,8 @@ class OwnEpochs:
         self._expected, self._variables = found.get("variables"), dict(found.get("variables", {}))
 
 
-def _split_returned(learner: FunctionLearner, returned: Any, method: str) -> dict[str, Tensor]:
-    return split_losses(returned, f"{learner.functions.name}.{method}", learner.device)
+def _read_returned(learner: FunctionLearner, returned: Any, method: str) -> dict[str, Tensor]:
+    return read_losses(returned, f"{learner.functions.name}.{method}", learner.device)
 
 
 def _show(coded: Any) -> str:

@@ -17,7 +17,7 @@ from manyfit.data import Batch, Source, once
 from manyfit.data.nested import named_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.functions.loaders import CountedBatches
-from manyfit.learn.functions.losses import split_losses, to_device
+from manyfit.learn.functions.losses import read_losses, to_device
 from manyfit.learn.functions.networks import Networks
 from manyfit.learn.metrics_by_run import Metrics, fetch
 from manyfit.learn.torch.row_metrics import call_metric, check_rows
@@ -125,7 +125,7 @@ class OwnEvaluation:
             with torch.no_grad(), learner.autocast():
                 returned = learner.functions.measure_split(split)
             loader.attach(None)
-            losses = split_losses(returned, f"{learner.functions.name}.{name}", learner.device)
+            losses = read_losses(returned, f"{learner.functions.name}.{name}", learner.device)
             numbers = {key: float(value) for key, value in losses.items()}
             if isinstance(returned, Mapping) and "loss" not in returned:
                 numbers.pop("loss", None)  # a sum of named numbers is not a loss of the split

@@ -63,6 +63,8 @@ class Functions:
     """Whether the object returns predictions of its own, with `predict`."""
     has_forward: bool = True
     """Whether the model can be called with the inputs of a batch."""
+    names_tools: bool = False
+    """Whether its code calls the tools that apply the settings of a step, as far as can be read from it."""
     uses_tools: bool = False
     """Whether precision, clipping and accumulation are available through `backward` and `step`."""
     keeps_modes: bool = True

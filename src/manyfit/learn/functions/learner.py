@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,17 +24,17 @@ from manyfit.learn.functions.epochs import OwnEpochs
 from manyfit.learn.functions.evaluation import OwnEvaluation
 from manyfit.learn.functions.functions import GUARANTEES, Functions
 from manyfit.learn.functions.loaders import RunData, make_loaders
-from manyfit.learn.functions.losses import split_losses, to_device
+from manyfit.learn.functions.losses import read_losses, to_device
 from manyfit.learn.functions.networks import Networks
 from manyfit.learn.metrics_by_run import Metrics, split_by_run
 from manyfit.learn.torch.learner import TorchLearner, numpy_of
-from manyfit.learn.torch.loss_sums import Sums
+from manyfit.learn.torch.loss_sums import EpochSums
 from manyfit.learn.torch.randomness import seed_slow
 
 log = logging.getLogger("manyfit")
 
-TRIED: Final = 64
-"""After this many steps, a step that has not stepped an optimizer is taken to do so never."""
+MOST_STEPS_WITHOUT_UPDATE: Final = 64
+"""After this many steps without a call of `self.step()`, `train_step` is assumed never to call it."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class FunctionLearner(TorchLearner):
     """The metrics that select the best checkpoint or stop a run, and whether the config names them."""
 
     def __post_init__(self) -> None:
-        self.epoch_sums = Sums(self.objective.device)
+        self.epoch_sums = EpochSums(self.objective.device)
         self._again: Mapping[str, Any] | None = None
         """The state to load once more, when the user's loop has begun."""
         self._rates: Mapping[str, float] = {}
@@ -92,6 +92,7 @@ class FunctionLearner(TorchLearner):
             self.seed_all(self._stream)
             self.functions.on_train_start()
             self.bench.check_created()
+            self.bench.is_from_start = True
         if self.update.frozen:
             self.update.thaw(self.step)
         if self.functions.span != "step":
@@ -136,11 +137,11 @@ class FunctionLearner(TorchLearner):
         self.functions.on_epoch_start()
 
     def close_step(self) -> None:
-        """Check in the first epoch that the settings of a step have an effect, and optimizers are stepped."""
+        """Check in the first epoch that settings have an effect, optimizers step, and state is kept."""
         if self.step == 1:
             self.bench.notice()
         if self.step <= self.per_epoch:
-            self.bench.check_tools(self.step in (TRIED, self.per_epoch))
+            self.bench.check_tools(self.step in (MOST_STEPS_WITHOUT_UPDATE, self.per_epoch))
             if self.step == self.per_epoch:
                 self.bench.check_moved()
 
@@ -148,10 +149,6 @@ class FunctionLearner(TorchLearner):
         """Check the user's own epoch, if it was the first."""
         self.update.close_step()
         self.close_step()
-
-    def call_epoch(self, function: Callable[[], Any] | None) -> None:
-        """Train one epoch for the user's own loop; without a function, the usual one."""
-        self.own_epochs.enter(function)
 
     def all_modules(self) -> list[nn.Module]:
         """Return all modules that training or evaluation may call."""
@@ -170,7 +167,7 @@ class FunctionLearner(TorchLearner):
         else:
             with self.autocast():
                 returned = self.functions.train_step(moved)
-        return split_losses(returned, self.functions.step_name, self.device)
+        return read_losses(returned, self.functions.step_name, self.device)
 
     def _call_parts(self, batch: Batch) -> dict[str, Tensor]:
         """Call the user's step with each part of a batch; return the losses of the whole."""
@@ -285,22 +282,25 @@ class FunctionLearner(TorchLearner):
         self.update.observe(measured)
         self._measured |= measured
         if self.step % self.per_epoch:
-            with own_randomness(), self.bench.hooking():
+            with own_randomness(), self.bench.gather_hook_logs():
                 self.seed_all(self._measuring + self.step)
                 self.functions.on_validation_end(measured)
             return
-        (means,) = split_by_run(self.epoch_sums_taken(), 1)
+        taken = self.epoch_sums.take_at(self.step, self._sums.rates, not self.objective.sums)
+        (means,) = split_by_run(taken, 1)
         self.update.observe({name: value for name, value in means.items() if name.startswith("train_")})
         self.seed_all(self._measuring + self.step)  # the next epoch seeds them again
-        with self.bench.hooking():
+        with self.bench.gather_hook_logs():
             self.functions.on_epoch_end({"epoch": self.epoch, "step": self.step, **means, **self._measured})
         if self.epoch == 1:
             self.bench.check_names([*rows[0], *means, *self._measured, *self.bench.logged])
 
-    def epoch_sums_taken(self) -> Metrics:
-        """Return the mean losses and the learning rates of the epoch, and begin new sums."""
-        self.epoch_sums.rates = self._sums.rates
-        return self.epoch_sums.take(per_row=not self.objective.sums)
+    def take(self) -> Metrics:
+        """Return the mean losses since the last call, and the last learning rates."""
+        is_epoch = self._sums.has_same_batches(self.epoch_sums)
+        found = super().take()
+        self.epoch_sums.known = (self.step, found) if is_epoch else None
+        return found
 
     def take_logged(self) -> Sequence[Mapping[str, float]]:
         """Return what the hooks have logged since the last call."""

@@ -16,6 +16,7 @@ from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
 from manyfit.learn.functions.functions import Functions
+from manyfit.learn.functions.lightning_names import normalize_name, pick_numbers, shorten_name
 from manyfit.learn.functions.lightning_optimizers import Schedule, read_optimizers
 from manyfit.learn.functions.lightning_parts import Attached, Holder, ManualOptimizer, is_metric
 from manyfit.learn.functions.losses import as_written
@@ -66,6 +67,7 @@ class LightningFunctions(Functions):
         """The metrics that were logged in this evaluation, by name."""
         self._full: dict[str, str] = {}
         """The names that were logged in this evaluation, by short name."""
+        self.names_tools = not self.is_manual
         check_hooks(type(owner))
 
     def _is_own(self, name: str) -> bool:
@@ -151,7 +153,7 @@ class LightningFunctions(Functions):
 
     def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
         """Log a value as `train_<name>` or `val_<name>`; a prefix in its name is not doubled."""
-        short, is_evaluating = _shorten(name), self.bench.is_evaluating
+        short, is_evaluating = shorten_name(name), self.bench.is_evaluating
         if is_metric(value):
             if is_evaluating:
                 self._metrics[name] = value
@@ -164,7 +166,7 @@ class LightningFunctions(Functions):
         if short == "loss" and not is_evaluating and not self.is_manual and not self.bench.is_in_hook:
             return  # what training_step returns
         rows = batch_size or len(self.bench.current or ()) or None
-        self.bench.log_value(name if self.bench.is_in_hook else short, value, rows)
+        self.bench.log_value(normalize_name(name) if self.bench.is_in_hook else short, value, rows)
 
     def _path_of(self, name: str, metric: Any) -> str:
         found = [path for path, module in self.owner.named_modules() if module is metric]
@@ -216,7 +218,7 @@ class LightningFunctions(Functions):
         owner._trainer.is_after_step = True
         owner.on_train_batch_end(returned, written, number)
         owner._trainer.is_after_step = False
-        return (_pick_numbers(returned) if isinstance(returned, Mapping) else None) or loss
+        return (pick_numbers(returned) if isinstance(returned, Mapping) else None) or loss
 
     def _update(self, loss: Tensor) -> None:
         owner, update, bench = self.owner, self.bench.learner.update, self.bench
@@ -270,7 +272,7 @@ class LightningFunctions(Functions):
         returned = _call_step(getattr(self.owner, f"{word}_step"), written, self._batch)
         getattr(self.owner, f"on_{word}_batch_end")(returned, written, self._batch)
         self._batch += 1
-        return (_pick_numbers(returned) or None) if isinstance(returned, Mapping) else returned
+        return (pick_numbers(returned) or None) if isinstance(returned, Mapping) else returned
 
     def predict(self, batch: Batch) -> Any:
         """Return the predictions of `predict_step`."""
@@ -293,7 +295,7 @@ class LightningFunctions(Functions):
         self._holder.logged |= {name: metric.compute() for name, metric in self._metrics.items()}
         getattr(self.owner, f"on_{word}_epoch_end")()
         for name, metric in self._metrics.items():
-            self.bench.log_value(_shorten(name), metric.compute(), 1)
+            self.bench.log_value(shorten_name(name), metric.compute(), 1)
         for metric in self._metrics.values():
             metric.reset()
         self._metrics = {}
@@ -322,7 +324,8 @@ class LightningFunctions(Functions):
         attached.is_at_end = False
         found = list(self._iterate_metrics())
         for name, metric in found:
-            self.bench.log_value(name, metric.compute())
+            self._holder.logged[name] = metric.compute()
+            self.bench.log_value(normalize_name(name), self._holder.logged[name])
         for _, metric in found:
             metric.reset()
         self._holder.metrics = {}
@@ -346,19 +349,6 @@ class LightningFunctions(Functions):
         """Return why the module asks to stop."""
         attached = getattr(self.owner, "_trainer", None)
         return f"{self.name} set trainer.should_stop" if attached is not None and attached.should_stop else ""
-
-
-def _shorten(name: str) -> str:
-    """Return a name without the split, which manyfit adds."""
-    for prefix in ("train_", "val_", "test_", "valid_", "training_", "validation_"):
-        name = name.removeprefix(prefix)
-    return name
-
-
-def _pick_numbers(returned: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the single numbers among what a step has returned, by short name."""
-    numbers = {name: v for name, v in returned.items() if isinstance(v, Tensor) and v.numel() == 1}
-    return {_shorten(name): value for name, value in numbers.items()}
 
 
 def _call_step(step: Any, batch: Any, number: int) -> Any:

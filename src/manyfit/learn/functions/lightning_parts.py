@@ -23,7 +23,7 @@ class Attached:
         self._learner = learner
         self._functions = functions
         self.optimizers = list(functions.optimizers.values())
-        self.logger, self.loggers, self.datamodule = NoLogger(functions), list[Any](), None
+        self.logger, self.loggers, self.datamodule = RunLogger(functions), list[Any](), None
         self.progress_bar_callback = None
         self.is_at_end = self.is_after_step = False
         self.should_stop = self.sanity_checking = False
@@ -75,7 +75,7 @@ def is_metric(value: Any) -> bool:
     return hasattr(value, "compute") and hasattr(value, "update") and hasattr(value, "reset")
 
 
-class NoLogger:
+class RunLogger:
     """What `self.logger` is for a Lightning module: its metrics are logged as with `self.log`."""
 
     def __init__(self, functions: LightningFunctions) -> None:

@@ -82,7 +82,7 @@ def from_written(written: Any, index: Any) -> Batch:
     return Batch(written, None, index)
 
 
-def split_losses(returned: Any, where: str, device: torch.device) -> dict[str, Tensor]:
+def read_losses(returned: Any, where: str, device: torch.device) -> dict[str, Tensor]:
     """Return the losses by name, from what a function returned; the total is named `loss`."""
     if returned is None:
         return {}

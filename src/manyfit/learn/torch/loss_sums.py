@@ -39,9 +39,10 @@ class Sums:
         # A sum of many losses needs the precision of float64, which MPS does not support.
         self._device = torch.device("cpu") if device.type == "mps" else device
         self.rates: Mapping[str, float] = {"lr": 0.0}
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Begin new sums."""
         self._recent: dict[tuple[str, ...], _Recent] = {}
         self._totals: dict[str, _Total] = {}
 
@@ -56,6 +57,14 @@ class Sums:
         if len(recent.rows) == FOLD:
             self._fold(names)
 
+    def has_same_batches(self, other: Sums) -> bool:
+        """Return whether two sums that end with the same batch also begin with the same one."""
+        return self._count_batches() == other._count_batches()
+
+    def _count_batches(self) -> tuple[dict[tuple[str, ...], int], dict[str, int]]:
+        waiting = {names: len(each.rows) for names, each in self._recent.items()}
+        return waiting, {name: total.count for name, total in self._totals.items()}
+
     def take(self, per_row: bool) -> Metrics:
         """Return mean losses since the last call (absent if none) and the last rates, of shape (1,)."""
         found: dict[str, Any] = {
@@ -66,13 +75,11 @@ class Sums:
         for name, total in sorted(self._totals.items(), key=lambda item: item[0] != "loss"):
             summed = total.by_row if per_row else total.by_batch
             found[f"train_{name}"] = (summed / total.count)[None]
-        self._clear()
+        self.clear()
         return found
 
     def _fold(self, names: tuple[str, ...]) -> None:
         recent = self._recent.pop(names)
-        if not names:
-            return
         losses = self._stack(recent.values).to(self._device)
         losses = losses.to(torch.float64).view(-1, len(names))  # only now, since MPS does not support it
         rows = torch.tensor(recent.rows, dtype=torch.float64, device=self._device)
@@ -96,7 +103,6 @@ class Sums:
         recent = [
             {"names": list(names), "values": self._stack(each.values), "rows": list(each.rows)}
             for names, each in self._recent.items()
-            if names
         ]
         totals = {
             name: {"by_row": each.by_row, "by_batch": each.by_batch, "count": each.count}
@@ -110,7 +116,7 @@ class Sums:
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Load a state."""
-        self._clear()
+        self.clear()
         if state is None:
             return
         if "rate" in state:
@@ -124,8 +130,25 @@ class Sums:
             self._totals[name] = _Total(by_row, by_batch, each["count"])
 
 
+class EpochSums(Sums):
+    """The losses of an epoch, which may have been summed for the log already."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.known: tuple[int, Metrics] | None = None
+        """The step and the means of an epoch, if a row of the log covers exactly this epoch."""
+
+    def take_at(self, step: int, rates: Mapping[str, float], per_row: bool) -> Metrics:
+        """Return the means of the epoch that ends at a step, and the last rates; begin new sums."""
+        known, self.known, self.rates = self.known, None, rates
+        if known is not None and known[0] == step:
+            self.clear()
+            return known[1]
+        return self.take(per_row)
+
+
 def _translate_former(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of earlier versions, which kept every loss by itself, in the form of today."""
+    """Convert a state written by an earlier version, which kept every loss by itself."""
     recent, totals = [], {}
     for name, each in {"loss": state, **state.get("named", {})}.items():
         if each.get("recent") is not None:

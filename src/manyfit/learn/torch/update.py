@@ -81,7 +81,10 @@ class Update:
 
     def rates(self) -> dict[str, float]:
         """Return the learning rate of every group: `lr` for the first one, others have names or numbers."""
-        if sum(len(each.param_groups) for each in self._watched) != self._group_count:
+        count = 0
+        for each in self._watched:
+            count += len(each.param_groups)
+        if count != self._group_count:
             self.watch(self.others)  # training has added a group
         return {name: float(o.param_groups[i]["lr"]) for name, o, i in self._rated} or {"lr": 0.0}
 

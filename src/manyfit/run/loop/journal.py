@@ -39,7 +39,8 @@ def translate_failures(run: RunFolder, what: str = "the run") -> Iterator[None]:
         raise
     except BaseException as raised:  # user code may raise anything, including SystemExit
         # Python turns a StopIteration that passes through a generator into another error.
-        cause = raised.__cause__ if isinstance(raised.__cause__, StopIteration) else raised
+        is_turned = isinstance(raised, RuntimeError) and str(raised) == "generator raised StopIteration"
+        cause = raised.__cause__ if is_turned and raised.__cause__ is not None else raised
         log.info("%s failed", what, exc_info=raised)
         described = f"{type(cause).__name__}: {explain_error(cause)}{notes(cause)}"
         text = f"{what} failed with {described}\n  at {user_frame(cause)}"
