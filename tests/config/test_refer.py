@@ -1,10 +1,12 @@
 """References."""
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 from tests.config.mistakes import BASE, Mistake, check_mistake, swap, verbs
 
 from manyfit.config.tree.nodes import from_plain, plain
-from manyfit.config.tree.references import Resolver, escape
+from manyfit.config.tree.references import Resolver, escape, unescape_references
 
 
 def resolve(tree, environ=None):
@@ -214,3 +216,8 @@ def test_an_environment_variable_that_is_no_text(project, cli, monkeypatch):
         answer = cli("config", "show", "runs/a", words)
         assert answer.code == 2
         assert "is not UTF-8" in answer.err
+
+
+@given(st.text(alphabet="\\${}a.: ", max_size=12))
+def test_escaped_text_is_read_back(text):
+    assert unescape_references(escape(text)) == text

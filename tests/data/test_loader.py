@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,7 +89,30 @@ class Pairs(Tens):
         return iter([rows[:3], rows[3:7], rows[5:]])
 
 
+class Slotted:
+    """Has no attributes but slots, and draws from a generator in another object."""
+
+    __slots__ = ("epoch", "held")
+
+    def __init__(self):
+        self.epoch, self.held = 0, SimpleNamespace(deep={"one": [Drawer()]})
+
+    def __iter__(self):
+        self.epoch += 1
+        rows = self.held.deep["one"][0].rng.permutation(10)
+        return iter([(int(row) + self.epoch) % 10 for row in rows])
+
+    def __len__(self):
+        return 10
+
+
+class Drawer:
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+
 LOADERS = {
+    "slotted": lambda: DataLoader(ROWS, batch_size=4, sampler=Slotted()),
     "drawing": lambda: DataLoader(ROWS, batch_size=4, sampler=Drawing()),
     "counting": lambda: DataLoader(ROWS, batch_size=4, sampler=Counting()),
     "counted batches": lambda: DataLoader(ROWS, batch_sampler=Pairs()),
@@ -185,14 +209,16 @@ def test_a_sampler_that_cannot_be_copied_is_named(caplog):
     assert "the sampler Drawing cannot be copied" in caplog.text
 
 
-def test_a_sampler_may_be_changed_from_outside():
+def test_a_sampler_may_be_changed_from_outside(caplog):
     sampler = Counting()
     source, size = take_apart(DataLoader(ROWS, batch_size=10, sampler=sampler))
     batches = source.batches(Order(size, seed=7))
     plain = values(source.batches(Order(size, seed=7)), 2)
     assert values(batches, 1) == plain[:1]
+    assert "changed between two epochs" not in caplog.text
     sampler.epoch += 1
     assert values(batches, 1) != plain[1:]
+    assert "the sampler Counting was changed between two epochs" in caplog.text
 
 
 def test_streams_and_sizes():

@@ -168,6 +168,15 @@ class Solver(Trainer):
         self.step("solver")
 
 
+class Again(Trainer):
+    def train_step(self, batch):
+        for _ in range(2):
+            loss = F.cross_entropy(self.model(batch[0]), batch[1])
+            self.backward(loss)
+            self.step()
+        return loss
+
+
 class Late(Trainer):
     def on_train_start(self):
         self.ema = nn.Sequential(nn.Linear(2, 2))
@@ -270,6 +279,9 @@ class Extended(Trainer):
 
     def on_epoch_end(self, row):
         self.log("doubled", 2 * row["val_loss"])
+
+    def on_train_end(self):
+        self.log("too_late", 1.0)
 
 
 class Whole:
@@ -404,6 +416,7 @@ def test_gradients_that_are_accumulated_by_hand_survive_a_pause(mine):
         ("Bare", {"train__clip_norm": 1.0}, r"train.clip_norm: Bare has its own train\(\); implement"),
         ("Bare", {"train__precision": "fp16"}, r"train.precision: Bare has its own train\(\); implement"),
         ("Solver", {}, "LBFGS needs the loss several times"),
+        ("Again", {"train__accumulate": 2}, "steps its optimizer more than once for a batch"),
         ("Late", {}, "Late.on_train_start creates ema, which a resumed run would not have"),
         ("Half", {"train__every": {"log": "2ba"}}, "train.every.log"),
         ("Docstring", {"export": {"metric": "val_los"}}, "did you mean val_loss"),
@@ -444,10 +457,11 @@ def test_a_loop_that_ends_early_ends_the_run(mine):
     assert trained(mine, "Early", train__epochs=5).step == 8
 
 
-def test_what_is_extended_is_called(mine):
+def test_what_is_extended_is_called(mine, caplog):
     row = trained(mine, "Extended").history[-1].values
     assert row["train_seen"] == 16
     assert row["train_doubled"] == pytest.approx(2 * row["val_loss"])
+    assert "Extended.on_train_end logs train_too_late, but the log has ended" in caplog.text
     assert row["val_begun"] == 2
     assert "val_loss" in row
 

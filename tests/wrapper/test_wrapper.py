@@ -169,6 +169,15 @@ def test_a_wrapper_trains_in_python_and_goes_on_from_its_config(typed, project, 
     assert kept.metrics == whole.metrics
 
 
+def test_text_of_a_typed_config_is_no_reference(typed, cli):
+    given = experiment(typed, "runs/b", epochs=1)
+    given.save_dir = "a ${seed} and \\${x}"
+    typed.Wrapper(typed.Classifier).train(given)
+    assert manyfit.load_config("runs/b").experiment.save_dir == given.save_dir
+    answer = cli("train", "runs/b", "train.epochs=2")
+    assert answer.code == 0, answer.err
+
+
 def test_overrides_reach_the_typed_config(typed, cli):
     typed.PrintsConfig(typed.Classifier).train(experiment(typed, "runs/b", epochs=1))
     for overrides in (

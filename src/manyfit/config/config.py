@@ -13,7 +13,7 @@ from manyfit.config.identity import Difference, Snapshot, diff_snapshots, flat, 
 from manyfit.config.schema.run import Run
 from manyfit.config.tree.nodes import Map, Node, Path, Seq, find, from_plain, join_path, leaves, plain
 from manyfit.config.tree.reader import dump_parts
-from manyfit.config.tree.references import escape
+from manyfit.config.tree.references import escape, unescape_references
 from manyfit.config.typed.artifacts import Artifact
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.kinds import Kind
@@ -202,7 +202,10 @@ def snapshot(resolved: Node) -> Snapshot:
             tuple(int(step) if step.isdecimal() else step for step in path.split(".")): name
             for path, name in parts["classes"].items()
         }
-        explicit = flat(normal(inner, classes))
+        explicit = {
+            path: unescape_references(value) if isinstance(value, str) else value
+            for path, value in flat(normal(inner, classes)).items()
+        }
         kinds = {path: Kind(kind) for path, kind in parts["kinds"].items()}
         implicit = {**parts["defaults"], **parts["derived"]}
         return Snapshot(

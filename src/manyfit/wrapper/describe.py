@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from manyfit.config import Config
 from manyfit.config.load import make_component
+from manyfit.config.tree.references import escape
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.roles import ANY
 from manyfit.trainers.described import name_optimizer, path_of, source_of
@@ -43,7 +44,16 @@ def describe_experiment(wrapper: Any, folder: Path, is_kept: bool, key: str) -> 
     if wrapper.model_class is not None:
         tree["model"] = describe_model_class(wrapper.model_class, given.model)
     tree["trainer"] = {"class": cls, "config": whole}
-    return {SECTION: describe_fields(given), **tree} | source_of(tree, folder)
+    return {SECTION: escape_texts(describe_fields(given)), **tree} | source_of(tree, folder)
+
+
+def escape_texts(value: Any) -> Any:
+    """Escape all text in plain data, so that none of it is read as a reference."""
+    if isinstance(value, dict):
+        return {key: escape_texts(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [escape_texts(item) for item in value]
+    return escape(value) if isinstance(value, str) else value
 
 
 def refer_to_section(tree: dict[str, Any], given: TrainConfig) -> dict[str, Any]:

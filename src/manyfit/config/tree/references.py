@@ -42,6 +42,16 @@ def escape(text: str) -> str:
     return _MARK.sub(lambda found: f"{found[1] * 2}\\${{", text)
 
 
+def unescape_references(text: str) -> str:
+    """Return escaped text as it was; text with references is returned unchanged."""
+    try:
+        parts = parse_references(text)
+    except ValueError:
+        return text
+    literal = [part for part in parts if isinstance(part, str)]
+    return "".join(literal) if len(literal) == len(parts) else text
+
+
 def parse_references(text: str) -> Text:
     """Split text into literal parts and references. Raises ValueError for an unclosed `${`."""
     parts, rest = _parse(text, 0, inside=False, depth=0)

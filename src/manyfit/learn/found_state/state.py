@@ -77,6 +77,12 @@ class FoundState:
         for path, each in found.objects.items():
             if path in self._objects and type(each) is not self._objects[path]:
                 noticed[path] = "it was replaced during training"
+        for path, each in found.objects.items():
+            driven = getattr(each, "optimizer", None)
+            if isinstance(driven, torch.optim.Optimizer) and all(
+                driven is not o for o in optimizers.values()
+            ):
+                noticed[path] = "it changes an optimizer that is not on the object"
         for path, optimizer in optimizers.items():
             if self._groups.is_changed(path, optimizer) and path not in kept:
                 noticed[path.removeprefix(KEPT)] = "it was given parameters that are not on the object"

@@ -32,6 +32,8 @@ class Bench:
         """The share of the current part in its batch, and whether it is the last part."""
         self.current: Any = None
         """The batch that was handed out last."""
+        self.stepped: set[int] = set()
+        """The optimizers that were stepped in the current part of a batch."""
         self.calls: set[str] = set()
         """The tools that were used in the first epoch."""
         self.pictures: dict[str, Any] = {}
@@ -84,8 +86,16 @@ class Bench:
     def step_optimizer(self, name: str | None = None) -> None:
         """Clip the gradients of an optimizer, step it, and clear them; in the last part of a batch only."""
         self.calls.add("step")
+        optimizer = self.find_optimizer(name)
+        if self.share != 1.0:
+            if id(optimizer) in self.stepped:
+                raise UsageError(
+                    f"train.accumulate: {self.learner.functions.step_name} steps {name or 'its optimizer'} "
+                    "more than once for a batch, so that parts of it cannot be combined"
+                )
+            self.stepped.add(id(optimizer))
         if self.is_last_part:
-            self.learner.update.step_one(self.find_optimizer(name))
+            self.learner.update.step_one(optimizer)
 
     def find_optimizer(self, name: str | None) -> torch.optim.Optimizer:
         """Return an optimizer by name, or the only one."""
@@ -121,6 +131,13 @@ class Bench:
             yield
         finally:
             self.is_in_hook = False
+
+    def call_last_hook(self) -> None:
+        """Call the hook of the end of a run; what it logs is too late for the log."""
+        with self.gather_hook_logs():
+            self.learner.functions.on_train_end()
+        if lost := self.learner.take_logged()[0]:
+            log.warning("%s.on_train_end logs %s, but the log has ended", self._name, listing(list(lost)))
 
     def log_images(self, name: str, images: Any, columns: int | None = None) -> None:
         """Store a grid of images at the next pause, in the run folder and in TensorBoard."""

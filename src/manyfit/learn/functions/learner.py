@@ -175,6 +175,7 @@ class FunctionLearner(TorchLearner):
         sums: dict[str, Tensor] = {}
         for i, (part, share) in enumerate(parts):
             bench.current, bench.share, bench.is_last_part = part, share, i == len(parts) - 1
+            bench.stepped.clear()
             for name, value in self._call_step(part).items():
                 sums[name] = value * share + sums.get(name, 0)
         bench.current, bench.share, bench.is_last_part = batch, 1.0, True
@@ -320,7 +321,7 @@ class FunctionLearner(TorchLearner):
     def end(self) -> None:
         """Finish the user's loop, and call the hook."""
         self.own_epochs.close()
-        self.functions.on_train_end()
+        self.bench.call_last_hook()
 
     # -- state ------------------------------------------------------------------------------------
 

@@ -109,7 +109,6 @@ class LightningFunctions(Functions):
             self.optimizers = {name or "optimizer": each for name, each in update.optimizers.items()}
         self._holder.hold(self.optimizers, self.schedules)
         self._check_settings(learner)
-        owner._trainer.optimizers = list(self.optimizers.values())
         self._manual = [ManualOptimizer(each, self) for each in self.optimizers.values()]
         for name in GIVEN:
             owner.__dict__[name] = getattr(self, f"give_{name}", None) or getattr(self, name)

@@ -22,7 +22,6 @@ class Attached:
     def __init__(self, functions: LightningFunctions, learner: Any) -> None:
         self._learner = learner
         self._functions = functions
-        self.optimizers = list(functions.optimizers.values())
         self.logger, self.loggers, self.datamodule = RunLogger(functions), list[Any](), None
         self.progress_bar_callback = None
         self.is_at_end = self.is_after_step = False
@@ -34,6 +33,15 @@ class Attached:
         self.num_training_batches = learner.per_epoch
         self.estimated_stepping_batches = learner.per_epoch * learner.epochs
         self.max_steps = -1
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers that the module has configured."""
+        return tuple(self._functions.optimizers.values())
+
+    @optimizers.setter
+    def optimizers(self, value: Any) -> None:
+        raise UsageError("self.trainer.optimizers cannot be replaced: change their parameter groups")
 
     @property
     def current_epoch(self) -> int:
