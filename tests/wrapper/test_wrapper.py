@@ -192,6 +192,10 @@ def test_overrides_reach_the_typed_config(typed, cli):
         assert "epochs 2, rate 0.5, hidden 3, doubled 6, seed 7" in answer.out + answer.err
         assert "epoch 2/2" in answer.out + answer.err
         assert "no effect" not in answer.out + answer.err
+    answer = cli("train", "runs/b", "experiment.train.epcohs=3")
+    assert answer.code == 2
+    assert "1 problem in the configuration" in answer.err
+    assert "experiment.train.epcohs: unknown key" in answer.err
     answer = cli("train", "runs/b", "model.config.hidden=3")
     assert answer.code == 2
     assert "model.config is a reference to experiment.model" in answer.err

@@ -31,7 +31,7 @@ from manyfit.config.tree.nodes import Leaf, Map, Node, Path, class_word, from_pl
 from manyfit.config.tree.overrides import Overrides, apply, collect
 from manyfit.config.tree.project import is_folder, logical, project_root
 from manyfit.config.tree.reader import read_file
-from manyfit.config.tree.references import Resolver
+from manyfit.config.tree.references import Resolver, drop_copied_problems
 from manyfit.config.typed.artifacts import Artifact, artifact_at
 from manyfit.config.typed.checker import Checker
 from manyfit.config.typed.component import Component
@@ -254,9 +254,8 @@ def _check(given: Given, problems: list[Problem]) -> Config:
     run, sections = _check_tree(checker, written)
     problems += [meaning.restore_problem(problem) for problem in checker.problems]
     if problems:
-        raise ConfigError(
-            sorted(problems, key=lambda p: (p.origin.file != tree.origin.file, *_place(p.origin)))
-        )
+        found = drop_copied_problems(problems, given.tree)
+        raise ConfigError(sorted(found, key=lambda p: (p.origin.file != tree.origin.file, *_place(p.origin))))
     learned: list[dict[Path, Any]] = [checker.kinds, checker.classes, checker.defaults, checker.derived]
     kinds, classes, defaults, derived = learned if tree is written else map(meaning.facts, learned)
     return Config(

@@ -7,11 +7,23 @@ They are resolved after all files and overrides are merged, so that every refere
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from manyfit.config.tree.nodes import Leaf, Map, Node, Path, Scalar, Seq, Unresolved, child, join_path, size
+from manyfit.config.tree.nodes import (
+    Leaf,
+    Map,
+    Node,
+    Path,
+    Scalar,
+    Seq,
+    Unresolved,
+    child,
+    find,
+    join_path,
+    size,
+)
 from manyfit.config.tree.reader import MAX_BYTES, MAX_NODES, parse_yaml
 from manyfit.core.errors import ConfigError, Origin, Problem
 from manyfit.core.names import nearest
@@ -302,3 +314,17 @@ def as_text(value: Scalar | Unresolved) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
+
+
+def drop_copied_problems(problems: Sequence[Problem], tree: Map) -> list[Problem]:
+    """Return the problems without those of a copy that a reference made: the original has the same."""
+
+    def is_written(problem: Problem) -> bool:
+        return find(tree, tuple(problem.path.split("."))) is not None
+
+    def key(problem: Problem) -> tuple[Any, ...]:
+        name = problem.path.rpartition(".")[2]
+        return problem.origin, name, problem.expected, problem.received
+
+    originals = {key(problem) for problem in problems if is_written(problem)}
+    return [problem for problem in problems if is_written(problem) or key(problem) not in originals]
