@@ -435,6 +435,41 @@ def test_an_interrupt_that_a_model_raises_is_its_own(lab, project):
     assert found["good"].over
 
 
+ROWS = """
+import torch
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+
+class Counting(Sampler):
+    def __init__(self):
+        self.epoch, self.rng = 0, torch.Generator()
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter([(row + self.epoch) % 64 for row in torch.randperm(48, generator=self.rng).tolist()])
+
+    def __len__(self):
+        return 48
+
+
+def load(config, flag):
+    drawn = torch.Generator().manual_seed(len(flag))
+    rows = TensorDataset(torch.randn(64, 64, generator=drawn), torch.arange(64) % 10)
+    return DataLoader(rows, batch_size=16, sampler=Counting() if flag == "train" else None)
+"""
+
+
+def test_runs_with_different_seeds_share_a_sampler_with_state(lab, project):
+    project.write("src/counted.py", ROWS)
+    data = {"class": "manyfit.wrapper.LoaderData", "loader": "counted.load"}
+    shared = SharedData()
+    found = train([lab(name, data=data, seed=seed) for name, seed in (("a", 1), ("b", 2))], shared=shared)
+    for name, seed in (("a", 1), ("b", 2)):
+        assert found[name].over
+        train([lab(f"alone-{name}", data=data, seed=seed)])
+        same(lab(name, data=data, seed=seed).folder, lab(f"alone-{name}", data=data, seed=seed).folder)
+
+
 @pytest.fixture
 def without_turns(monkeypatch):
     """PyTorch as a kind that cannot take turns: no group may be made of its learners."""

@@ -481,6 +481,14 @@ def test_an_optimizer_may_be_given_further_parameters(mine, own, caplog):
     rate = "lr_mine_1" if own else "lr_1"
     assert [row.get(rate) for row in rows] == [None, 0.003, 0.003]
     assert "not kept" not in caplog.text
+    if not own:
+        given["train"] = {
+            **given["train"],
+            "epochs": 4,
+            "optimizer": {**given["train"]["optimizer"], "lr": 0.05},
+        }
+        again = manyfit.train(given, folder="runs/parts", callbacks=[], allow_change=["train.optimizer.lr"])
+        assert [again.history[-1].values[name] for name in ("lr", "lr_1")] == [0.05, 0.003]
 
 
 def test_a_config_value_is_not_overwritten_by_a_checkpoint(mine):

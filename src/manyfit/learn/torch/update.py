@@ -210,7 +210,8 @@ class Update:
     def set_options(self, options: list[list[dict[str, Any]]]) -> None:
         """Set the options of the optimizers; schedules continue from the new learning rates."""
         for optimizer, groups in zip([*self._all, *self.others.values()], options, strict=True):
-            for group, values in zip(optimizer.param_groups, groups, strict=True):
+            # Groups that training has added have no options in the config; they keep their own.
+            for group, values in zip(optimizer.param_groups, groups, strict=False):
                 group.update(values)
         for name, scheduler in self.schedulers.items():
             if hasattr(scheduler, "base_lrs"):
