@@ -221,6 +221,36 @@ def test_a_sampler_may_be_changed_from_outside(caplog):
     assert "the sampler Counting was changed between two epochs" in caplog.text
 
 
+class Guided(Sampler):
+    """Reads a tensor that others change, and holds a module and two generators."""
+
+    def __init__(self, shared, module):
+        self.shared, self.module = shared, module
+        self.one, self.two = torch.Generator(), torch.Generator()
+
+    def __iter__(self):
+        first, second = (torch.randperm(10, generator=each) for each in (self.one, self.two))
+        self.are_equal = bool((first == second).all())
+        return iter((first + int(self.shared)).remainder(10).tolist())
+
+    def __len__(self):
+        return 10
+
+
+def test_what_a_sampler_shares_stays_shared(caplog):
+    shared, module = torch.zeros((), dtype=torch.bfloat16), torch.nn.Linear(1, 1)
+    sampler = Guided(shared, module)
+    source, size = take_apart(DataLoader(ROWS, batch_size=10, sampler=sampler))
+    batches, plain = source.batches(Order(size, seed=7)), values(source.batches(Order(size, seed=7)), 2)
+    assert values(batches, 1) == plain[:1]
+    assert not sampler.are_equal
+    shared += 1
+    assert values(batches, 1) != plain[1:]
+    assert sampler.shared is shared
+    assert sampler.module is module
+    assert "the sampler Guided was changed between two epochs" in caplog.text
+
+
 def test_streams_and_sizes():
     source, size = take_apart(DataLoader(Stream(), batch_size=2))
     assert (len(source), size) == (5, 2)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import logging
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ class SeededSampler:
     def __init__(self, sampler: Any, dataset: Any) -> None:
         self.sampler = sampler
         self._parts = _find_parts(sampler)
-        self._shared = {id(each): each for each in (dataset, *self._parts)}
+        self._shared = {id(each): each for each in (dataset, *self._parts, *_find_kept(self._parts))}
         self._here: tuple[int, int] | None = None
         """The seed and the epoch that the sampler returns next."""
         self._after = ""
@@ -61,7 +62,7 @@ class SeededSampler:
             self._check_changed()
         elif self._made is not None:
             for each, made in zip(self._parts, self._made, strict=True):
-                _write_attributes(each, self._copy(made))
+                _set_back(each, self._copy(made))
             for before in range(epoch):
                 self._iterate(seed, before)
         found = self._iterate(seed, epoch)
@@ -79,51 +80,66 @@ class SeededSampler:
 
     def _digest(self) -> str:
         """Return a hash of the numbers, texts and arrays of the sampler."""
+        import torch
+
         found = hashlib.sha256()
-        for part in self._parts:
-            for value in _iterate_values(part):
-                if isinstance(value, bool | int | float | str):
-                    found.update(repr(value).encode())
-                elif hasattr(value, "detach") and hasattr(value, "cpu"):
-                    found.update(value.detach().cpu().contiguous().numpy().tobytes())
-                elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-                    found.update(value.tobytes())
+        for value in (value for part in self._parts for value in _iterate_values(part)):
+            if isinstance(value, bool | int | float | str):
+                found.update(repr(value).encode())
+            elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+                found.update(value.tobytes())
         return found.hexdigest()
 
     def _iterate(self, seed: int, epoch: int) -> list[Any]:
         number = derive(seed, "sampler", epoch)
         with own_randomness():
             seed_for(number)
+            values = (value for each in self._parts for value in _iterate_values(each))
+            for place, value in enumerate(value for value in values if _is_generator(value)):
+                _reseed(value, derive(number, "generator", place))
             for each in self._parts:
-                for value in _iterate_values(each):
-                    _reseed(value, number)
                 if callable(getattr(each, "set_epoch", None)):
                     each.set_epoch(epoch)
             return list(self.sampler)
 
 
 def _find_parts(sampler: Any) -> list[Any]:
-    """Return a sampler and all samplers that it holds, each once."""
-    from torch.utils.data import Sampler
-
+    """Return a sampler and all plain objects that it holds, other samplers among them, each once."""
     found: list[Any] = []
     waiting = [sampler]
     while waiting:
         each = waiting.pop()
-        if any(each is known for known in found) or not _is_open(each):
+        if any(each is known for known in found):
             continue
         found.append(each)
-        waiting += [value for value in _iterate_values(each) if isinstance(value, Sampler)]
-        waiting += [each.sampler] if hasattr(each, "sampler") else []
+        waiting += [value for value in _iterate_values(each) if _is_part(value)]
     return found
 
 
-def _is_open(value: Any) -> bool:
-    """Return whether to look at the attributes of an object: it is neither a class nor data."""
+def _find_kept(parts: Sequence[Any]) -> list[Any]:
+    """Return what samplers hold but do not own: data sets and modules."""
+    return [value for part in parts for value in _iterate_values(part) if _is_foreign(value)]
+
+
+def _is_foreign(value: Any) -> bool:
+    from torch import nn
     from torch.utils.data import Dataset
 
-    is_data = isinstance(value, type | Dataset | np.ndarray) or hasattr(value, "numpy")
-    return not is_data and (hasattr(value, "__dict__") or bool(_list_slots(value)))
+    return isinstance(value, Dataset | nn.Module)
+
+
+def _is_part(value: Any) -> bool:
+    """Return whether to look at the attributes of an object: a sampler, or an object of the user's."""
+    from torch.utils.data import Sampler
+
+    if isinstance(value, Sampler | SimpleNamespace):
+        return True
+    name = type(value).__module__.partition(".")[0]
+    if isinstance(value, type) or _is_foreign(value) or name in (*sys.stdlib_module_names, "torch", "numpy"):
+        return False
+    return hasattr(value, "__dict__") or bool(_list_slots(value))
 
 
 def _list_slots(value: Any) -> list[str]:
@@ -139,43 +155,64 @@ def _read_attributes(value: Any) -> dict[str, Any]:
     return {**found, **getattr(value, "__dict__", {})}
 
 
-def _write_attributes(value: Any, found: Mapping[str, Any]) -> None:
-    """Set the attributes of an object to those that were read, and remove others."""
-    for name in _read_attributes(value).keys() - found.keys():
+def _set_back(value: Any, made: Mapping[str, Any]) -> None:
+    """Set the attributes of an object to those that it was made with; what others may share, in place."""
+    now = _read_attributes(value)
+    for name in now.keys() - made.keys():
         delattr(value, name)
-    for name, item in found.items():
-        object.__setattr__(value, name, item)
+    for name, item in made.items():
+        object.__setattr__(value, name, _fill(now.get(name), item))
+
+
+def _fill(now: Any, made: Any) -> Any:
+    """Return `made`, or `now` with its contents."""
+    import torch
+
+    if type(now) is not type(made) or now is made:
+        return made
+    if isinstance(now, torch.Tensor) and now.shape == made.shape and now.dtype == made.dtype:
+        with torch.no_grad():
+            now.copy_(made)
+    elif isinstance(now, np.ndarray) and now.shape == made.shape and now.dtype == made.dtype:
+        now[...] = made
+    elif isinstance(now, list):
+        now[:] = made
+    elif isinstance(now, dict | set):
+        now.clear()
+        now.update(made)
+    elif isinstance(now, torch.Generator):
+        now.set_state(made.get_state())
+    else:
+        return made
+    return now
 
 
 def _iterate_values(value: Any) -> Iterator[Any]:
-    """Yield what an object holds: its attributes, and what containers and plain objects among them hold."""
-    waiting, seen = list(_read_attributes(value).values()), {id(value)}
+    """Yield the attributes of an object, and what containers among them hold."""
+    waiting, seen = list(_read_attributes(value).values()), set[int]()
     for _ in range(MOST_VALUES):
         if not waiting:
             return
         each = waiting.pop()
-        if id(each) in seen and not isinstance(each, bool | int | float | str):
+        yield each
+        if id(each) in seen:
             continue
         seen.add(id(each))
-        yield each
         if isinstance(each, list | tuple | set | deque):
-            waiting += list(each)[:MOST_VALUES]
+            waiting += itertools.islice(each, MOST_VALUES)
         elif isinstance(each, Mapping):
-            waiting += list(each.values())[:MOST_VALUES]
-        elif _is_own(each):
-            waiting += _read_attributes(each).values()
+            waiting += itertools.islice(each.values(), MOST_VALUES)
 
 
-def _is_own(value: Any) -> bool:
-    """Return whether an object is of a class of the user's, not of Python or a library of numbers."""
-    if isinstance(value, SimpleNamespace):
-        return True
-    name = type(value).__module__.partition(".")[0]
-    return name not in (*sys.stdlib_module_names, "torch", "numpy") and _is_open(value)
+def _is_generator(value: Any) -> bool:
+    import torch
+
+    kinds = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
+    return isinstance(value, kinds)
 
 
 def _reseed(value: Any, seed: int) -> None:
-    """Seed a generator of torch, Python or NumPy; leave anything else alone."""
+    """Seed a generator of torch, Python or NumPy."""
     import torch
 
     if isinstance(value, torch.Generator):
