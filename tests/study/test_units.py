@@ -304,10 +304,11 @@ def test_a_format_of_the_future_is_refused(tmp_path):
 
 
 def test_positions_are_ordered_and_know_their_steps():
-    assert Position(1) < Position(1, step=3) < Position(1, shard=1) < Position(2)
+    assert Position(1) < Position(1, step=3) < Position(1, visit=1) < Position(2)
     assert Position(3, step=2).in_steps(10) == 32
-    with pytest.raises(Exception, match="training on sharded data is not supported yet"):
-        Position(3, shard=1).in_steps(10)
+    assert Position(3, visit=1, step=1).in_steps(10, [4, 6]) == 35
+    with pytest.raises(Exception, match="an epoch has 2 visits to shards, so it cannot have 3"):
+        Position(3, visit=3).in_steps(10, [4, 6])
 
 
 def test_the_executor_of_the_documentation_is_one_file(lab):

@@ -9,6 +9,7 @@
 | `batch`, `collate`, `nested` | batches, collating rows into them, and nested structures of arrays |
 | `native` | batches that a framework reads without a conversion to NumPy |
 | `order` | the order of rows: batch size, shuffling, epochs |
+| `layout` | the shards of a split |
 | `randomness`, `workers` | reproducible random numbers in user code; worker processes |
 | `overlap`, `row_hash` | rows shared by two splits; hashes of rows |
 | `feeders`, `memory_feeder`, `tfrecord_feeder` | feeders over arrays in memory and over TFRecord files |

@@ -43,6 +43,8 @@ class DatasetSource:
     the number of workers or on restarts.
     """
 
+    takes_shards = True
+
     def __init__(self, dataset: Any, workers: int = 0, ids: Sequence[object] | None = None) -> None:
         self.dataset = dataset
         self.workers = workers

@@ -29,6 +29,8 @@ class LoaderSource(DatasetSource):
     A sampler is seeded for each epoch. Evaluation reads every row once, in storage order.
     """
 
+    takes_shards = False
+
     def __init__(
         self,
         dataset: Any,

@@ -25,6 +25,8 @@ log = logging.getLogger("manyfit")
 class MemorySamplesFeeder(Feeder):
     """A feeder over rows in memory: arrays, lists, pandas DataFrames, or dicts of columns."""
 
+    takes_shards = True
+
     def __init__(
         self,
         x: Any,

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.seeds import derive
+from manyfit.data.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,13 @@ class Order:
     sample: int | None = None
     """The seed of the random sample. A source that can only be read in order uses the first rows."""
     drop_remainder: bool = False
-    """Drop the last batch of an epoch if it is incomplete."""
+    """Drop the last batch of an epoch, or of a visit to a shard, if it is incomplete."""
+    layout: Layout | None = None
+    """The shards of the rows. An epoch visits each of them once, in cyclic order; no batch spans two."""
+    first_shard: int = 0
+    """The shard at which an epoch begins."""
+    visits: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Epochs with another order of shards: their numbers, and the first shards that they visit."""
 
     def count(self, rows: int) -> int:
         """Return how many of `rows` rows are read in an epoch."""
@@ -33,11 +40,35 @@ class Order:
 
     def steps(self, rows: int) -> int:
         """Return the number of batches in an epoch, including an incomplete one unless it is dropped."""
-        count = self.count(rows)
+        if self.layout is not None:
+            return sum(self.batches_of(size) for size in self.layout.sizes)
+        return self.batches_of(self.count(rows))
+
+    def batches_of(self, count: int) -> int:
+        """Return the number of batches of some rows."""
         return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
 
+    def path(self, epoch: int) -> list[int]:
+        """Return the shards that an epoch visits, in order.
+
+        >>> Order(8, layout=Layout.divide(64, 4), first_shard=2, visits=((1, (3, 1)),)).path(0)
+        [2, 3, 0, 1]
+        >>> Order(8, layout=Layout.divide(64, 4), first_shard=2, visits=((1, (3, 1)),)).path(1)
+        [3, 1, 2, 0]
+        """
+        assert self.layout is not None
+        count = self.layout.shards
+        cycle = [(self.first_shard + visit) % count for visit in range(count)]
+        known = dict(self.visits).get(epoch, ())
+        return [*known, *(shard for shard in cycle if shard not in known)]
+
+    def steps_of_visits(self, epoch: int) -> list[int]:
+        """Return the number of steps of each visit of an epoch, in order."""
+        assert self.layout is not None
+        return [self.batches_of(self.layout.sizes[shard]) for shard in self.path(epoch)]
+
     def epoch(self, rows: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the row numbers of one epoch, in order."""
+        """Return the row numbers of one epoch, in order, without shards."""
         count = self.count(rows)
         # RandomState's streams are frozen by NumPy's compatibility policy; Generator's methods are not.
         if self.seed is None:
@@ -56,12 +87,29 @@ class Order:
         if not steps:
             return
         epoch, step = divmod(start, steps)
-        while epoch != self.epochs:
-            order = self.epoch(rows, epoch)
-            end = steps * self.batch_size
-            for begin in range(step * self.batch_size, min(end, len(order)), self.batch_size):
-                yield order[begin : begin + self.batch_size]
+        while self.epochs is None or epoch < self.epochs:
+            if self.layout is not None:
+                yield from self._walk_shards(epoch, step)
+            else:
+                yield from self._cut(self.epoch(rows, epoch), step)
             epoch, step = epoch + 1, 0
+
+    def _walk_shards(self, epoch: int, step: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the batches of an epoch from `step`, shard by shard; only the rows of these are computed."""
+        assert self.layout is not None
+        for shard, steps in zip(self.path(epoch), self.steps_of_visits(epoch), strict=True):
+            if step < steps:
+                found = self.layout.rows(shard)
+                if self.seed is not None:
+                    seed = derive(self.seed, "shard", shard, epoch)
+                    found = np.random.RandomState(np.random.MT19937(seed)).permutation(found)
+                yield from self._cut(found, step)
+            step = max(0, step - steps)
+
+    def _cut(self, order: npt.NDArray[np.int64], step: int) -> Iterator[npt.NDArray[np.int64]]:
+        end = min(self.batches_of(len(order)) * self.batch_size, len(order))
+        for begin in range(step * self.batch_size, end, self.batch_size):
+            yield order[begin : begin + self.batch_size]
 
 
 def steps_of(source: Any, order: Order) -> int:

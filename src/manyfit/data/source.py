@@ -71,6 +71,8 @@ class ArraySource:
 
     is_constant = True
     """Whether reading has no side effects, so that runs can share it."""
+    takes_shards = True
+    """Whether its rows can be divided into shards: they can be read in any order."""
 
     def __init__(
         self,

@@ -62,6 +62,10 @@ class TFRecordExamplesFeeder(Feeder):
     by name.
     """
 
+    takes_shards = True
+    is_read_in_ranges = True
+    """Whether a shard is a range of records, so that a worker reads only its part of the files."""
+
     def __init__(
         self,
         file_patterns: Annotated[str | Sequence[str], Kind.NEUTRAL, FromProject],

@@ -36,7 +36,8 @@ REGISTRY: Final = FilePath("models") / "registry"
 CHECKPOINT: Final = {"save_checkpoint_steps": "ba", "save_checkpoint_secs": "s"}
 VALIDATE: Final = {"validation_steps": "ba", "validation_secs": "s"}
 SUMMARY: Final = {"save_summary_steps": "ba"}
-BESIDE: Final = ("allow_overlap", "unused")
+NEUTRAL: Final = ("allow_overlap", "unused")
+BESIDE: Final = (*NEUTRAL, "shards", "first_shard")
 OWN: Final = (*FEEDERS, *CHECKPOINT, *VALIDATE, *SUMMARY, *BESIDE)
 """Keys of `train` that exist only in this layout."""
 MADE: Final = "manyfit.feeders.Feeders"
@@ -50,7 +51,7 @@ STOPPING: Final = {
 CLASS_TYPE, MODULE_PATH = "class_type", "module_path"
 KINDS: Final[dict[Path, Kind]] = {
     ("model", "model_dir"): Kind.NEUTRAL,
-    **{("train", key): Kind.NEUTRAL for key in (*CHECKPOINT, *SUMMARY, *BESIDE)},
+    **{("train", key): Kind.NEUTRAL for key in (*CHECKPOINT, *SUMMARY, *NEUTRAL)},
 }
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from annotated_types import Ge, Gt
+
 from manyfit.config.typed.allowed_classes import BUILDING_BLOCKS
 from manyfit.config.typed.extensions import MODELS
 from manyfit.config.typed.kinds import Kind
@@ -116,6 +118,8 @@ DATA = Role(
     beside={
         "allow_overlap": Annotated[bool, Kind.NEUTRAL],
         "unused": Annotated[Sequence[str], Kind.NEUTRAL],
+        "shards": Annotated[int, Gt(0)],
+        "first_shard": Annotated[int, Ge(0)],
     },
 )
 OPTIMIZER = Role(

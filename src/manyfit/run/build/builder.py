@@ -40,6 +40,7 @@ from manyfit.learn.learner import Learner
 from manyfit.learn.models import LIVE, Made, build_seeded, make_model, seed_everything
 from manyfit.learn.split_metrics import is_split_metric
 from manyfit.run.build.evaluator import Evaluator
+from manyfit.run.build.sharding import find_layout
 from manyfit.run.build.shared_data import BuiltData, SharedData, read_surroundings
 from manyfit.run.loop.plan import Plan
 
@@ -76,11 +77,14 @@ class Built:
     def fingerprints(self) -> dict[str, str]:
         """Return the fingerprint of each split."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {
+        found = {
             name: self.splits.fingerprint(name, source)
             for name, source in splits.items()
             if source is not None
         }
+        if self.order.layout is not None:
+            found["train"] = self.order.layout.derive_fingerprint(found["train"])
+        return found
 
     def split(self, name: str) -> Source | None:
         """Return the source of a split, or None if it has no rows."""
@@ -246,6 +250,7 @@ def limit_splits(config: Config, found: BuiltData) -> tuple[Order, dict[str, Sou
     """Return the order of rows and the source of each split, within the limits of the config."""
     run, size, sources = config.run, found.batch_size, dict(found.sources)
     limit = run.train.limit
+    layout = find_layout(config, sources["train"])
     if run.train.steps is not None:
         set_steps(config, sources["train"], run.train.steps * size)
     if limit.overfit is not None and sources["train"] is not None:
@@ -255,7 +260,8 @@ def limit_splits(config: Config, found: BuiltData) -> tuple[Order, dict[str, Sou
         batches, source = getattr(limit, split), sources[split]
         if batches is not None and source is not None:
             sources[split] = Limited(source, batches * size, run.seed)
-    return Order(size, run.seed), sources
+    start = run.data.beside.get("first_shard") or 0
+    return Order(size, run.seed, layout=layout, first_shard=start), sources
 
 
 def set_steps(config: Config, source: Source | None, rows: int) -> None:

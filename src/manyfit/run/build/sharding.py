@@ -1,0 +1,52 @@
+"""The shards of the training rows: given in the config, or by the data itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manyfit.config import Config
+from manyfit.core.errors import UsageError
+from manyfit.data.layout import Layout
+
+
+def find_layout(config: Config, source: Any) -> Layout | None:
+    """Return how training rows are divided into shards; None if they are not."""
+    own: Layout | None = getattr(source, "layout", None)
+    wanted = config.run.data.beside.get("shards")
+    first = config.run.data.beside.get("first_shard")
+    if own is None and wanted is None:
+        if first:
+            where = config.origin("data.first_shard")
+            raise UsageError(f"{where}: data.first_shard: the data has no shards; set data.shards")
+        return None
+    where = config.origin("data.shards") or config.run.data.origin
+    if own is not None and wanted is not None and wanted != own.shards:
+        raise UsageError(f"{where}: data.shards: the data is already divided into {own.shards} shards")
+    if own is None and not getattr(type(source), "takes_shards", False):
+        raise UsageError(
+            f"{where}: data.shards: a {type(source).__name__} cannot be divided into shards, because its "
+            "rows cannot be read in any order; use arrays, a map-style data set or TFRecord files"
+        )
+    check_no_limit(config, where)
+    try:
+        is_scattered = not getattr(source, "is_read_in_ranges", False)
+        found = own or Layout.divide(len(source), wanted or 1, is_scattered)
+    except UsageError as error:
+        raise UsageError(f"{where}: data.shards: {error}") from None
+    if first is not None and first >= found.shards:
+        raise UsageError(
+            f"{config.origin('data.first_shard')}: data.first_shard: there are {found.shards} shards, "
+            f"numbered from 0, so there is no shard {first}"
+        )
+    return found
+
+
+def check_no_limit(config: Config, where: object) -> None:
+    """Raise an error for limits on training rows, which would leave some shards empty."""
+    limit = config.run.train.limit
+    for name in ("train", "overfit"):
+        if getattr(limit, name) is not None:
+            raise UsageError(
+                f"{config.origin(f'train.limit.{name}') or where}: train.limit.{name}: rows that are divided "
+                "into shards cannot be limited; remove it, or data.shards"
+            )
