@@ -128,7 +128,7 @@ def test_imports_point_downwards():
 
 ROOMS = {
     "config": ["tree", "typed", "schema", "dialects", "", "study"],
-    "run": ["loop", "callbacks", "build", "evaluation", "session", ""],
+    "run": ["loop", "callbacks", "build", "evaluation", "session", "travel", ""],
     "study": ["work", "executors", "ledger", "search", "drive", ""],
 }
 """The rooms of a layer from the ground up; the empty name stands for the files beside them."""

@@ -292,14 +292,14 @@ def test_a_ledger_of_format_1_is_read_and_migrated(tmp_path):
     assert not database.execute("select 1 from sqlite_master where name='assignments'").fetchone()
     database.close()
     with Ledger(file) as ledger:
-        assert ledger.begin_unit(["a" * 12], 3, "train") == len(before) + 1
+        assert ledger.begin_unit(["a" * 12], Position(3), "train") == len(before) + 1
 
 
 def test_a_format_of_the_future_is_refused(tmp_path):
     file = tmp_path / "ledger.db"
     with Ledger(file) as ledger:
-        ledger.set("format", 3)
-    with pytest.raises(Exception, match="it has format 3, but this version reads 1 and 2"):
+        ledger.set("format", 4)
+    with pytest.raises(Exception, match="it has format 4, but this version reads 1, 2, 3"):
         Ledger(file)
 
 

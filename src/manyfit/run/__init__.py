@@ -9,6 +9,7 @@ In order of dependence: a subpackage imports only from those above it, the other
 | `build` | data, model and learner from a config |
 | `evaluation` | row reports, exports, new data |
 | `session` | opening, resuming, training and finishing a run |
+| `travel` | runs that are trained in turn by workers that do not have their folders |
 | `train`, `trial` | training a run to its end, a trial to a position |
 | `reuse`, `result`, `closing_summary` | operations on a trained run |
 | `check`, `resume_proof`, `doctor` | checks: does a run work, does it resume exactly, is this machine ready |

@@ -238,4 +238,5 @@ def rehearse_run(config: Config, steps: int = 5, shared: SharedData | None = Non
         tensors = built.learner.state()[0].tensors.values()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         per_epoch = built.plan.steps_per_epoch * seconds + validation
-        return {"epoch_seconds": per_epoch, "bytes": size}
+        shards = built.order.layout.shards if built.order.layout is not None else 0
+        return {"epoch_seconds": per_epoch, "bytes": size, "shards": shards, "grain": grain}

@@ -20,24 +20,11 @@ from manyfit.run.loop.journal import hold_folder, log_only_to, record_failure, t
 from manyfit.run.loop.process_state import ProcessState, own_process
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.finish import finish, write_summary
-from manyfit.run.session.session import Opened, advance, begin_run, open_run
+from manyfit.run.session.session import Opened, Reached, advance, begin_run, open_run
 from manyfit.store import provenance
 from manyfit.store.checkpoint import Note
-from manyfit.store.events import Event, read_events
+from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """The progress of a run after it was trained up to a position."""
-
-    step: int
-    epoch: float
-    trained: int
-    """Steps that were trained this time."""
-    over: bool
-    reason: str
-    events: Sequence[Event]
 
 
 @dataclass(frozen=True)

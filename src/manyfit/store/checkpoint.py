@@ -51,7 +51,7 @@ class Note:
     log_length: int
     measured: bool = True
     """Whether everything due at this step (a row of the log, validation) has been done."""
-    position: Mapping[str, int] = field(default_factory=dict)
+    position: Mapping[str, Any] = field(default_factory=dict)
     """The position of the next batch in the data."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The model's import path and arguments."""

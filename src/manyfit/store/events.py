@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,23 @@ class Event:
         return Event(**head, values=from_json(row))
 
 
+class RowBuffer:
+    """Rows that are collected in memory, to be appended to the log of a run that is open elsewhere."""
+
+    def __init__(self, length: int = 0) -> None:
+        """`length` is the length of the log that they continue."""
+        self.length = length
+        """The length of the log in bytes after these rows."""
+        self.events: list[Event] = []
+
+    def append(self, step: int, epoch: float, values: Mapping[str, float]) -> Event:
+        """Add one row."""
+        event = Event(step, epoch, round(time.time(), 3), dict(values))
+        self.events.append(event)
+        self.length += len(event.line().encode())
+        return event
+
+
 class EventLog:
     """The event log of one run, open for appending."""
 
@@ -63,9 +80,13 @@ class EventLog:
     def append(self, step: int, epoch: float, values: Mapping[str, float]) -> Event:
         """Add one row."""
         event = Event(step, epoch, round(time.time(), 3), dict(values))
-        self._file.write(event.line().encode())
-        self._file.flush()
+        self.extend([event])
         return event
+
+    def extend(self, events: Iterable[Event]) -> None:
+        """Add rows that were collected elsewhere."""
+        self._file.write("".join(event.line() for event in events).encode())
+        self._file.flush()
 
     @property
     def length(self) -> int:

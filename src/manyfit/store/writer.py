@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from manyfit.core.errors import RunFailed, classify_error
 from manyfit.core.state import State
@@ -19,6 +20,34 @@ log = logging.getLogger("manyfit")
 
 MOST_DUE: Final = 2
 """Number of due states that may wait to be written, each a copy of the model and its optimizer."""
+
+
+class StateWriter(Protocol):
+    """What training needs of a writer of states."""
+
+    def hold(self, state: State, note: Note) -> None:
+        """Hold a state in memory, because it may be one of the best."""
+        ...
+
+    def put(self, state: State, note: Note, wait: bool = False) -> None:
+        """Write a state; with `wait`, before this returns."""
+        ...
+
+    def put_held(self) -> None:
+        """Write all held states: no more will follow."""
+        ...
+
+    def done(self) -> int:
+        """Return the committed length of the log."""
+        ...
+
+    def flush(self) -> None:
+        """Wait until all states that were put are written."""
+        ...
+
+    def close(self) -> None:
+        """End after all states that were put are written."""
+        ...
 
 
 class Writer:
@@ -78,6 +107,21 @@ class Writer:
                     break
         if wait:
             self.flush()
+
+    def put_behind(self, states: Sequence[tuple[State, Note]]) -> None:
+        """Write states that nobody will change, without ever waiting for the disk.
+
+        While the disk is slow, only those that would be kept are written.
+        """
+        self.check()
+        with self._changed:
+            for state, note in states:
+                waiting = _Waiting(state, note, is_lent=False)
+                waiting.is_due = True
+                self._waiting.append(waiting)
+                self._until = max(self._until, note.step)
+            self._drop()
+            self._start()
 
     def _make_room(self) -> None:
         """Wait until another due state fits into memory."""

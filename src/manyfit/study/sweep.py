@@ -29,8 +29,10 @@ from manyfit.run.loop.journal import log_to
 from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder
 from manyfit.store.lock import hold_lock
+from manyfit.study.drive.assigning import Options
 from manyfit.study.drive.display import Display, Silent, choose_display
-from manyfit.study.drive.driver import Driver, Options
+from manyfit.study.drive.driver import Driver
+from manyfit.study.drive.hopping import Hopping
 from manyfit.study.drive.inbox import Inbox, number_of
 from manyfit.study.drive.reconcile import (
     check_base,
@@ -160,6 +162,9 @@ def run(
     inbox = Inbox(folder.inbox)
     stack.callback(inbox.close)
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
+    driver.dispatch.shards = count_shards(study, ledger)
+    if study.execute.hop:
+        driver.hopping = Hopping(study, folder, engine, driver.dispatch.shards, allowed)
     begin_study(driver, found, wish)
     if engine.keeps_folders:
         make_folder(folder.trials)
@@ -172,6 +177,16 @@ def run(
     shown.close()
     conclude_study(driver)
     track(study, folder)
+
+
+def count_shards(study: StudyConfig, ledger: Ledger) -> int:
+    """Return the number of shards of the training rows, as rehearsals have found it."""
+    found = int(ledger.get("shards") or 0)
+    if study.execute.hop and not found:
+        raise UsageError(
+            "execute.hop: the training rows are not divided into shards; set data.shards in the base config"
+        )
+    return found
 
 
 def begin_study(driver: Driver, found: StudyPlan, wish: Wish) -> None:

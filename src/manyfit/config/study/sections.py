@@ -23,11 +23,6 @@ LATER: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
         "this version trains each trial separately and cannot fuse several into one step yet",
         "off, or omit the key",
     ),
-    "hop": (
-        lambda value: value is not False,
-        "this version trains every trial on all data and cannot move it between shards yet",
-        "false, or omit the key",
-    ),
 }
 """Keys of `execute` that are reserved for later versions: refused values, message and expected values."""
 KEYS: Final = ("base", "set", "objective", "search", "space", "execute", "track")
@@ -82,7 +77,10 @@ class Execute:
     """Threads per trial; by default those of the base, else one."""
     gpus: Literal["auto", "idle", "none"] | Sequence[int] = "auto"
     fuse: Literal["off"] = "off"
-    hop: Literal[False] = False
+    hop: bool = False
+    """Whether trials visit one shard of the training rows after another, each on the worker that has it."""
+    order: Literal["cyclic", "free"] = "cyclic"
+    """In which order a hopping trial visits the shards: from its first shard on, or as workers are free."""
     timeout: Annotated[str | None, StringConstraints(pattern=DURATION)] = "30m"
     """How long a trial may show no sign of life."""
     memory: Annotated[str | None, StringConstraints(pattern=SIZE)] = None

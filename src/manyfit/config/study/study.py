@@ -114,6 +114,8 @@ def load_study(
     known = [join_path(path) for path, _ in leaves(base.tree)] if base is not None else []
     known += [join_path(path) for path in base.defaults] if base is not None else []
     space = _space(laid, known, problems)
+    if described is not None:
+        _check_hop(laid, described.execute, space, problems)
     if problems or base is None or described is None:
         raise ConfigError(problems)
     return StudyConfig(
@@ -237,6 +239,20 @@ def _check_sections(laid: Map, folder: Path, problems: list[Problem]) -> Describ
                 )
             )
     return found
+
+
+def _check_hop(laid: Map, execute: Execute, space: Space, problems: list[Problem]) -> None:
+    """Check what depends on whether trials hop from shard to shard."""
+    order = find(laid, ("execute", "order"))
+    if order is not None and not execute.hop:
+        text = "only trials that hop visit shards in some order"
+        problems.append(Problem("execute.order", order.origin, text, "hop: true"))
+    fixed = [key for key in space.keys if key in ("data", "data.class", "data.shards", "data.first_shard")]
+    if fixed and execute.hop:
+        where = find(laid, ("space",))
+        assert where is not None
+        text = "trials that hop share one layout of shards, so it cannot be searched over"
+        problems.append(Problem(f"space.{fixed[0]}", where.origin, text))
 
 
 def _method(tree: Map) -> str:

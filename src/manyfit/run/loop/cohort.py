@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +12,16 @@ from manyfit.config.identity import normal
 from manyfit.config.typed.artifacts import seal_model
 from manyfit.core.signals import Watch
 from manyfit.core.state import State
-from manyfit.data import Batch, Source
+from manyfit.data import Batch, Order, Source
 from manyfit.data.walk import Walk
 from manyfit.learn.learner import Learner
 from manyfit.run.loop.plan import Boundary, Plan
 from manyfit.run.loop.stopping import Ending, Judge
+from manyfit.store import durable
 from manyfit.store.checkpoint import Keep, Note
-from manyfit.store.events import Event, EventLog
+from manyfit.store.events import Event, EventLog, RowBuffer
 from manyfit.store.folder import RunFolder
-from manyfit.store.writer import Writer
+from manyfit.store.writer import StateWriter, Writer
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Member:
 
     config: Config
     folder: RunFolder
-    log: EventLog
+    log: EventLog | RowBuffer
     committed: list[Event] = field(default_factory=list)
     pending: list[tuple[int, Event]] = field(default_factory=list)
     ended: Ending | None = None
@@ -44,19 +45,36 @@ class Member:
     """Whether this run alone was asked to stop."""
     turn: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context manager entered while working for this run, for example to direct log messages to it."""
+    order: Order | None = None
+    """The order of its rows, from which a checkpoint takes the shards that it has visited."""
 
     def __post_init__(self) -> None:
-        export = self.config.run.export
-        self.keep = Keep(export.metric, export.mode, export.keep, export.top)
-        self.writer = Writer(self.folder.checkpoint_folder, self.keep, self.log)
+        self.keep = keep_of(self.config)
+        self.writer: StateWriter = self.make_writer()
         self._saved: tuple[int, bool] | None = None
-        self._kept = [found.note for found in self.folder.checkpoints()]
-        self.last: Note | None = self._kept[-1] if self._kept else None
+        self.kept = self.read_kept()
+        """The states that were handed to the writer, as far as they are kept."""
+        self.last: Note | None = self.kept[-1] if self.kept else None
         """The newest state that was handed to the writer."""
-        self._judge = Judge(self.config.run.train)
-        for event in self.committed:
-            self._judge.see(event)
+        self.judge = self.make_judge()
         self._model = describe_model(self.config)
+
+    def make_writer(self) -> StateWriter:
+        """Return the writer of its checkpoints."""
+        assert isinstance(self.log, EventLog)
+        return Writer(self.folder.checkpoint_folder, self.keep, self.log)
+
+    def read_kept(self) -> list[Note]:
+        """Return the notes of the checkpoints that it has, the oldest first."""
+        return [found.note for found in self.folder.checkpoints()]
+
+    def make_judge(self) -> Judge:
+        """Return the judge of its log, which has seen the committed rows."""
+        return judge_events(self.config, self.committed)
+
+    def keep_picture(self, name: str, step: int, png: bytes) -> None:
+        """Write an image to its folder."""
+        write_picture(self.folder, name, step, png)
 
     @property
     def end_reason(self) -> str:
@@ -72,18 +90,18 @@ class Member:
         """Append one row to the log, and return the ending if it ends the run."""
         event = self.log.append(boundary.step, boundary.epoch, values)
         self.pending.append((self.log.length, event))
-        self.ended = self._judge.see(event, steps_per_epoch)
+        self.ended = self.judge.see(event, steps_per_epoch)
         return self.ended
 
     def is_candidate(self, boundary: Boundary, values: Mapping[str, float]) -> bool:
         """Return whether this step ranks among the best of those whose states were kept."""
         now = Note(boundary.step, boundary.epoch, values, 0)
-        return now in self.keep.rank([*self._kept, now])[: self.keep.top]
+        return now in self.keep.rank([*self.kept, now])[: self.keep.top]
 
     def hold(self, state: State, boundary: Boundary, steps_per_epoch: int) -> None:
         """Keep a state in memory as one of the best until the next checkpoint is written."""
         note = self._note(boundary, steps_per_epoch, measured=True)
-        self._kept.append(note)
+        self.kept.append(note)
         self.writer.hold(state, note)
 
     def save(
@@ -99,14 +117,14 @@ class Member:
             return
         self._saved = (boundary.step, measured)
         note = self._note(boundary, steps_per_epoch, measured)
-        self._kept = [*self.keep.rank(self._kept)[: self.keep.top], note]
+        self.kept = [*self.keep.rank(self.kept)[: self.keep.top], note]
         self.last = note
         self.writer.put(state, note, wait)
 
     @property
     def best(self) -> Note | None:
         """The best of the kept states, or else the last one."""
-        return next(iter(self.keep.rank(self._kept)), self.last)
+        return next(iter(self.keep.rank(self.kept)), self.last)
 
     def settle(self) -> None:
         """Update which rows are committed. Raises errors that occurred while writing."""
@@ -117,11 +135,49 @@ class Member:
     def _note(self, boundary: Boundary, steps_per_epoch: int, measured: bool) -> Note:
         newest = self.pending[-1][1] if self.pending else next(reversed(self.committed), None)
         metrics = newest.values if measured and newest and newest.step == boundary.step else {}
-        epoch, batch = divmod(boundary.step, steps_per_epoch)
-        position = {"epoch": epoch, "batch": batch}
+        position = locate_batch(boundary.step, steps_per_epoch, self.order)
         return Note(
             boundary.step, boundary.epoch, dict(metrics), self.log.length, measured, position, self._model
         )
+
+
+def keep_of(config: Config) -> Keep:
+    """Return the rule for keeping checkpoints of a config."""
+    export = config.run.export
+    return Keep(export.metric, export.mode, export.keep, export.top)
+
+
+def judge_events(config: Config, events: Iterable[Event]) -> Judge:
+    """Return a judge that has seen these rows of a log."""
+    judge = Judge(config.run.train)
+    for event in events:
+        judge.see(event)
+    return judge
+
+
+def locate_batch(step: int, steps_per_epoch: int, order: Order | None) -> dict[str, Any]:
+    """Return the position of the next batch: epoch and batch, and on sharded data also the visited shards.
+
+    `path` has the shards of the open epoch, including the current one if `within` batches of it are done.
+    """
+    epoch, batch = divmod(step, steps_per_epoch)
+    position: dict[str, Any] = {"epoch": epoch, "batch": batch}
+    if order is None or order.layout is None:
+        return position
+    path, within = list[int](), batch
+    for shard, steps in zip(order.path(epoch), order.steps_of_visits(epoch), strict=True):
+        if within <= 0:
+            break
+        path.append(shard)
+        left, within = within, within - steps
+    return {**position, "path": path, "within": left if within < 0 else 0}
+
+
+def write_picture(run: RunFolder, name: str, step: int, png: bytes) -> None:
+    """Write an image to `images/<name>/step-<step>.png`."""
+    folder = run.images / name
+    folder.mkdir(parents=True, exist_ok=True)
+    durable.write_file(folder / f"step-{step:06d}.png", png)
 
 
 def describe_model(config: Config) -> dict[str, Any]:

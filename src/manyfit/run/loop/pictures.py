@@ -5,7 +5,6 @@ from __future__ import annotations
 from manyfit.core.png import encode_png
 from manyfit.run.loop.cohort import Cohort
 from manyfit.run.loop.plan import Boundary
-from manyfit.store import durable
 
 
 def keep_pictures(cohort: Cohort, boundary: Boundary) -> None:
@@ -15,7 +14,5 @@ def keep_pictures(cohort: Cohort, boundary: Boundary) -> None:
             with cohort.guard(member):
                 height, width, channels = grid.shape
                 rows = [grid[i].tobytes() for i in range(height)]
-                folder = member.folder.images / name
-                folder.mkdir(parents=True, exist_ok=True)
                 png = encode_png(rows, width, is_color=channels == 3)
-                durable.write_file(folder / f"step-{boundary.step:06d}.png", png)
+                member.keep_picture(name, boundary.step, png)

@@ -7,20 +7,37 @@ A difference that changes results is refused unless it is named: by its key in t
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from manyfit.config import Config, Kind
-from manyfit.config.identity import NOT_SET, Difference, diff_snapshots, flat
+from manyfit.config.identity import NOT_SET, Difference, Snapshot, diff_snapshots, flat
 from manyfit.core.errors import RunConflict
-from manyfit.store.folder import RunFolder
 
 log = logging.getLogger("manyfit")
 
 HORIZON = "train.horizon"
 
 
-def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = ()) -> set[str]:
+class Recorded(Protocol):
+    """What is recorded about a run: its folder, or the part of it that travels with the run."""
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run."""
+        ...
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the values of the config that the run was trained with; None before the first step."""
+        ...
+
+    def sessions(self) -> Sequence[Mapping[str, Any]]:
+        """Return the starts of the run."""
+        ...
+
+
+def check_config(config: Config, folder: Recorded, allowed: Collection[str] = ()) -> set[str]:
     """Refuse a config that belongs to another run, or that exceeds the schedule of the run.
 
     Return the identity keys that have changed, all of which were allowed to.
@@ -59,7 +76,7 @@ def check_config(config: Config, folder: RunFolder, allowed: Collection[str] = (
 
 
 def check_data(
-    now: Mapping[str, str], folder: RunFolder, allowed: Collection[str] = (), splits: Collection[str] = ()
+    now: Mapping[str, str], folder: Recorded, allowed: Collection[str] = (), splits: Collection[str] = ()
 ) -> None:
     """Refuse data that differs from what the run has seen so far, in all splits or in those of `splits`."""
     sessions = folder.sessions()
@@ -81,7 +98,7 @@ def check_data(
 
 def check_run_code(
     now: Mapping[str, str],
-    folder: RunFolder,
+    folder: Recorded,
     source: Path,
     allowed: Collection[str] = (),
     evaluation: Collection[str] = (),
@@ -109,7 +126,7 @@ def check_run_code(
         )
 
 
-def find_changed_code(now: Mapping[str, str], folder: RunFolder, step: int) -> list[str]:
+def find_changed_code(now: Mapping[str, str], folder: Recorded, step: int) -> list[str]:
     """Return the modules that have changed since a step was trained."""
     begun = [(each.get("from_step", 0), each.get("modules")) for each in folder.sessions()]
     trained = [modules for start, modules in begun if isinstance(start, int) and start < step]
@@ -117,7 +134,7 @@ def find_changed_code(now: Mapping[str, str], folder: RunFolder, step: int) -> l
     return [name for name in now if before.get(name, now[name]) != now[name]]
 
 
-def check_backend(now: str, folder: RunFolder, allowed: Collection[str] = ()) -> None:
+def check_backend(now: str, folder: Recorded, allowed: Collection[str] = ()) -> None:
     """Refuse to resume with another Keras backend than before."""
     sessions = folder.sessions()
     before = sessions[-1].get("backend", now) if sessions else now

@@ -29,9 +29,10 @@ from manyfit.run.loop.journal import log_only_to
 from manyfit.run.loop.stopping import Ending, ending
 from manyfit.run.loop.trainer import Callback, train_cohort
 from manyfit.run.session import resume_check
+from manyfit.run.session.resume_check import Recorded
 from manyfit.store import durable, provenance
 from manyfit.store.checkpoint import Checkpoint, check_state, newest, set_aside
-from manyfit.store.events import EventLog, read_events
+from manyfit.store.events import Event, EventLog, read_events
 from manyfit.store.folder import COPIED, RunFolder
 
 log = logging.getLogger("manyfit")
@@ -78,6 +79,19 @@ class Opened:
         return found or (Ending(own) if own else None)
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The progress of a run after it was trained up to a position."""
+
+    step: int
+    epoch: float
+    trained: int
+    """Steps that were trained this time."""
+    over: bool
+    reason: str
+    events: Sequence[Event]
+
+
 @contextmanager
 def open_run(
     config: Config, run: RunFolder, allowed: Collection[str] = (), shared: SharedData | None = None
@@ -86,20 +100,43 @@ def open_run(
 
     From here on, the global random states are those of the run: save your own first if you need them.
     """
-    last, changed = resumable(run), set[str]()
-    if last is not None:
-        config = patch(config, frozen=run.load_frozen())
+    last = resumable(run)
+    found, state = (None, None) if last is None else last
+    frozen = run.load_frozen() if last is not None else {}
+    step = found.step if found is not None else 0
+    with build_again(config, run, state, frozen, step, allowed, shared) as made:
+        config, built, facts = made
+        yield Opened(config, run, built, found, facts)
+
+
+@contextmanager
+def build_again(
+    config: Config,
+    run: Recorded,
+    state: State | None,
+    frozen: Mapping[str, Any],
+    step: int,
+    allowed: Collection[str] = (),
+    shared: SharedData | None = None,
+) -> Iterator[tuple[Config, Built, dict[str, Any]]]:
+    """Build a run and load its state, after checking that it is still the same run.
+
+    Yield its config, its objects, and the facts about this start. Without a state, the run starts anew.
+    """
+    changed = set[str]()
+    if state is not None:
+        config = patch(config, frozen=frozen)
         changed = resume_check.check_config(config, run, allowed)
     with threads(config.run.train.threads) as thread_count:
-        built = build(config, warm=last is None, shared=shared)
+        built = build(config, warm=state is None, shared=shared)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
         code = hash_imported(source)
-        if last is not None:
+        if state is not None:
             resume_check.check_data(data, run, allowed)
             resume_check.check_run_code(code, run, source, allowed, evaluation_only(config, source))
             resume_check.check_backend(built.learner.backend, run, allowed)
             options = built.learner.options()
-            built.learner.load([last[1]])
+            built.learner.load([state])
             if any(key.startswith(dialect_of(config.tree).optimizer_keys) for key in changed):
                 built.learner.set_options(options)
         facts = {
@@ -110,10 +147,10 @@ def open_run(
             "device": built.learner.hardware(),
             "backend": built.learner.backend,
             "environment": dict(config.environment),
-            "from_step": last[0].step if last is not None else 0,
+            "from_step": step,
             "allowed_changes": sorted(allowed),
         }
-        yield Opened(config, run, built, last[0] if last is not None else None, facts)
+        yield config, built, facts
 
 
 def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
@@ -133,11 +170,15 @@ def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
 
 
 def begin_run(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
-    """Write the config, the resolved config and the provenance; `given` is the text of config.yaml."""
-    config, run = opened.config, opened.run
+    """Record the start of a run in its folder, before its first step."""
     if has_secrets():  # fail now, not when the first checkpoint is written
         for state in opened.built.learner.state():
             check_state(state)
+    record_config(opened.config, opened.run, session, given)
+
+
+def record_config(config: Config, run: RunFolder, session: Mapping[str, Any], given: str = "") -> None:
+    """Write the config, the resolved config and the provenance; `given` is the text of config.yaml."""
     files: dict[Path, bytes | str] = {}
     before = read_text(run.config) if run.config.exists() else ""
     if not given and (not before or before.startswith(COPIED)):
@@ -206,7 +247,7 @@ def _member(here: Opened, stack: ExitStack) -> Member:
     member = Member(
         here.config, run, events, committed=read_events(run.metrics, events.length),
         validation=built.validation, batch_size=built.evaluation_batch_size, whole=built.whole,
-        watch=here.watch,
+        watch=here.watch, order=built.order,
     )  # fmt: skip
     if here.part is not None:
         member.turn = partial(log_only_to, run)

@@ -3,8 +3,10 @@
 | module | contents |
 |---|---|
 | `driver` | the loop: decide, assign units, record outcomes |
+| `assigning` | which units are assigned next |
 | `point_control` | operations on points: add, continue, stop |
 | `dispatch` | the units that the executor is working on |
+| `hopping` | trials that hop: their folders, where they are, and which visit comes next |
 | `reconcile` | at every start: bring the ledger in line with the study file and the run folders |
 | `rehearsal` | build one point of each structure before anything is trained |
 | `inbox`, `commands` | commands from users to a running study |

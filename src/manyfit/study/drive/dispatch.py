@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,14 @@ from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, TrialRecord
 from manyfit.study.work.schedule import Ready
 from manyfit.study.work.units import Purpose, Trial, Unit
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a unit of a trial that hops has in addition."""
+
+    shard: int
+    luggage: Mapping[str, Any]
 
 
 @dataclass
@@ -31,18 +39,27 @@ class Dispatch:
         """Trials assigned to the executor, by name."""
         self._units: dict[str, int] = {}
         """The number of the unit of each of these trials."""
+        self._count: dict[int, int] = {}
+        """By unit: how many of its trials have no outcome yet."""
+        self.shards = 0
+        """The number of shards of the training rows; 0 if they are not divided."""
         self.alone: set[str] = set()
         """Trials whose unit died with several trials in it: each is assigned a unit of its own."""
         self._absolute = StudyFolder(self.folder.path.resolve())
 
     def has_room(self) -> bool:
         """Return whether the executor has a free slot. Slots count units, not trials."""
-        return len(set(self._units.values())) < self.executor.slots
+        return len(self._count) < self.executor.slots
 
     def submit(
-        self, items: Sequence[Ready], until: int | None = None, purpose: Purpose = "train", place: str = ""
+        self,
+        items: Sequence[Ready],
+        until: int | Position | None = None,
+        purpose: Purpose = "train",
+        place: str = "",
+        visit: Visit | None = None,
     ) -> None:
-        """Assign one unit with these trials to the executor."""
+        """Assign one unit with these trials to the executor; `until` is an epoch or a position."""
         trials = [item.trial for item in items]
         assert len(trials) == 1 or not self.alone & {trial.id for trial in trials}
         # Recorded before it is submitted: after a crash, a trial that may have been trained is "running".
@@ -50,16 +67,30 @@ class Dispatch:
             for trial in trials if purpose == "train" else ():
                 trial.state = "running"
                 self.ledger.save_trial(trial)
-            number = self.ledger.begin_unit([trial.id for trial in trials], until, purpose, place)
+            shard = None if visit is None else visit.shard
+            goal = Position(until) if isinstance(until, int) else until
+            number = self.ledger.begin_unit([trial.id for trial in trials], goal, purpose, place, shard)
         self.busy |= {item.trial.id: item for item in items}
         self._units |= dict.fromkeys((trial.id for trial in trials), number)
+        self._count[number] = len(trials)
         made = tuple(self.as_trial(item.point, item.trial) for item in items)
-        goal = None if until is None else Position(until)
-        self.executor.submit(Unit(made, goal, place, number, purpose))
+        luggage = {} if visit is None else visit.luggage
+        self.executor.submit(Unit(made, goal, place, number, purpose, shard, luggage))
 
-    def release(self, trial: TrialRecord, outcome: str) -> None:
-        """Record how a unit ended for one of its trials."""
-        self.ledger.end_trial(self._units.pop(trial.id), trial.id, outcome)
+    def release(self, trial: TrialRecord, outcome: str, steps: int = 0) -> None:
+        """Record how a unit ended for one of its trials, and how many steps it has trained."""
+        number = self._units.pop(trial.id)
+        self._count[number] -= 1
+        if not self._count[number]:
+            del self._count[number]
+        self.ledger.end_trial(number, trial.id, outcome, steps)
+
+    def first_shard(self, point: PointRecord, trial: TrialRecord) -> int:
+        """Return the shard at which a trial begins: the trials of a study are spread over the shards."""
+        given: int | None = self.study.base.run.data.beside.get("first_shard")
+        if given is not None:
+            return given
+        return (point.number + self.study.seeds.index(trial.seed)) % self.shards
 
     def as_trial(self, point: PointRecord, trial: TrialRecord) -> Trial:
         """Return a trial in the form that executors accept."""
@@ -71,5 +102,7 @@ class Dispatch:
         if trial.split > 1:
             given = point.values.get("train.accumulate", self.study.base.run.train.accumulate)
             changes["train.accumulate"] = given * trial.split
+        if self.shards and self.study.base.run.data.beside.get("first_shard") is None:
+            changes["data.first_shard"] = self.first_shard(point, trial)
         folder = self._absolute.trial(trial.id).path
         return Trial(trial.id, str(folder), point.values, trial.seed, changes)

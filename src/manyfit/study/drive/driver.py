@@ -6,24 +6,22 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from manyfit.config.study.quantities import seconds
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed
 from manyfit.core.names import pluralize
 from manyfit.core.seeds import derive
-from manyfit.core.signals import Watch
 from manyfit.data.randomness import seed_for
+from manyfit.study.drive.assigning import Assigning
 from manyfit.study.drive.commands import obey_commands
-from manyfit.study.drive.inbox import Inbox
-from manyfit.study.drive.point_control import PointControl
 from manyfit.study.executors.worker import tidy_output
 from manyfit.study.search.decisions import Add, Board, Decision, Stop, decisions_of
 from manyfit.study.work import policy
 from manyfit.study.work.records import PointRecord, TrialRecord
-from manyfit.study.work.schedule import Ready, ready, waiting
+from manyfit.study.work.schedule import Ready, ready
 from manyfit.study.work.training import read_committed_progress
 from manyfit.study.work.units import Failure, Outcome, Progress
 
@@ -31,14 +29,6 @@ log = logging.getLogger("manyfit")
 
 LOOK: Final = 5.0
 """Seconds between checks of the study folder and the inbox while no unit ends."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of this start that are not part of the study."""
-
-    only: Collection[int] | None = None
-    fail_fast: bool = False
 
 
 class StudyStopped(RunFailed):
@@ -52,21 +42,11 @@ class StudyMoved(RunFailed):
 
 
 @dataclass
-class Driver(PointControl):
+class Driver(Assigning):
     """Drives one study. The ledger holds all durable state; the attributes can be rebuilt from it."""
-
-    watch: Watch = field(default_factory=Watch)
-    options: Options = field(default_factory=Options)
-    signals: int | None = None
-    """A file descriptor that becomes readable when a signal arrives."""
-    inbox: Inbox | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._undecided = True
-        self._began = self.executor.now()
-        self._before = float(self.ledger.get("seconds") or 0.0)
-        self._steps = 0
         self._absolute = self.folder.path.resolve()
         found = self._absolute.stat()
         self._place = found.st_dev, found.st_ino
@@ -76,6 +56,16 @@ class Driver(PointControl):
         self.executor.tell = self._report_progress
         self._steps = sum(trial.step for trial in self.ledger.trials.values())
         self._queue = deque(ready(self.ledger.points, self.options.only))
+        try:
+            self._run()
+        finally:
+            if self.hopping is not None:
+                self.hopping.close_all()
+        self.ledger.set("seconds", self.elapsed)
+        if self.watch.number:
+            self._leave()
+
+    def _run(self) -> None:
         settled = False
         while not self.watch.number:
             self._check_place()
@@ -98,43 +88,8 @@ class Driver(PointControl):
             for reason in filter(None, reasons):
                 self._drain()
                 raise StudyStopped(reason)
-        self.ledger.set("seconds", self.elapsed)
         if self.watch.number:
-            self._leave()
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds that the study has been running, over all starts."""
-        return self._before + self.executor.now() - self._began
-
-    # -- assigning units --------------------------------------------------------------------------
-
-    def _hand_out(self) -> None:
-        while self.dispatch.has_room() and not self.watch.number and not self.over_budget():
-            item = self._next()
-            if item is None:
-                return
-            self.dispatch.submit([item], item.until)
-            self.shown.show_started(item.point, item.trial)
-
-    def _next(self) -> Ready | None:
-        while True:
-            while self._queue:
-                item = self._queue.popleft()
-                if item.trial.id not in self.dispatch.busy and item in waiting(item.point, self.options.only):
-                    return item
-            found = self.asker.ask() if self.asker.coming and self.options.only is None else None
-            if found is None:
-                return None
-            with self.ledger.transaction():
-                point = self.add(found)
-                self.ledger.decide(point, "ask", f"number {self.asker.numbers} of the search")
-            self._queue.extend(waiting(point))
-
-    def over_budget(self) -> bool:
-        """Return whether a budget is exhausted."""
-        steps, limit = self.study.search.steps, seconds(self.study.search.time)
-        return (steps is not None and self._steps >= steps) or (limit is not None and self.elapsed >= limit)
+            self._drain()
 
     # -- recording outcomes -----------------------------------------------------------------------
 
@@ -149,11 +104,11 @@ class Driver(PointControl):
             if outcome.is_shared:
                 self.dispatch.alone.add(trial.id)
             if outcome.failure is not None:
-                self._record_failure(point, trial, outcome.failure, outcome.is_begun)
+                self._record_failure(point, trial, outcome.failure, outcome)
             else:
                 trial.failure = None
                 trial.state = "finished" if trial.over else "paused"
-                self.dispatch.release(trial, trial.state)
+                self.dispatch.release(trial, trial.state, outcome.trained)
             short = point.granted is None or trial.epoch < point.granted
             if trial.state == "paused" and point.state == "open" and short:
                 trial.state = "waiting"
@@ -168,6 +123,8 @@ class Driver(PointControl):
 
     def _read_committed(self, outcome: Outcome) -> Outcome:
         """Complete the outcome of a process that died with the progress that its run folder has committed."""
+        if self.hopping is not None and outcome.trial in self.hopping.sent:
+            return self.hopping.take(outcome)
         failure = outcome.failure
         if failure is None or not failure.process_died or not self.executor.keeps_folders:
             return outcome
@@ -180,13 +137,15 @@ class Driver(PointControl):
         return replace(outcome, step=step, epoch=epoch, curve=curve, trained=max(0, step - known))
 
     def _record_failure(
-        self, point: PointRecord, trial: TrialRecord, failure: Failure, is_begun: bool
+        self, point: PointRecord, trial: TrialRecord, failure: Failure, outcome: Outcome
     ) -> None:
         if failure.kind == "preempted" and point.state == "stopped":
             trial.state = "paused"
-            self.dispatch.release(trial, "stopped")
+            self.dispatch.release(trial, "stopped", outcome.trained)
             return
-        if not is_begun:  # ended by another trial of its unit, which does not count as a death of this one
+        if (
+            not outcome.is_begun
+        ):  # ended by another trial of its unit, which does not count as a death of this one
             trial.state = "waiting"
             self.dispatch.release(trial, "not begun")
             return
@@ -195,7 +154,7 @@ class Driver(PointControl):
         trial.deaths += found.died
         trial.split *= 2 if found.split else 1
         trial.failure = failure if found.state != "waiting" else None
-        self.dispatch.release(trial, failure.kind)
+        self.dispatch.release(trial, failure.kind, outcome.trained)
         self.ledger.decide(point, f"{failure.kind} → {found.state}", f"trial {trial.id}: {found.reason}")
 
     def _reason_to_stop(self, point: PointRecord, trial: TrialRecord) -> str:
@@ -341,11 +300,12 @@ class Driver(PointControl):
         while self.dispatch.busy:
             for outcome in self.executor.wait(None, ()):
                 item = self.dispatch.busy.pop(outcome.trial)
+                outcome = self._read_committed(outcome)
                 with self.ledger.transaction():
-                    item.trial.take(self._read_committed(outcome), self._sign)
+                    item.trial.take(outcome, self._sign)
                     item.trial.state = "finished" if item.trial.over else "waiting"
                     self._close(item.point)
-                    self.dispatch.release(item.trial, "interrupted")
+                    self.dispatch.release(item.trial, "interrupted", outcome.trained)
                     self.ledger.save_trial(item.trial)
 
     def _leave(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ def reconcile(
     objective_changed = _has_changed(ledger, "aim", objective) and folders
     crashed = ledger.get("isolates") is False
     pauses = set(pauses_of(stopper, study.base.run.train.epochs)) if stopper is not None else set()
+    before = {trial.id: trial.step for trial in ledger.trials.values()}
     with ledger.transaction():
         for point in ledger.points:
             if not point.current:
@@ -63,6 +65,9 @@ def reconcile(
             ledger.save_point(point)
             for trial in point.trials:
                 ledger.save_trial(trial)
+    lost = {trial.id: before.get(trial.id, 0) - trial.step for trial in ledger.trials.values()}
+    if units := sum(ledger.count_units_after(id, steps) for id, steps in lost.items() if steps > 0):
+        log.warning("%s must be repeated: the states were not on disk yet", pluralize(units, "unit"))
 
 
 def _update_trial(
@@ -79,6 +84,8 @@ def _update_trial(
         log.warning("the folder of trial %s is missing: the trial is trained again", trial.id)
         trial.state, trial.step, trial.epoch, trial.over = "waiting", 0, 0.0, False
         trial.curve, trial.value, trial.failure = (), None, None
+    if folders and study.execute.hop and trial.state in ("running", "waiting", "paused") and trial.step:
+        _rewind(trial, folder, study)
     if trial.state == "running":
         trial.state = "waiting"
         before = trial.step
@@ -96,6 +103,17 @@ def _update_trial(
         (trial.epoch < epochs and not ended_early) or (ended_early and stop_changed)
     ):
         trial.state, trial.over, trial.reason = "waiting", False, ""
+
+
+def _rewind(trial: TrialRecord, folder: StudyFolder, study: StudyConfig) -> None:
+    """Set a trial that hops back to its last state on disk: what was only in memory is trained again."""
+    try:
+        step, epoch, curve = read_committed_progress(folder.trial(trial.id), study.objective.metric)
+    except FolderError as error:
+        log.warning("%s", error)
+        return
+    trial.step, trial.epoch, trial.curve = step, epoch, curve
+    trial.value = trial.best(math.inf, study.objective.sign)
 
 
 def _read_progress(trial: TrialRecord, folder: StudyFolder, study: StudyConfig) -> None:

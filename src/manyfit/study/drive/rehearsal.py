@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from manyfit.config.study.study import StudyConfig
-from manyfit.core.errors import ComponentFailed, Interrupted
+from manyfit.core.errors import ComponentFailed, Interrupted, UsageError
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor
 from manyfit.study.ledger.ledger import Ledger
@@ -48,6 +48,10 @@ def rehearse_points(
         )
         raise ComponentFailed(f"{count} cannot be trained; nothing was started:\n{lines}")
     ledger.set("rehearsed", sorted({*done, *todo}))
+    if counts := {int(facts.get("shards", 0)) for facts in found.facts}:
+        if len(counts) > 1:
+            raise UsageError("the points of a study must have the same number of shards")
+        ledger.set("shards", counts.pop())
 
 
 def rehearsals(

@@ -6,5 +6,6 @@
 | `choose`, `guarded` | the executor that a study names, by name or class path; a wrapper for custom ones |
 | `inline` | in this process, one after another; works with debuggers, but a crash ends everything |
 | `processes`, `worker`, `server` | in long-lived processes on this machine, pinned to cores or GPUs |
+| `messages` | messages between these and the driver, with states in shared memory |
 | `simulated` | synthetic curves on a simulated clock, to test samplers and stoppers |
 """

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.study.executors.base import Executor, Work, fail_together
+from manyfit.study.executors.messages import receive, send
 from manyfit.study.executors.server import DRIVER
 from manyfit.study.executors.worker import Place, serve
 from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
@@ -108,7 +109,7 @@ class Processes(Executor):
                 worker = self._start(place)
                 self._workers.append(worker)
             try:
-                worker.pipe.send(unit)
+                send(worker.pipe, unit)
             except (BrokenPipeError, ConnectionResetError):
                 self._end(worker)
                 continue
@@ -151,7 +152,7 @@ class Processes(Executor):
         found: list[Outcome] = []
         try:
             while worker.pipe.poll():
-                message = worker.pipe.recv()
+                message = receive(worker.pipe)
                 worker.seen = time.monotonic()
                 if isinstance(message, Progress):
                     self.tell(message)
@@ -219,7 +220,7 @@ class Processes(Executor):
                 worker.process.terminate()
             elif named:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` handles its death
-                    worker.pipe.send(named)
+                    send(worker.pipe, named)
 
     def close(self) -> None:
         """Let idle workers exit, and kill the others."""

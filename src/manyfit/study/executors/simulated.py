@@ -36,7 +36,11 @@ class Simulated(Executor):
         seconds: Callable[[Trial], float] = lambda trial: 1.0,
         failure: Callable[[Trial], Failure | None] = lambda trial: None,
         steps_per_epoch: int = 10,
+        visits: int = 1,
     ) -> None:
+        """`visits` is the number of shards; with more than one, `seconds` is the duration of a visit."""
+        self._visits = visits
+        self.places = [f"worker-{i}" for i in range(slots)] if visits > 1 else []
         self.slots = slots
         self._epochs = epochs
         self._curve = curve
@@ -58,6 +62,8 @@ class Simulated(Executor):
             heapq.heappush(self._busy, (began, next(self._number), outcome))
 
     def _outcome(self, trial: Trial, unit: Unit) -> Outcome:
+        if unit.shard is not None:
+            return self._visit(trial, unit)
         start = self._reached.get(trial.id, 0)
         until = min(unit.until.epoch if unit.until is not None else self._epochs, self._epochs)
         if unit.purpose != "train":
@@ -69,6 +75,20 @@ class Simulated(Executor):
         return Outcome(
             trial.id, until * self._steps, until, (until - start) * self._steps, until == self._epochs,
             curve=curve, seconds=(until - start) * self._seconds(trial),
+        )  # fmt: skip
+
+    def _visit(self, trial: Trial, unit: Unit) -> Outcome:
+        """Return the outcome of a visit to one of `visits` shards."""
+        assert unit.until is not None
+        epoch, over = divmod(unit.until.visit, self._visits)
+        epoch += unit.until.epoch
+        if (failure := self._failure(trial)) is not None:
+            return Outcome(trial.id, failure=failure)
+        curve = tuple((float(e), self._curve(trial.values, trial.seed, e)) for e in range(1, epoch + 1))
+        done = epoch + over / self._visits
+        return Outcome(
+            trial.id, round(done * self._steps), done, 1, epoch == self._epochs, curve=curve,
+            seconds=self._seconds(trial),
         )  # fmt: skip
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:

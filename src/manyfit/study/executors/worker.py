@@ -24,6 +24,7 @@ from manyfit.core.redaction import clean_bytes
 from manyfit.core.signals import watch_signals
 from manyfit.study.executors import server
 from manyfit.study.executors.base import Work, attempt
+from manyfit.study.executors.messages import receive, send
 from manyfit.study.work.unit_watch import UnitWatch
 from manyfit.study.work.units import Outcome, Trial, Unit
 
@@ -57,14 +58,14 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
     settle(place)
     gc.freeze()  # imported objects stay; scanning them after every unit would be slow
     try:
-        pipe.send("ready")
+        send(pipe, "ready")
         while True:
-            unit = pipe.recv()
+            unit = receive(pipe)
             if not isinstance(unit, Unit):
                 continue  # a stop request for trials that have ended meanwhile
             is_full = False
             for outcome in work_on(unit, work, pipe):
-                pipe.send(outcome)
+                send(pipe, outcome)
                 is_full |= outcome.failure is not None and outcome.failure.kind == "out of memory"
             if is_full:
                 return  # the state of the memory is unknown; a new worker takes over
@@ -83,9 +84,9 @@ def work_on(unit: Unit, work: Work, pipe: Connection) -> Iterator[Outcome]:
     with watch_signals() as signals:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         watch = UnitWatch(signals)
-        around = functools.partial(capture_output, unit)
+        around, tell = functools.partial(capture_output, unit), functools.partial(send, pipe)
         with listening(unit, watch, pipe):
-            for count, outcome in enumerate(attempt(work, unit, watch, pipe.send, around), 1):
+            for count, outcome in enumerate(attempt(work, unit, watch, tell, around), 1):
                 if count == len(unit.trials):
                     last = outcome
                 else:
@@ -109,7 +110,7 @@ def listening(unit: Unit, watch: UnitWatch, pipe: Connection) -> Iterator[None]:
     def listen() -> None:
         with contextlib.suppress(EOFError, OSError):
             while reading not in wait([pipe, reading]):
-                watch.asked.update(pipe.recv())
+                watch.asked.update(receive(pipe))
 
     thread = threading.Thread(target=listen, name="manyfit-listener", daemon=True)
     thread.start()

@@ -10,9 +10,10 @@ from typing import Final
 from manyfit.core.errors import FolderError
 from manyfit.core.files import check_file, read_bytes
 
-FORMAT: Final = 2
-"""Format 1 had a table `assignments`, with one row per unit, each of a single trial."""
-READABLE: Final = (1, FORMAT)
+FORMAT: Final = 3
+"""Format 1 had a table `assignments`, with one row per unit, each of a single trial; units of format 2 had no
+shards, and did not record their steps."""
+READABLE: Final = (1, 2, FORMAT)
 REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs")
 """Network file systems, which cannot hold a write-ahead log: it requires shared memory among all readers."""
 
@@ -46,20 +47,28 @@ create table decisions (
 UNITS: Final = """
 create table units (
   number integer primary key, purpose text not null, until integer, place text not null,
-  started real not null, ended real
+  started real not null, ended real, visit integer, shard integer
 );
 create table unit_trials (
-  unit integer not null references units, trial text not null, ended real, outcome text,
+  unit integer not null references units, trial text not null, ended real, outcome text, steps integer,
   primary key (unit, trial)
 );
 """
 """The units that were assigned to executors, and how they ended for each trial."""
-MIGRATION: Final = """
-insert into units select number, purpose, until, '', started, ended from assignments;
-insert into unit_trials select number, trial, ended, outcome from assignments;
+MIGRATIONS: Final = {
+    1: f"""
+{UNITS}
+insert into units select number, purpose, until, '', started, ended, null, null from assignments;
+insert into unit_trials select number, trial, ended, outcome, null from assignments;
 drop table assignments;
-"""
-"""From format 1, in which a unit had one trial."""
+""",
+    2: """
+alter table units add column visit integer;
+alter table units add column shard integer;
+alter table unit_trials add column steps integer;
+""",
+}
+"""By format: what turns a ledger into the current one."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -83,7 +92,7 @@ def connect(path: Path) -> sqlite3.Connection:
 def check_format(found: object) -> None:
     """Raise if this version of manyfit cannot read the format of a ledger."""
     if found not in READABLE:
-        known = " and ".join(map(str, READABLE))
+        known = ", ".join(map(str, READABLE))
         raise ValueError(f"it has format {found}, but this version reads {known}")
 
 

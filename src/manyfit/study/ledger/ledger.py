@@ -16,10 +16,11 @@ from types import TracebackType
 from typing import Any
 
 from manyfit.core.errors import FolderError, RunFailed
+from manyfit.core.position import Position
 from manyfit.core.redaction import clean, clean_file
 from manyfit.study.ledger.database import (
     FORMAT,
-    MIGRATION,
+    MIGRATIONS,
     SCHEMA,
     UNITS,
     UNREADABLE,
@@ -75,8 +76,9 @@ class Ledger:
 
     def _migrate(self) -> None:
         """Migrate the ledger of an older version to the current format. Call it after the checks."""
-        if self.get("format") != FORMAT:
-            self._execute(UNITS + MIGRATION)
+        found = self.get("format")
+        if found != FORMAT:
+            self._execute(MIGRATIONS[found])
             self.set("format", FORMAT)
 
     @contextmanager
@@ -193,11 +195,20 @@ class Ledger:
             self._db.execute(f"insert or replace into {table} values ({places})", row)
             self._seals.put(table, row)
 
-    def begin_unit(self, trials: Sequence[str], until: int | None, purpose: str, place: str = "") -> int:
+    def begin_unit(
+        self,
+        trials: Sequence[str],
+        until: Position | None,
+        purpose: str,
+        place: str = "",
+        shard: int | None = None,
+    ) -> int:
         """Record the start of a unit; return its number."""
+        epoch = None if until is None else until.epoch
+        visit = None if until is None or shard is None else until.visit
         cursor = self._db.execute(
-            "insert into units (purpose, until, place, started) values (?,?,?,?)",
-            (purpose, until, place, time.time()),
+            "insert into units (purpose, until, place, started, visit, shard) values (?,?,?,?,?,?)",
+            (purpose, epoch, place, time.time(), visit, shard),
         )
         number = int(cursor.lastrowid or 0)
         self._db.executemany(
@@ -205,19 +216,31 @@ class Ledger:
         )
         return number
 
-    def end_trial(self, unit: int, trial: str, outcome: str) -> None:
+    def end_trial(self, unit: int, trial: str, outcome: str, steps: int = 0) -> None:
         """Record how a unit ended for one of its trials; it ends with the last of them."""
         now = time.time()
         with self.transaction():
             self._db.execute(
-                "update unit_trials set ended=?, outcome=? where unit=? and trial=?",
-                (now, outcome, unit, trial),
+                "update unit_trials set ended=?, outcome=?, steps=? where unit=? and trial=?",
+                (now, outcome, steps, unit, trial),
             )
             self._db.execute(
                 "update units set ended=? where number=? and not exists "
                 "(select 1 from unit_trials where unit=? and ended is null)",
                 (now, unit, unit),
             )
+
+    def count_units_after(self, trial: str, steps: int) -> int:
+        """Return how many of the last units of a trial have trained its last `steps` steps."""
+        rows = self._db.execute(
+            "select steps from unit_trials where trial=? and steps > 0 order by unit desc", (trial,)
+        )
+        found = 0
+        for (trained,) in rows:
+            if steps <= 0:
+                break
+            found, steps = found + 1, steps - trained
+        return found
 
     def decide(self, point: PointRecord | None, action: str, reason: str) -> None:
         """Record a decision and its reason."""

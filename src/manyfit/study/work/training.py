@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from manyfit.run.loop.plan import Boundary
 
 WRITTEN: Final = "# Written by manyfit: one trial of a study. Change the study, not this file."
+STUDY_FILE: Final = "../../provenance.json"
+"""Where the versions and the code of a study are recorded, from the folder of a trial."""
 OURS: Final = ("train.accumulate", "train.warm_start")
 """Keys that the study may change in a trial: when memory runs out, and for the path of cloned weights."""
 BETWEEN: Final = 0.2
@@ -45,7 +47,7 @@ class Training:
     base: str
     """The file with the base config, as it was when the study was last started."""
     metric: str
-    study: str = "../../provenance.json"
+    study: str = STUDY_FILE
     allowed: tuple[str, ...] = ()
     ready: dict[str, Config] = field(default_factory=dict, compare=False, repr=False)
     """Configs of trials that were already loaded in this process; each is used once."""
@@ -60,14 +62,15 @@ class Training:
 
     def __call__(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
         """Train the trials of a unit as one session; evaluate or rehearse them one after another."""
-        if unit.purpose == "train":
+        if unit.purpose == "train" and unit.shard is None:
             yield from self._train(unit, watch, tell)
             return
         from manyfit.run.loop.process_state import own_process
 
         for trial in unit.trials:
             with watch.scope(trial), own_process():
-                outcome = self._try_out(trial, unit, watch.of(trial.id), tell)
+                do = self._visit if unit.shard is not None else self._try_out
+                outcome = do(trial, unit, watch.of(trial.id), tell)
             yield outcome
 
     def config(self) -> Config:
@@ -81,7 +84,8 @@ class Training:
         return config
 
     def _train(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
-        from manyfit.run.trial import Reached, Request, train_until
+        from manyfit.run.session.session import Reached
+        from manyfit.run.trial import Request, train_until
 
         began, requests, before = time.perf_counter(), dict[int, Trial](), dict[str, int]()
         ready: list[Request] = []
@@ -115,6 +119,27 @@ class Training:
                 )  # fmt: skip
             else:
                 yield self._fail_trial(trial, request.folder, failure_of(found), before[trial.id], began)
+
+    def _visit(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
+        """Train one trial on one shard, without its folder."""
+        from manyfit.run.travel.visit import VisitFailed, train_visit
+
+        assert unit.until is not None
+        began, luggage = time.perf_counter(), unit.luggage[trial.id]
+        signs = Signs({luggage.path: trial.id}, self.metric, tell)
+        try:
+            parcel = train_visit(
+                self._config(trial), luggage, unit.until, Beating(watch, signs), callbacks=[signs],
+                allowed=(*self.allowed, *OURS), shared=self._share_data(),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            raise
+        except VisitFailed as failed:
+            seconds, failure = time.perf_counter() - began, failure_of(failed.error)
+            return Outcome(trial.id, seconds=seconds, failure=failure, parcel=failed.parcel)
+        except BaseException as error:
+            return Outcome(trial.id, seconds=time.perf_counter() - began, failure=failure_of(error))
+        return Outcome(trial.id, seconds=time.perf_counter() - began, parcel=parcel)
 
     def _try_out(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
         from manyfit.run.check import rehearse_run

@@ -62,6 +62,10 @@ class Unit:
     """Its number in the ledger."""
     purpose: Purpose = "train"
     """`evaluate` exports and evaluates trained trials; `rehearse` tests whether they can be trained."""
+    shard: int | None = None
+    """The shard that its trials visit; None to train on all data."""
+    luggage: Mapping[str, Any] = field(default_factory=dict)
+    """What each trial takes along to a worker that does not have its folder, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,11 @@ class Outcome:
     """Whether the failure ended a whole unit, and it is not known which of its trials caused it."""
     facts: Mapping[str, float] = field(default_factory=dict)
     """The measurements of a rehearsal."""
+    parcel: Any = None
+    """What a trial without its folder returns: its state and new rows of its log."""
+    position: Mapping[str, Any] = field(default_factory=dict)
+    """On sharded data: the open epoch, the shards that it has visited (`path`), and the batches of the
+    last of them that are done, if it is not complete (`within`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,180 @@
+"""The keeper of a run: it alone owns the folder, the log and the checkpoints while workers train the run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from manyfit.config import Config, patch
+from manyfit.core.errors import RunFailed
+from manyfit.core.files import check_file
+from manyfit.core.redaction import redact
+from manyfit.run.loop.cohort import judge_events, keep_of, write_picture
+from manyfit.run.session import resume_check
+from manyfit.run.session.finish import write_summary
+from manyfit.run.session.session import Reached, record_config, resumable
+from manyfit.run.travel.luggage import Luggage, Parcel
+from manyfit.store import durable, provenance
+from manyfit.store.checkpoint import Note
+from manyfit.store.events import EventLog, read_events
+from manyfit.store.folder import RunFolder
+from manyfit.store.lock import hold_lock
+from manyfit.store.packed_state import PackedState
+from manyfit.store.writer import Writer
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a keeper records in the folder when the run begins."""
+
+    study: str
+    """Where versions and code are recorded."""
+    given: str
+    """The text of `config.yaml`."""
+    allowed: Collection[str] = ()
+    """Changes of the run that were allowed by name."""
+
+
+class Keeper:
+    """The owner of one run folder.
+
+    The newest state is in memory, from where it travels to the next worker; it is also written to disk in the
+    background. After a crash, the run resumes from the last state on disk.
+    """
+
+    def __init__(self, config: Config, run: RunFolder, start: Start) -> None:
+        self.run = run
+        self._start = start
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            stack.enter_context(hold_lock(run.path))
+            run.check_links()
+            durable.tidy(run.path)
+            found = resumable(run)
+            if found is not None:
+                config = patch(config, frozen=run.load_frozen())
+                resume_check.check_config(config, run, start.allowed)
+            self.config = config
+            self.note: Note | None = found[0].note if found is not None else None
+            self._state = PackedState.pack(found[1]) if found is not None else None
+            length = self.note.log_length if self.note is not None else 0
+            self._log = stack.enter_context(EventLog(run.metrics, length))
+            self._keep = keep_of(config)
+            self._writer = Writer(run.checkpoint_folder, self._keep, self._log)
+            stack.callback(self._writer.close)
+            self._stack = stack.pop_all()
+        self.events = read_events(run.metrics, length)
+        self._kept = [each.note for each in run.checkpoints()]
+        self._judge = judge_events(config, self.events)
+        self._is_begun = False
+        self._has_failed = run.failure_file.exists()
+        self._read_past()
+
+    def _read_past(self) -> None:
+        is_new = self.note is None
+        self._frozen: Mapping[str, Any] = {} if is_new else self.run.load_frozen()
+        self._trained = None if is_new else self.run.snapshot()
+        self._starts: Sequence[Mapping[str, Any]] = () if is_new else self.run.sessions()[-1:]
+
+    @property
+    def step(self) -> int:
+        """Steps that were trained, on disk or not."""
+        return self.note.step if self.note is not None else 0
+
+    @property
+    def epoch(self) -> float:
+        """Epochs that were trained, on disk or not."""
+        return self.note.epoch if self.note is not None else 0.0
+
+    @property
+    def size(self) -> int:
+        """The memory that the newest state occupies, in bytes."""
+        return self._state.size if self._state is not None else 0
+
+    def pack(self, visits: tuple[int, tuple[int, ...]] | None = None) -> Luggage:
+        """Return what the run takes along to its next worker."""
+        self._writer.check()
+        return Luggage(
+            self.run.path, self._state, self.note, tuple(self._kept), self._judge, self._frozen,
+            self._trained, self._starts, visits,
+        )  # fmt: skip
+
+    def take(self, parcel: Parcel, is_whole: bool = True) -> Reached:
+        """Take over the work of a visit. What `is_whole` is not was ended by an error or a signal."""
+        self._writer.check()
+        before = self.step
+        if not self._is_begun:
+            self._begin(parcel.facts)
+        if parcel.messages:
+            self._append_messages(parcel.messages)
+        for name, step, png in parcel.pictures:
+            write_picture(self.run, name, step, png)
+        if parcel.states:
+            self._log.extend(parcel.events)
+            self.events += parcel.events
+            self._take_states(parcel)
+            self._judge = parcel.judge if is_whole else judge_events(self.config, self.events)
+        over = parcel.is_over and is_whole
+        if over:
+            self._conclude(parcel.reason)
+        return Reached(self.step, self.epoch, self.step - before, over, parcel.reason, self.events)
+
+    def _take_states(self, parcel: Parcel) -> None:
+        notes = [note for note, _ in parcel.states]
+        if notes[-1].log_length != self._log.length:
+            raise RunFailed(f"the log of {self.run.path} does not match the state that a worker returned")
+        self._kept = self._keep.select([*self._kept, *notes])
+        self.note, self._state = parcel.states[-1]
+        self._writer.put_behind([(packed.unpack(), note) for note, packed in parcel.states])
+
+    def _begin(self, facts: Mapping[str, Any]) -> None:
+        """Record the start in the folder, before the first state is committed."""
+        if self._has_failed:
+            self.run.failure_file.unlink(missing_ok=True)
+            self._has_failed = False
+        if facts:
+            session = provenance.brief_session(self._start.study, facts)
+            record_config(self.config, self.run, session, self._start.given)
+            self._is_begun = True
+            self._starts, self._trained = [session], self.run.snapshot()
+            self._frozen = self.run.load_frozen()
+
+    def _append_messages(self, text: str) -> None:
+        path = self.run.path / "run.log"
+        check_file(path)
+        durable.make_own(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def _conclude(self, reason: str) -> None:
+        """Write the summary of a run that has nothing left to train, once its last state is on disk."""
+        self.flush()
+        assert self.note is not None
+        best = next(iter(self._keep.rank(self._kept)), self.note)
+        write_summary(self.config, self.run, best, self.note, reason, {})
+
+    def fail(self, kind: str, message: str, messages: str = "") -> None:
+        """Record why the run cannot continue."""
+        if messages:
+            self._append_messages(messages)
+        self._has_failed = True
+        self.run.write_failure(kind, redact(message), self.step)
+
+    def flush(self) -> None:
+        """Wait until everything that was taken over is on disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write everything, and give the folder back."""
+        try:
+            self._writer.flush()
+        finally:
+            self._stack.close()
+
+    @staticmethod
+    def read_position(run: RunFolder) -> Mapping[str, Any]:
+        """Return the position of the newest checkpoint in a folder that nobody owns."""
+        found = run.checkpoints()
+        return found[-1].note.position if found else {}

@@ -1,0 +1,62 @@
+"""What a run takes along to the worker that trains it next, and what that worker returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manyfit.config.identity import Snapshot
+from manyfit.run.loop.stopping import Judge
+from manyfit.store.checkpoint import Note
+from manyfit.store.events import Event
+from manyfit.store.packed_state import PackedState
+
+
+@dataclass(frozen=True)
+class Luggage:
+    """All that is needed to resume a run without its folder. It is `Recorded`, as the folder is."""
+
+    path: Path
+    """The folder of the run, for messages."""
+    state: PackedState | None = None
+    """None at the first step."""
+    note: Note | None = None
+    """The position of the state, and its place in the log."""
+    kept: tuple[Note, ...] = ()
+    """The checkpoints of the run, which new ones must surpass to be among the best."""
+    judge: Judge | None = None
+    """The judge of the log, which has seen all rows so far."""
+    frozen: Mapping[str, Any] = field(default_factory=dict)
+    trained: Snapshot | None = None
+    starts: Sequence[Mapping[str, Any]] = ()
+    visits: tuple[int, tuple[int, ...]] | None = None
+    """The open epoch, and the shards that it visits first; None for the cyclic order."""
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the values of the config that the run was trained with."""
+        return self.trained
+
+    def sessions(self) -> Sequence[Mapping[str, Any]]:
+        """Return the starts of the run."""
+        return self.starts
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The result of a visit: new rows of the log, the state at its end, and the best states on the way."""
+
+    events: tuple[Event, ...]
+    states: tuple[tuple[Note, PackedState], ...]
+    """In the order of their steps; the last one is the state at the end of the visit."""
+    judge: Judge
+    reason: str = ""
+    """Why the run has ended early; empty if it has not."""
+    is_over: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the worker has found out about data, code and hardware."""
+    messages: str = ""
+    """Lines for `run.log`."""
+    pictures: tuple[tuple[str, int, bytes], ...] = ()
+    """Images that training has made: name, step and PNG."""

@@ -1,0 +1,222 @@
+"""Training on a worker that does not have the run folder: everything is returned to the keeper."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from manyfit.config import Config
+from manyfit.core.errors import UsageError
+from manyfit.core.position import Position
+from manyfit.core.redaction import has_secrets
+from manyfit.core.signals import Watch
+from manyfit.core.state import State
+from manyfit.run.build.builder import Built
+from manyfit.run.build.shared_data import SharedData
+from manyfit.run.loop.cohort import Cohort, Member, judge_events
+from manyfit.run.loop.journal import Redacting, log_only_to, translate_failures
+from manyfit.run.loop.stopping import Judge
+from manyfit.run.loop.trainer import Callback, train_cohort
+from manyfit.run.session.session import build_again
+from manyfit.run.travel.luggage import Luggage, Parcel
+from manyfit.store.checkpoint import Keep, Note, check_state
+from manyfit.store.events import RowBuffer
+from manyfit.store.folder import RunFolder
+from manyfit.store.packed_state import PackedState
+
+log = logging.getLogger("manyfit")
+
+
+class VisitFailed(Exception):
+    """A visit that has ended with an error, with the part of its work that is still valid, if any."""
+
+    def __init__(self, error: BaseException, parcel: Parcel | None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.parcel = parcel
+
+
+def train_visit(
+    config: Config,
+    luggage: Luggage,
+    until: Position,
+    watch: Watch,
+    *,
+    callbacks: Sequence[Callback] = (),
+    allowed: Collection[str] = (),
+    shared: SharedData | None = None,
+) -> Parcel:
+    """Train a run from where it is until a position, usually the end of a visit to a shard.
+
+    Raises `VisitFailed`.
+    """
+    folder, text = RunFolder(luggage.path), io.StringIO()
+    visitor: _Visitor | None = None
+    built: Built | None = None
+    facts: dict[str, Any] = {}
+    try:
+        with log_only_to(folder), log_messages(text), translate_failures(folder, "the trial"):
+            state = None if luggage.state is None else luggage.state.unpack()
+            step = 0 if luggage.note is None else luggage.note.step
+            with build_again(config, luggage, state, luggage.frozen, step, allowed, shared) as made:
+                config, built, facts = made
+                built = follow(built, luggage, config)
+                if state is None and has_secrets():  # fail now, not when the first checkpoint is written
+                    check_state(built.learner.state()[0])
+                visitor = _Visitor.of(config, folder, built, luggage)
+                measured = luggage.note is None or luggage.note.measured
+                batches = built.train.batches(built.order, step)
+                cohort = Cohort([visitor], built.learner, built.plan, batches, step, measured)
+                for _ in train_cohort(cohort, callbacks, watch, until=goal_of(built, until)):
+                    pass
+                if visitor.ended is not None and visitor.ended.error is not None:
+                    raise visitor.ended.error
+                if visitor.is_over(built):
+                    built.learner.end()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        parcel = None if visitor is None or built is None else visitor.wrap(built, facts, text.getvalue())
+        raise VisitFailed(error, parcel) from error
+    return visitor.wrap(built, facts, text.getvalue())
+
+
+def follow(built: Built, luggage: Luggage, config: Config) -> Built:
+    """Return the objects of a run with the order of shards that it follows in the open epoch."""
+    if built.order.layout is None:
+        raise UsageError(f"{config.run.data.origin}: data: a run hops over shards, but its data has none")
+    if built.learner.grain > 1:
+        raise UsageError(
+            f"the model trains {built.learner.grain} steps at once, which a visit to a shard would cut"
+        )
+    if luggage.visits is None:
+        return built
+    return replace(built, order=replace(built.order, visits=(luggage.visits,)))
+
+
+def goal_of(built: Built, until: Position) -> int:
+    """Return the step of a position."""
+    return until.in_steps(built.plan.steps_per_epoch, built.order.steps_of_visits(until.epoch))
+
+
+@contextmanager
+def log_messages(text: io.StringIO) -> Iterator[None]:
+    """Collect the messages of a run, which its keeper writes to `run.log`."""
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    if not before or before > logging.INFO:
+        log.setLevel(logging.INFO)  # slow, as it clears the caches of all loggers; hence the condition
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        if log.level != before:
+            log.setLevel(before)
+
+
+class StateCollector:
+    """A writer that keeps states in memory: the newest due one, and the best ones on the way."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._held: list[tuple[Note, PackedState]] = []
+        self._due: tuple[Note, PackedState] | None = None
+
+    def hold(self, state: State, note: Note) -> None:
+        """Keep a state as one of the best."""
+        check_state(state)
+        self._held.append((note, PackedState.pack(state)))
+        best = [note.step for note in self._keep.rank(note for note, _ in self._held)[: self._keep.top]]
+        self._held = [each for each in self._held if each[0].step in best]
+
+    def put(self, state: State, note: Note, wait: bool = False) -> None:
+        """Keep a state as the newest one."""
+        known = [packed for held, packed in self._held if held == note]
+        if self._due is not None and self._due[0].step != note.step:
+            self._held.append(self._due)
+        check_state(state)
+        self._due = note, known[0] if known else PackedState.pack(state)
+
+    def put_held(self) -> None:
+        """Do nothing: all states are returned at the end."""
+
+    def done(self) -> int:
+        """Return that nothing is committed yet."""
+        return 0
+
+    def flush(self) -> None:
+        """Do nothing: all states are returned at the end."""
+
+    def close(self) -> None:
+        """Do nothing: all states are returned at the end."""
+
+    @property
+    def states(self) -> tuple[tuple[Note, PackedState], ...]:
+        """The states to return, in the order of their steps."""
+        best = self._keep.rank(note for note, _ in self._held)[: self._keep.top]
+        found = {note.step: (note, packed) for note, packed in self._held if note in best}
+        if self._due is not None:
+            found[self._due[0].step] = self._due
+        return tuple(found[step] for step in sorted(found))
+
+
+@dataclass
+class _Visitor(Member):
+    """A run on a visit: its log and its states stay in memory."""
+
+    luggage: Luggage | None = None
+    pictures: list[tuple[str, int, bytes]] = field(default_factory=list)
+
+    @staticmethod
+    def of(config: Config, folder: RunFolder, built: Built, luggage: Luggage) -> _Visitor:
+        """Return the run with what it has taken along."""
+        rows = RowBuffer(luggage.note.log_length if luggage.note is not None else 0)
+        return _Visitor(
+            config, folder, rows, validation=built.validation, batch_size=built.evaluation_batch_size,
+            whole=built.whole, order=built.order, luggage=luggage,
+        )  # fmt: skip
+
+    def make_writer(self) -> StateCollector:
+        """Return the writer that keeps states in memory."""
+        return StateCollector(self.keep)
+
+    def read_kept(self) -> list[Note]:
+        """Return the checkpoints that the keeper has."""
+        return list(self.luggage.kept) if self.luggage is not None else []
+
+    def make_judge(self) -> Judge:
+        """Return the judge that has seen the log so far."""
+        known = self.luggage.judge if self.luggage is not None else None
+        return known or judge_events(self.config, ())
+
+    def keep_picture(self, name: str, step: int, png: bytes) -> None:
+        """Keep an image in memory."""
+        self.pictures.append((name, step, png))
+
+    def is_over(self, built: Built) -> bool:
+        """Return whether nothing is left to train."""
+        done = self.last is not None and self.last.step >= built.plan.total and self.last.measured
+        return bool(self.end_reason) or done
+
+    def wrap(self, built: Built, facts: dict[str, Any], messages: str) -> Parcel:
+        """Return the work of the visit. Rows after its last state are left out: they are repeated."""
+        assert isinstance(self.writer, StateCollector)
+        assert isinstance(self.log, RowBuffer)
+        states = self.writer.states
+        end = states[-1][0].log_length if states else 0
+        events, length = [], self.log.length - sum(len(e.line().encode()) for e in self.log.events)
+        for event in self.log.events:
+            length += len(event.line().encode())
+            if length <= end:
+                events.append(event)
+        reason = self.end_reason if self.ended is not None and self.ended.error is None else ""
+        return Parcel(
+            tuple(events), states, self.judge, reason, self.is_over(built), facts, messages,
+            tuple(self.pictures),
+        )  # fmt: skip

@@ -1,0 +1,135 @@
+"""Which units are assigned to the executor next: whole trials, or visits of trials to shards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from manyfit.config.study.quantities import seconds
+from manyfit.core.errors import ManyfitError
+from manyfit.core.signals import Watch
+from manyfit.study.drive.dispatch import Visit
+from manyfit.study.drive.hopping import Hopping
+from manyfit.study.drive.inbox import Inbox
+from manyfit.study.drive.point_control import PointControl
+from manyfit.study.work.failures import failure_of
+from manyfit.study.work.hops import Hop
+from manyfit.study.work.schedule import Ready, waiting
+from manyfit.study.work.units import Failure, Outcome
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of this start that are not part of the study."""
+
+    only: Collection[int] | None = None
+    fail_fast: bool = False
+
+
+@dataclass
+class Assigning(PointControl):
+    """Assigns units to the executor as long as it has room."""
+
+    watch: Watch = field(default_factory=Watch)
+    options: Options = field(default_factory=Options)
+    signals: int | None = None
+    """A file descriptor that becomes readable when a signal arrives."""
+    inbox: Inbox | None = None
+    hopping: Hopping | None = None
+    """The trials that hop over the shards of the data, if they do."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._undecided = True
+        self._began = self.executor.now()
+        self._before = float(self.ledger.get("seconds") or 0.0)
+        self._steps = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the study has been running, over all starts."""
+        return self._before + self.executor.now() - self._began
+
+    def _hand_out(self) -> None:
+        if self.hopping is not None:
+            self._hand_out_visits(self.hopping)
+            return
+        while self.dispatch.has_room() and not self.watch.number and not self.over_budget():
+            item = self._next()
+            if item is None:
+                return
+            self.dispatch.submit([item], item.until)
+            self.shown.show_started(item.point, item.trial)
+
+    def _hand_out_visits(self, hopping: Hopping) -> None:
+        """Assign visits to shards while a worker is free and a trial waits for one of its shards."""
+        while self.dispatch.has_room() and not self.watch.number and not self.over_budget():
+            while self._queue:
+                item = self._queue.popleft()
+                if self._is_ready(item):
+                    hopping.enlist(item, self.dispatch.first_shard(item.point, item.trial), self.epochs)
+            found = hopping.pick()
+            if found is None:
+                if not self._ask():
+                    return
+                continue
+            item, hop = found
+            if not self._is_ready(item):
+                hopping.drop(item.trial.id)
+                continue
+            self._send(hopping, item, hop)
+
+    def _send(self, hopping: Hopping, item: Ready, hop: Hop) -> None:
+        trial, is_new = item.trial, not item.trial.step
+        luggage = {}
+        if self.executor.keeps_folders:
+            try:
+                luggage[trial.id] = hopping.pack(self.dispatch.as_trial(item.point, trial), hop.shard)
+            except (ManyfitError, OSError) as error:
+                hopping.drop(trial.id)
+                hopping.abandon(trial.id)
+                self._refuse(item, failure_of(error))
+                return
+        until = hopping.stages[trial.id].until()
+        self.dispatch.submit([item], until, place=hop.worker, visit=Visit(hop.shard, luggage))
+        hopping.begin(hop)
+        if is_new:
+            self.shown.show_started(item.point, trial)
+
+    def _refuse(self, item: Ready, failure: Failure) -> None:
+        """Record that a trial cannot be trained, because its folder cannot be used."""
+        with self.ledger.transaction():
+            item.trial.state, item.trial.failure = "failed", failure
+            self.ledger.save_trial(item.trial)
+            self.ledger.decide(item.point, f"{failure.kind} → failed", f"trial {item.trial.id}")
+            self._close(item.point)
+        self._undecided = True
+        self.shown.show_ended(item.point, item.trial, Outcome(item.trial.id, failure=failure))
+
+    def _is_ready(self, item: Ready) -> bool:
+        return item.trial.id not in self.dispatch.busy and item in waiting(item.point, self.options.only)
+
+    def _next(self) -> Ready | None:
+        while True:
+            while self._queue:
+                item = self._queue.popleft()
+                if self._is_ready(item):
+                    return item
+            if not self._ask():
+                return None
+
+    def _ask(self) -> bool:
+        """Add the next point of the search; return whether there was one."""
+        found = self.asker.ask() if self.asker.coming and self.options.only is None else None
+        if found is None:
+            return False
+        with self.ledger.transaction():
+            point = self.add(found)
+            self.ledger.decide(point, "ask", f"number {self.asker.numbers} of the search")
+        self._queue.extend(waiting(point))
+        return True
+
+    def over_budget(self) -> bool:
+        """Return whether a budget is exhausted."""
+        steps, limit = self.study.search.steps, seconds(self.study.search.time)
+        return (steps is not None and self._steps >= steps) or (limit is not None and self.elapsed >= limit)

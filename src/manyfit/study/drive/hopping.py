@@ -1,0 +1,173 @@
+"""Trials that hop: their keepers, where they are, and which visit comes next."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from manyfit.config.study.study import StudyConfig
+from manyfit.core.errors import ManyfitError, UsageError
+from manyfit.run.travel.keeper import Keeper, Start
+from manyfit.run.travel.luggage import Luggage
+from manyfit.study.executors.base import Executor
+from manyfit.study.work.failures import failure_of
+from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.hops import Hop, Hops, Stage, pick, place_shards
+from manyfit.study.work.points import trial_config
+from manyfit.study.work.records import epochs_of
+from manyfit.study.work.schedule import Ready
+from manyfit.study.work.training import OURS, STUDY_FILE, curve_of, text_of
+from manyfit.study.work.units import Outcome, Trial
+
+log = logging.getLogger("manyfit")
+
+MOST_OPEN: Final = 256
+"""The number of runs whose folders are open at once; each needs open files and a thread."""
+SHARE: Final = 4
+"""States in memory occupy at most this part of the machine's memory: a quarter."""
+
+
+@dataclass
+class Hopping:
+    """The trials of one study that hop over the shards of its data."""
+
+    study: StudyConfig
+    folder: StudyFolder
+    executor: Executor
+    shards: int
+    allowed: Collection[str] = ()
+    stages: dict[str, Stage] = field(default_factory=dict)
+    """Where each trial is, as far as it is known."""
+
+    def __post_init__(self) -> None:
+        self._hops = Hops(self.shards)
+        self._items: dict[str, Ready] = {}
+        self.sent: dict[str, Hop] = {}
+        """The visits that workers are working on, by trial."""
+        self._cost: dict[str, float] = {}
+        """Seconds of a visit, by trial."""
+        self._keepers: OrderedDict[str, Keeper] = OrderedDict()
+        names = list(self.executor.places) or [""] * self.executor.slots
+        self.is_named = bool(self.executor.places)
+        self.workers = place_shards(names, self.shards if self.is_named else 1)
+        if not self.is_named:  # any worker can read any shard
+            self.workers = [replace(worker, shards=tuple(range(self.shards))) for worker in self.workers]
+        self._busy: set[str] = set()
+
+    # -- choosing ---------------------------------------------------------------------------------
+
+    def enlist(self, item: Ready, first: int, base: int) -> None:
+        """Let a trial wait for its next visit. `base` is the number of epochs of the base config."""
+        trial = item.trial
+        if trial.id not in self.stages:
+            position: Mapping[str, Any] = {}
+            if trial.step and self.executor.keeps_folders:
+                position = Keeper.read_position(self.folder.trial(trial.id))
+                if position and "path" not in position:
+                    raise UsageError(f"trial {trial.id} was trained on data without shards")
+            self.stages[trial.id] = Stage.read(position)
+        stage = self.stages[trial.id]
+        visits = (epochs_of(item.point.values, base) - stage.epoch) * self.shards - len(stage.path)
+        known = self._cost.values()
+        cost = self._cost.get(trial.id) or (math.fsum(known) / len(known) if known else 1.0)
+        self._items[trial.id] = item
+        next_ = stage.next_shards(self.shards, first % self.shards, self.study.execute.order)
+        self._hops.put(trial.id, next_, visits * cost)
+
+    def pick(self) -> tuple[Ready, Hop] | None:
+        """Return the next visit, if a worker is free for one."""
+        found = pick(self._hops, self._busy, self.workers)
+        return None if found is None else (self._items[found.trial], found)
+
+    def drop(self, trial: str) -> None:
+        """Let a trial no longer wait."""
+        self._hops.remove(trial)
+
+    def begin(self, hop: Hop) -> None:
+        """Note that a visit was assigned to a worker."""
+        self._hops.remove(hop.trial)
+        self.sent[hop.trial] = hop
+        if self.is_named:
+            self._busy.add(hop.worker)
+
+    # -- keeping ----------------------------------------------------------------------------------
+
+    def pack(self, trial: Trial, shard: int) -> Luggage:
+        """Return what a trial takes along to its next worker."""
+        return self._keeper(trial).pack(self.stages[trial.id].visits(shard))
+
+    def _keeper(self, trial: Trial) -> Keeper:
+        keeper = self._keepers.get(trial.id)
+        if keeper is None:
+            config = trial_config(self.study.base, trial.values, trial.seed, trial.changes)
+            start = Start(STUDY_FILE, text_of(config, trial), (*self.allowed, *OURS))
+            keeper = Keeper(config, self.folder.trial(trial.id), start)
+            self._keepers[trial.id] = keeper
+            self._make_room()
+        self._keepers.move_to_end(trial.id)
+        return keeper
+
+    def _make_room(self) -> None:
+        """Close the runs that were used least recently; their states are on disk."""
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE
+        idle = [trial for trial in self._keepers if trial not in self.sent]
+        size = sum(keeper.size for keeper in self._keepers.values())
+        while len(idle) > 1 and (len(self._keepers) > MOST_OPEN or size > most):
+            size -= self._keepers[idle[0]].size
+            self.close(idle.pop(0))
+
+    def take(self, outcome: Outcome) -> Outcome:
+        """Take over what a visit returned; return the outcome with the progress of the trial."""
+        hop = self.sent.pop(outcome.trial)
+        self._busy.discard(hop.worker)
+        if not self.executor.keeps_folders:
+            if outcome.failure is None:
+                self._advance(hop, outcome)
+            return outcome
+        keeper = self._keepers[outcome.trial]
+        try:
+            if outcome.parcel is not None:
+                reached = keeper.take(outcome.parcel, outcome.failure is None)
+                outcome = replace(outcome, trained=reached.trained, over=reached.over, reason=reached.reason)
+            if outcome.failure is not None and outcome.failure.kind != "preempted":
+                keeper.fail(outcome.failure.kind, outcome.failure.message)
+        except (ManyfitError, OSError) as error:
+            self.abandon(outcome.trial)
+            return replace(outcome, parcel=None, failure=failure_of(error))
+        if outcome.failure is None:
+            self._cost[outcome.trial] = outcome.seconds
+        self.stages[outcome.trial] = Stage.read(keeper.note.position if keeper.note is not None else {})
+        return replace(
+            outcome, parcel=None, step=keeper.step, epoch=keeper.epoch,
+            curve=curve_of(keeper.events, self.study.objective.metric),
+        )  # fmt: skip
+
+    def _advance(self, hop: Hop, outcome: Outcome) -> None:
+        self._cost[outcome.trial] = outcome.seconds
+        self.stages[outcome.trial] = self.stages[outcome.trial].after(hop.shard, self.shards)
+
+    def close(self, trial: str) -> None:
+        """Write the state of a trial to disk, and give its folder back."""
+        keeper = self._keepers.pop(trial, None)
+        if keeper is not None:
+            keeper.close()
+
+    def abandon(self, trial: str) -> None:
+        """Give the folder of a trial back after an error: it resumes from what is on disk."""
+        self.stages.pop(trial, None)
+        with contextlib.suppress(ManyfitError, OSError):
+            self.close(trial)
+
+    def close_all(self) -> None:
+        """Write the states of all trials to disk."""
+        for trial in list(self._keepers):
+            try:
+                self.close(trial)
+            except ManyfitError as error:
+                log.warning("%s", error)

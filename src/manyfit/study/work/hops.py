@@ -1,0 +1,143 @@
+"""The schedule of trials that hop from shard to shard: which trial visits which shard next, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from manyfit.core.position import Position
+
+VisitOrder: TypeAlias = Literal["cyclic", "free"]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker, and the shards that it has."""
+
+    name: str
+    shards: tuple[int, ...]
+    speed: float = 1.0
+    """Relative to the others: the fastest free worker takes the longest work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """The next visit of a trial."""
+
+    trial: str
+    shard: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a trial is: the open epoch, the shards that it has visited, and whether the last is complete."""
+
+    epoch: int = 0
+    path: tuple[int, ...] = ()
+    is_within: bool = False
+
+    @staticmethod
+    def read(position: Mapping[str, Any]) -> Stage:
+        """Return the stage of a position, as a manifest has it."""
+        path = tuple(position.get("path", ()))
+        return Stage(int(position.get("epoch", 0)), path, bool(position.get("within", 0)))
+
+    def next_shards(self, shards: int, first: int, order: VisitOrder) -> list[int]:
+        """Return the shards that may be visited next.
+
+        >>> Stage(0, (2, 3)).next_shards(4, 2, "cyclic"), Stage(0, (2, 3)).next_shards(4, 2, "free")
+        ([0], [0, 1])
+        """
+        if self.is_within:
+            return [self.path[-1]]
+        cycle = [(first + visit) % shards for visit in range(shards)]
+        left = [shard for shard in cycle if shard not in self.path]
+        return left[:1] if order == "cyclic" else left
+
+    def until(self) -> Position:
+        """Return the position at the end of the next visit."""
+        return Position(self.epoch, len(self.path) + (not self.is_within))
+
+    def visits(self, shard: int) -> tuple[int, tuple[int, ...]]:
+        """Return the open epoch and its shards, including the next one."""
+        return self.epoch, self.path if self.is_within else (*self.path, shard)
+
+    def after(self, shard: int, shards: int) -> Stage:
+        """Return the stage after a complete visit."""
+        path = self.visits(shard)[1]
+        return Stage(self.epoch + 1) if len(path) == shards else Stage(self.epoch, path)
+
+
+class Hops:
+    """The trials that wait for a visit, as columns, so that a choice among thousands takes microseconds."""
+
+    def __init__(self, shards: int) -> None:
+        self.shards = shards
+        self.trials: list[str] = []
+        self.work: npt.NDArray[np.float64] = np.zeros(16)
+        """The work that is left, in seconds."""
+        self.open: npt.NDArray[np.bool_] = np.zeros((shards, 16), bool)
+        """By shard: the waiting trials that may visit it next."""
+        self.waiting: npt.NDArray[np.int64] = np.zeros(shards, np.int64)
+        """By shard: the number of these trials."""
+        self._rows: dict[str, int] = {}
+
+    def put(self, trial: str, shards: Iterable[int], work: float) -> None:
+        """Let a trial wait for one of these shards."""
+        self.remove(trial)
+        row = self._rows.get(trial)
+        if row is None:
+            row = self._rows[trial] = len(self.trials)
+            self.trials.append(trial)
+            if row == len(self.work):
+                self.work = np.concatenate([self.work, np.zeros_like(self.work)])
+                self.open = np.concatenate([self.open, np.zeros_like(self.open)], axis=1)
+        self.work[row] = work
+        for shard in shards:
+            self.open[shard, row] = True
+            self.waiting[shard] += 1
+
+    def remove(self, trial: str) -> None:
+        """Let a trial no longer wait."""
+        row = self._rows.get(trial)
+        if row is not None:
+            self.waiting -= self.open[:, row]
+            self.open[:, row] = False
+
+
+def pick(hops: Hops, busy: Collection[str], workers: Sequence[Worker]) -> Hop | None:
+    """Return the next visit: for a free worker, the waiting trial with the longest work left.
+
+    A pure function: it changes nothing. Workers are given with the fastest first.
+    """
+    for worker in workers:
+        if worker.name in busy:
+            continue
+        there = [shard for shard in worker.shards if hops.waiting[shard]]
+        if not there:
+            continue
+        count = len(hops.trials)
+        fits = hops.open[there[0], :count] if len(there) == 1 else hops.open[there, :count].any(axis=0)
+        row = int(np.where(fits, hops.work[:count], -1.0).argmax())
+        shard = next(shard for shard in there if hops.open[shard, row])
+        return Hop(hops.trials[row], shard, worker.name)
+    return None
+
+
+def place_shards(names: Sequence[str], shards: int) -> list[Worker]:
+    """Distribute shards over workers; with more workers than shards, several workers have the same shard.
+
+    >>> [worker.shards for worker in place_shards(["a", "b"], 3)]
+    [(0, 2), (1,)]
+    >>> [worker.shards for worker in place_shards(["a", "b", "c"], 2)]
+    [(0,), (1,), (0,)]
+    """
+    count = len(names)
+    if count >= shards:
+        return [Worker(name, (i % shards,)) for i, name in enumerate(names)]
+    return [Worker(name, tuple(range(i, shards, count))) for i, name in enumerate(names)]
