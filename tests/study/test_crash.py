@@ -39,12 +39,19 @@ STUDY = {
 }
 
 
-@pytest.fixture
-def slow(lab):
+@pytest.fixture(params=["plain"])
+def slow(lab, request):
+    """A study that takes its time, on all data or hopping over shards."""
     lab.project.write("src/slow.py", MODEL)
-    lab.project.config(lab.project.changed(model={"class": "slow.Slow"}))
-    lab.write(**STUDY, execute={"on": "processes", "workers": 2, "retries": 100})
+    hops = {} if request.param == "plain" else {"hop": True}
+    tree = lab.project.changed(model={"class": "slow.Slow"})
+    tree["data"] |= {"shards": 3} if hops else {}
+    lab.project.config(tree)
+    lab.write(**STUDY, execute={"on": "processes", "workers": 2, "retries": 100, **hops})
     return lab
+
+
+either = pytest.mark.parametrize("slow", ["plain", "hops"], indirect=True)
 
 
 def start(lab, *words):
@@ -147,28 +154,32 @@ def kill_workers(lab, expected, seed, kills):
 
 @pytest.fixture
 def expected(slow):
-    slow.sweep("execute.on=inline")  # which gives the same
+    slow.sweep("execute.on=inline", "execute.hop=false")  # which gives the same
     found = slow.table()
     assert len(found) == 6
     slow.clear()
     return found
 
 
+@either
 def test_a_driver_that_is_killed(slow, expected):
     kill_drivers(slow, expected, seed=1, kills=1)
 
 
+@pytest.mark.parametrize("slow", ["hops"], indirect=True)
 def test_workers_that_are_killed(slow, expected):
     assert kill_workers(slow, expected, seed=2, kills=3) >= 1
 
 
 @pytest.mark.soak
+@either
 @pytest.mark.parametrize("seed", range(5))
 def test_drivers_killed_ten_times(slow, expected, seed):
     kill_drivers(slow, expected, seed=100 + seed, kills=10)
 
 
 @pytest.mark.soak
+@either
 def test_workers_killed_fifty_times(slow, expected):
     total = 0
     for seed in range(50):
@@ -180,6 +191,7 @@ def test_workers_killed_fifty_times(slow, expected):
 
 
 @pytest.mark.soak
+@either
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_commits_what_was_trained(slow, expected, number):
     driver = start(slow)

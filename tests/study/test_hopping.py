@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import manyfit
+from manyfit.run.build import builder
 from manyfit.store.folder import RunFolder
 
 
@@ -58,3 +61,101 @@ def test_hopping_is_the_same_as_one_process(hopping, on, workers, shards):
     )
     assert len(units) == 6 * 3 * shards
     assert {shard for shard, _, _ in units} == set(range(shards))
+
+
+def recorded_visits(lab, trial):
+    """The shards that each epoch of a trial has visited, as the ledger knows them."""
+    rows = lab.rows(
+        "select shard, visit, until from units join unit_trials on unit=number "
+        f"where trial='{trial}' and purpose='train' and outcome in ('paused', 'finished') order by number"
+    )
+    visits = {}
+    for shard, _, epoch in rows:
+        visits.setdefault(epoch, []).append(shard)
+    return tuple((epoch, tuple(shards)) for epoch, shards in visits.items())
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_free_order_is_recorded_and_can_be_replayed(hopping, workers, monkeypatch):
+    lab = hopping(4, on="processes", workers=workers, order="free")
+    lab.sweep()
+    original, orders = builder.limit_splits, set()
+    for trial in sorted(p.name for p in (lab.folder / "trials").iterdir()):
+        visits = recorded_visits(lab, trial)
+        assert [sorted(shards) for _, shards in visits] == [[0, 1, 2, 3]] * 3
+        orders.add(visits)
+
+        def replay(config, found, visits=visits):
+            order, sources = original(config, found)
+            return replace(order, visits=visits), sources
+
+        monkeypatch.setattr(builder, "limit_splits", replay)
+        assert_same(lab.folder / "trials" / trial, train_alone(lab, trial))
+    assert len(orders) > 1 or workers == 1
+
+
+def test_a_trial_that_fails_does_not_end_the_others(hopping):
+    lab = hopping(3, on="processes", workers=2)
+    lab.project.write("src/rare.py", RARE)
+    tree = lab.project.changed(data__shards=3, train__epochs=2, model={"class": "rare.Rare"})
+    lab.project.config(tree)
+    lab.write(space={"model.fails_at": [0, 7, 9]}, search__seeds=1, execute={"hop": True, "workers": 2})
+    lab.sweep()
+    states = dict(lab.rows('select "values", trials.state from trials join points on points.number=point'))
+    assert states == {
+        '{"model.fails_at": 0}': "finished",
+        '{"model.fails_at": 7}': "failed",
+        '{"model.fails_at": 9}': "failed",
+    }
+    (failed,) = lab.rows("select id, step from trials where failure like '%7%' and state='failed' limit 1")
+    run = RunFolder(lab.folder / "trials" / failed[0])
+    assert "fails here" in run.failure_file.read_text()
+    assert run.checkpoints()[-1].step == failed[1] > 0
+
+
+RARE = """
+from torch import nn
+
+
+class Rare(nn.Module):
+    def __init__(self, fails_at: int = 0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.fails_at = fails_at
+        self.register_buffer("count", __import__("torch").zeros((), dtype=int))
+
+    def forward(self, x):
+        if self.training:
+            self.count += 1
+            if self.count == self.fails_at:
+                raise ValueError("fails here")
+        return self.layer(x)
+"""
+
+
+def test_stoppers_and_early_stopping_decide_as_without_hops(hopping):
+    lab = hopping(3, on="processes", workers=2)
+    tree = lab.project.changed(data__shards=3, train__epochs=6)
+    tree["train"]["stop"] = {"metric": "val_loss", "patience": "2ep", "min_delta": 0.05}
+    lab.project.config(tree)
+    tables = []
+    for hop in (False, True):
+        lab.write(search={"method": "grid", "stop": "halving"}, execute={"hop": hop, "workers": 2})
+        lab.sweep()
+        tables.append(lab.table())
+        lab.clear()
+    assert tables[0] == tables[1]
+    assert any(row[9] == "stopped" for row in tables[0])
+
+
+def test_a_folder_that_cannot_be_used_is_one_failed_trial(hopping):
+    lab = hopping(3)
+    lab.sweep()
+    trial = lab.rows("select id from trials")[0][0]
+    for path in (lab.folder / "trials" / trial / "checkpoints").rglob("*.safetensors"):
+        path.write_bytes(b"nothing")
+    lab.project.config(lab.project.changed(data__shards=3, train__epochs=4, model__dropout=0.2))
+    lab.sweep()
+    states = dict(lab.rows("select id, state from trials"))
+    assert states.pop(trial) == "failed"
+    assert set(states.values()) == {"finished"}
