@@ -8,7 +8,8 @@
 | `Go`, `Stop`, `Add` | the decisions of a stopper |
 """
 
-from manyfit.study.search.decisions import Add, Board, Go, Stop, Stopper, View
+from manyfit.study.search.decisions import Add, Board, Go, Stop, Stopper
+from manyfit.study.search.standings import View
 from manyfit.study.search.stoppers import Asha, Halving, Median, Patience
 
 __all__ = ["Add", "Asha", "Board", "Go", "Halving", "Median", "Patience", "Stop", "Stopper", "View"]

@@ -11,8 +11,8 @@ from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.study.ledger.reader import read_only
 from manyfit.study.result import rows, select_seeds
-from manyfit.study.search.decisions import View
 from manyfit.study.search.sampling import Observation, to_optuna_trial
+from manyfit.study.search.standings import View
 from manyfit.study.work.folder import StudyFolder
 
 

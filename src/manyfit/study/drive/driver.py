@@ -19,6 +19,7 @@ from manyfit.study.drive.assigning import Assigning
 from manyfit.study.drive.commands import obey_commands
 from manyfit.study.executors.worker import tidy_output
 from manyfit.study.search.decisions import Add, Board, Decision, Stop, decisions_of
+from manyfit.study.search.standings import Standings
 from manyfit.study.work import policy
 from manyfit.study.work.records import PointRecord, TrialRecord
 from manyfit.study.work.schedule import Ready, ready
@@ -47,6 +48,8 @@ class Driver(Assigning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.ledger.take_changed()
+        self._standings = Standings(self.ledger.points, self._sign)
         self._absolute = self.folder.path.resolve()
         found = self._absolute.stat()
         self._place = found.st_dev, found.st_ino
@@ -180,19 +183,21 @@ class Driver(Assigning):
             return
         self._undecided = False
         for _ in range(100):
+            board = self._board()
             self._seed()
-            changed = [self._apply(decision) for decision in decisions_of(self.stopper, self._board())]
+            changed = [self._apply(decision) for decision in decisions_of(self.stopper, board)]
             if not any(changed):
                 return
 
     def _seed(self) -> None:
         """Seed the generators, so that a stopper draws the same random numbers for the same results."""
-        given_up = sum(point.state == "stopped" for point in self.ledger.points)
-        known = len(self.ledger.points), given_up, self._steps
+        known = len(self.ledger.points), self._standings.stopped, self._steps
         seed_for(derive(self.study.search.seed, "decide", *known))
 
     def _board(self) -> Board:
-        return Board(self.ledger.points, self._sign, self.epochs, self.asker.coming, self.study.search.seed)
+        self._standings.update(self.ledger.take_changed())
+        coming, seed = self.asker.coming, self.study.search.seed
+        return Board(self.ledger.points, self._sign, self.epochs, coming, seed, self._standings)
 
     def _apply(self, decision: Decision) -> bool:
         """Carry out a decision; return whether it changed anything."""

@@ -74,8 +74,7 @@ class Hopping:
             self.stages[trial.id] = Stage.read(position)
         stage = self.stages[trial.id]
         visits = (epochs_of(item.point.values, base) - stage.epoch) * self.shards - len(stage.path)
-        known = self._cost.values()
-        cost = self._cost.get(trial.id) or (math.fsum(known) / len(known) if known else 1.0)
+        cost = self._cost.get(trial.id, math.inf)  # unknown, and possibly the longest: found out first
         self._items[trial.id] = item
         next_ = stage.next_shards(self.shards, first % self.shards, self.study.execute.order)
         self._hops.put(trial.id, next_, visits * cost)

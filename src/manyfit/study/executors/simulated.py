@@ -40,6 +40,10 @@ class Simulated(Executor):
     ) -> None:
         """`visits` is the number of shards; with more than one, `seconds` is the duration of a visit."""
         self._visits = visits
+        self.worked = 0.0
+        """Seconds of simulated work, over all workers."""
+        self.units = 0
+        """Units that were executed, counted once for each of their trials."""
         self.places = [f"worker-{i}" for i in range(slots)] if visits > 1 else []
         self.slots = slots
         self._epochs = epochs
@@ -59,6 +63,8 @@ class Simulated(Executor):
         for trial in unit.trials:
             outcome = self._outcome(trial, unit)
             began += outcome.seconds
+            self.worked += outcome.seconds
+            self.units += unit.purpose == "train"
             heapq.heappush(self._busy, (began, next(self._number), outcome))
 
     def _outcome(self, trial: Trial, unit: Unit) -> Outcome:
@@ -67,7 +73,8 @@ class Simulated(Executor):
         start = self._reached.get(trial.id, 0)
         until = min(unit.until.epoch if unit.until is not None else self._epochs, self._epochs)
         if unit.purpose != "train":
-            return Outcome(trial.id)
+            facts = {"shards": float(self._visits)} if self._visits > 1 else {}
+            return Outcome(trial.id, facts=facts)
         if (failure := self._failure(trial)) is not None:
             return Outcome(trial.id, start * self._steps, start, failure=failure)
         self._reached[trial.id] = until

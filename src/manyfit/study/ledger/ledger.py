@@ -9,7 +9,7 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,7 @@ class Ledger:
         self.points: list[PointRecord] = []
         self.trials: dict[str, TrialRecord] = {}
         self._by_id: dict[str, PointRecord] = {}
+        self._changed: set[int] = set()
         try:
             self._connect(journal or ("delete" if is_on_network(path) else "wal"))
             self._load()  # checks the rows, before `begin` seals them as this user's
@@ -170,8 +171,14 @@ class Ledger:
             self.save_trial(trial)
         return trial
 
+    def take_changed(self) -> Collection[int]:
+        """Return the numbers of the points that have changed since the last call."""
+        found, self._changed = self._changed, set()
+        return found
+
     def save_point(self, point: PointRecord) -> None:
         """Write the current state of a point."""
+        self._changed.add(point.number)
         row = (
             point.number, point.id, json.dumps(point.values), point.origin, point.parent,
             json.dumps(point.attrs), int(point.current), point.state, point.reason, point.granted,
@@ -180,6 +187,7 @@ class Ledger:
 
     def save_trial(self, trial: TrialRecord) -> None:
         """Write the current state of a trial."""
+        self._changed.add(trial.point)
         failure = json.dumps(_plain(trial.failure)) if trial.failure is not None else None
         row = (
             trial.id, trial.point, trial.seed, trial.state, trial.step, trial.epoch, trial.steps,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ConfigError, UsageError
 from manyfit.study.ledger.ledger import Ledger
-from manyfit.study.search.decisions import View
 from manyfit.study.search.sampling import EXHAUSTED, Observation, Sampler, is_blind
+from manyfit.study.search.standings import View
 from manyfit.study.work.points import Candidate, candidate
 from manyfit.study.work.records import epochs_of
 

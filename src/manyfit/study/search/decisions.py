@@ -6,64 +6,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.core.tracebacks import user_frame
+from manyfit.study.search.standings import Rung, Standings, View
 from manyfit.study.work.records import PointRecord
 
 MOST_PAUSES: Final = 1_000_000
-Standing: TypeAlias = Literal["running", "waiting", "finished", "stopped", "failed"]
-
-
-@dataclass(frozen=True)
-class View:
-    """A point as a stopper sees it.
-
-    Its score is the mean over its seeds of the best value so far. Lower is better, whatever the direction of
-    the objective.
-    """
-
-    record: PointRecord
-    sign: int
-
-    @property
-    def number(self) -> int:
-        """The number by which decisions refer to the point."""
-        return self.record.number
-
-    @property
-    def id(self) -> str:
-        """The name of the point, which breaks ties."""
-        return self.record.id
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The values that the search space sets."""
-        return self.record.values
-
-    @property
-    def epoch(self) -> float:
-        """Epochs that all of its seeds have completed; infinite when the point has finished."""
-        return self.record.epoch
-
-    @property
-    def state(self) -> Standing:
-        """The state of the point; `waiting` means that it has reached its pause and a decision is due."""
-        point = self.record
-        if point.state != "open":
-            return point.state
-        if any(trial.state in ("failed", "infeasible") for trial in point.trials):
-            return "failed"
-        if point.trials and all(trial.over for trial in point.trials):
-            return "finished"
-        reached = point.granted is not None and point.epoch >= point.granted
-        return "waiting" if reached and all(t.state != "running" for t in point.trials) else "running"
-
-    def score(self, epoch: float = math.inf) -> float:
-        """Return the score up to an epoch; infinite if it is unknown."""
-        value = self.record.value(self.sign, epoch)
-        return math.inf if value is None or math.isnan(value) else self.sign * value
 
 
 @dataclass(frozen=True)
@@ -76,6 +26,23 @@ class Board:
     coming: int = 0
     """Number of points that the sampler has yet to propose."""
     seed: int = 0
+    standings: Standings | None = None
+    """The standings of these points, if somebody keeps them."""
+
+    def __post_init__(self) -> None:
+        if self.standings is None:
+            object.__setattr__(self, "standings", Standings(self.records, self.sign))
+
+    def at(self, epoch: int) -> Rung:
+        """Return the points that have reached an epoch, best first."""
+        assert self.standings is not None
+        return self.standings.at(epoch)
+
+    @property
+    def waiting(self) -> list[View]:
+        """The points that wait for a decision, by number."""
+        assert self.standings is not None
+        return self.standings.waiting
 
     @property
     def points(self) -> Iterator[View]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import pluralize
-from manyfit.study.search.decisions import Board, Decision, Go, Stop, View
+from manyfit.study.search.decisions import Board, Decision, Go, Stop
+from manyfit.study.search.standings import View
 
 
 def rungs(first: int, factor: int, epochs: int) -> list[int]:
@@ -87,17 +88,12 @@ class Asha:
         """Continue points, those at the highest rung first."""
         pauses = [*self.pauses(board.epochs), None]
         found: list[Decision] = []
-        every = [p for p in board.points if p.state != "failed"]
         for rung, after in reversed(list(itertools.pairwise(pauses))):
             assert rung is not None
-            there = [p for p in every if p.epoch >= rung]
-            best = len(there) // self.factor
-            if not any(p.record.granted == rung for p in there):
-                continue  # no point is waiting at this rung
-            for point in board.ranked(there, rung)[:best]:
-                if point.record.granted == rung and point.state in ("waiting", "stopped"):
-                    rank = f"among the best {best} of {len(there)} after {pluralize(rung, 'epoch')}"
-                    found.append(Go(point.number, after, rank))
+            there = board.at(rung)
+            best = len(there.keys) // self.factor
+            rank = f"among the best {best} of {len(there.keys)} after {pluralize(rung, 'epoch')}"
+            found += [Go(number, after, rank) for number in there.best(best)]
         return found
 
 
@@ -118,16 +114,12 @@ class Median:
     def decide(self, board: Board) -> Sequence[Decision]:
         """Compare each waiting point with those that have reached the same epoch."""
         found: list[Decision] = []
-        every = [p for p in board.points if p.state != "failed"]
-        scores: dict[int, list[float]] = {}
-        for point in every:
+        for point in board.waiting:
             at = point.record.granted
-            if at is None or point.state != "waiting":
-                continue
-            if at not in scores:  # once for all points that wait at this epoch
-                scores[at] = sorted(p.score(at) for p in every if p.epoch >= at)
-            own, count = point.score(at), len(scores[at]) - 1
-            if count >= self.least and own > (middle := median_without(scores[at], own)):
+            assert at is not None
+            scores = board.at(at).scores
+            own, count = point.score(at), len(scores) - 1
+            if count >= self.least and own > (middle := median_without(scores, own)):
                 value, after = board.sign * own, pluralize(at, "epoch")
                 than = f"the median of {count} others, {board.sign * middle:.6g}"
                 found.append(Stop(point.number, f"{value:.6g} after {after} is worse than {than}"))
@@ -164,10 +156,9 @@ class Patience:
     def decide(self, board: Board) -> Sequence[Decision]:
         """Decide about each waiting point on its own."""
         found: list[Decision] = []
-        for point in board.points:
+        for point in board.waiting:
             at = point.record.granted
-            if point.state != "waiting" or at is None:
-                continue
+            assert at is not None
             before = at - self.epochs
             if before >= 1 and not point.score(at) < point.score(before) - self.min_delta:
                 value = board.sign * point.score(at)

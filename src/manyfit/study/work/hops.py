@@ -55,9 +55,10 @@ class Stage:
         """
         if self.is_within:
             return [self.path[-1]]
-        cycle = [(first + visit) % shards for visit in range(shards)]
-        left = [shard for shard in cycle if shard not in self.path]
-        return left[:1] if order == "cyclic" else left
+        done = set(self.path)
+        cycle = ((first + len(done) + visit) % shards for visit in range(shards))
+        left = (shard for shard in cycle if shard not in done)
+        return [next(left)] if order == "cyclic" else list(left)
 
     def until(self) -> Position:
         """Return the position at the end of the next visit."""
