@@ -41,6 +41,7 @@ class Dispatch:
         """The number of the unit of each of these trials."""
         self._count: dict[int, int] = {}
         """By unit: how many of its trials have no outcome yet."""
+        self._outbox: list[Unit] = []
         self.shards = 0
         """The number of shards of the training rows; 0 if they are not divided."""
         self.alone: set[str] = set()
@@ -59,7 +60,10 @@ class Dispatch:
         place: str = "",
         visit: Visit | None = None,
     ) -> None:
-        """Assign one unit with these trials to the executor; `until` is an epoch or a position."""
+        """Assign one unit with these trials to the executor; `until` is an epoch or a position.
+
+        It is executed after `send`.
+        """
         trials = [item.trial for item in items]
         assert len(trials) == 1 or not self.alone & {trial.id for trial in trials}
         # Recorded before it is submitted: after a crash, a trial that may have been trained is "running".
@@ -75,15 +79,21 @@ class Dispatch:
         self._count[number] = len(trials)
         made = tuple(self.as_trial(item.point, item.trial) for item in items)
         luggage = {} if visit is None else visit.luggage
-        self.executor.submit(Unit(made, goal, place, number, purpose, shard, luggage))
+        self._outbox.append(Unit(made, goal, place, number, purpose, shard, luggage))
+
+    def send(self) -> None:
+        """Send the units that were assigned to the executor, once the ledger has them."""
+        while self._outbox:
+            self.executor.submit(self._outbox.pop(0))
 
     def release(self, trial: TrialRecord, outcome: str, steps: int = 0) -> None:
         """Record how a unit ended for one of its trials, and how many steps it has trained."""
         number = self._units.pop(trial.id)
         self._count[number] -= 1
-        if not self._count[number]:
+        is_last = not self._count[number]
+        if is_last:
             del self._count[number]
-        self.ledger.end_trial(number, trial.id, outcome, steps)
+        self.ledger.end_trial(number, trial.id, outcome, steps, is_last)
 
     def first_shard(self, point: PointRecord, trial: TrialRecord) -> int:
         """Return the shard at which a trial begins: the trials of a study are spread over the shards."""

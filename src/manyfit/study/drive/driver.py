@@ -50,6 +50,7 @@ class Driver(Assigning):
         super().__post_init__()
         self.ledger.take_changed()
         self._standings = Standings(self.ledger.points, self._sign)
+        self._noted = -1.0
         self._absolute = self.folder.path.resolve()
         found = self._absolute.stat()
         self._place = found.st_dev, found.st_ino
@@ -69,15 +70,19 @@ class Driver(Assigning):
             self._leave()
 
     def _run(self) -> None:
-        settled = False
-        while not self.watch.number:
-            self._check_place()
-            self._read_inbox()
-            self._decide()
-            self._hand_out()
+        settled, outcomes = False, list[Outcome]()
+        while True:
+            self._check_place()  # before recording: outcomes from a moved folder must not be recorded
+            for reason in self._step(outcomes):
+                self._drain()
+                raise StudyStopped(reason)
+            if self.watch.number:
+                self._drain()
+                return
+            outcomes = []
             if not self.dispatch.busy:
                 if not self._settle():
-                    break
+                    return
                 if settled:  # waiting for an idle executor would block forever
                     raise RuntimeError(
                         "the study has open points, but none of their trials can be assigned to the executor"
@@ -86,13 +91,20 @@ class Driver(Assigning):
                 continue
             settled = False
             outcomes = self.executor.wait(self._wait_time(), self._wake)
-            self._check_place()  # before recording: outcomes from a moved folder must not be recorded
-            reasons = [self._take(outcome) for outcome in outcomes]
-            for reason in filter(None, reasons):
-                self._drain()
-                raise StudyStopped(reason)
-        if self.watch.number:
-            self._drain()
+
+    def _step(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """Record outcomes, decide, and assign units; return the reasons to stop the study, if any.
+
+        All of it is one transaction of the ledger: units are sent once they are recorded.
+        """
+        with self.ledger.transaction():
+            reasons = [reason for outcome in outcomes if (reason := self._take(outcome))]
+            if not reasons and not self.watch.number:
+                self._read_inbox()
+                self._decide()
+                self._hand_out()
+        self.dispatch.send()
+        return reasons
 
     # -- recording outcomes -----------------------------------------------------------------------
 
@@ -117,12 +129,19 @@ class Driver(Assigning):
                 trial.state = "waiting"
             self.ledger.save_trial(trial)
             self._close(point)
-            self.ledger.set("seconds", self.elapsed)
+            self._note_time()
         if trial.state == "waiting":
             self._queue.append(Ready(point, trial))
         self._undecided = True
         self.shown.show_ended(point, trial, outcome)
         return self._reason_to_stop(point, trial) if trial.state in ("failed", "infeasible") else ""
+
+    def _note_time(self) -> None:
+        """Record how long the study has been running, about once per second."""
+        now = self.elapsed
+        if now - self._noted >= 1.0:
+            self.ledger.set("seconds", now)
+            self._noted = now
 
     def _read_committed(self, outcome: Outcome) -> Outcome:
         """Complete the outcome of a process that died with the progress that its run folder has committed."""
@@ -231,9 +250,10 @@ class Driver(Assigning):
         if left and not any(point.state == "finished" for point in board.points):
             self.go(board.ranked(left)[0].record, None, "the best of those that are left")
             return bool(self._queue)
-        for point in left:
-            done = pluralize(point.record.granted or 0, "epoch")
-            self.stop(point.record, f"not chosen to continue after {done}")
+        with self.ledger.transaction():
+            for point in left:
+                done = pluralize(point.record.granted or 0, "epoch")
+                self.stop(point.record, f"not chosen to continue after {done}")
         self._undecided = True
         self._decide()
         return bool(self._queue)
@@ -272,6 +292,7 @@ class Driver(Assigning):
         while todo or self.dispatch.busy:
             while todo and self.dispatch.has_room() and not self.watch.number:
                 self.dispatch.submit([Ready(*todo.popleft())], purpose="evaluate")
+                self.dispatch.send()
             if self.watch.number:
                 self.executor.interrupt()
             wake = [self.signals] if self.signals is not None and not self.watch.number else []

@@ -18,7 +18,7 @@ from manyfit.run.travel.luggage import Luggage
 from manyfit.study.executors.base import Executor
 from manyfit.study.work.failures import failure_of
 from manyfit.study.work.folder import StudyFolder
-from manyfit.study.work.hops import Hop, Hops, Stage, pick, place_shards
+from manyfit.study.work.hops import Hop, Hops, Stage, Worker, pick, place_shards
 from manyfit.study.work.points import trial_config
 from manyfit.study.work.records import epochs_of
 from manyfit.study.work.schedule import Ready
@@ -46,19 +46,22 @@ class Hopping:
     """Where each trial is, as far as it is known."""
 
     def __post_init__(self) -> None:
-        self._hops = Hops(self.shards)
-        self._items: dict[str, Ready] = {}
-        self.sent: dict[str, Hop] = {}
-        """The visits that workers are working on, by trial."""
-        self._cost: dict[str, float] = {}
-        """Seconds of a visit, by trial."""
-        self._keepers: OrderedDict[str, Keeper] = OrderedDict()
         names = list(self.executor.places) or [""] * self.executor.slots
         self.is_named = bool(self.executor.places)
         self.workers = place_shards(names, self.shards if self.is_named else 1)
         if not self.is_named:  # any worker can read any shard
             self.workers = [replace(worker, shards=tuple(range(self.shards))) for worker in self.workers]
-        self._busy: set[str] = set()
+        self._hops = Hops(self.shards)
+        self._items: dict[str, Ready] = {}
+        self._taken: dict[str, tuple[int, Worker]] = {}
+        self._numbers = {worker.name: number for number, worker in enumerate(self.workers)}
+        self.sent: dict[str, Hop] = {}
+        """The visits that workers are working on, by trial."""
+        self._cost: dict[str, float] = {}
+        """Seconds of a visit, by trial."""
+        self._keepers: OrderedDict[str, Keeper] = OrderedDict()
+        self._free = dict(enumerate(self.workers))
+        """The workers without a visit, by number; those without names are all alike."""
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -81,7 +84,7 @@ class Hopping:
 
     def pick(self) -> tuple[Ready, Hop] | None:
         """Return the next visit, if a worker is free for one."""
-        found = pick(self._hops, self._busy, self.workers)
+        found = pick(self._hops, self._free.values())
         return None if found is None else (self._items[found.trial], found)
 
     def drop(self, trial: str) -> None:
@@ -92,8 +95,8 @@ class Hopping:
         """Note that a visit was assigned to a worker."""
         self._hops.remove(hop.trial)
         self.sent[hop.trial] = hop
-        if self.is_named:
-            self._busy.add(hop.worker)
+        number = self._numbers[hop.worker] if self.is_named else next(iter(self._free))
+        self._taken[hop.trial] = number, self._free.pop(number)
 
     # -- keeping ----------------------------------------------------------------------------------
 
@@ -124,7 +127,8 @@ class Hopping:
     def take(self, outcome: Outcome) -> Outcome:
         """Take over what a visit returned; return the outcome with the progress of the trial."""
         hop = self.sent.pop(outcome.trial)
-        self._busy.discard(hop.worker)
+        number, worker = self._taken.pop(outcome.trial)
+        self._free[number] = worker
         if not self.executor.keeps_folders:
             if outcome.failure is None:
                 self._advance(hop, outcome)

@@ -224,7 +224,7 @@ class Ledger:
         )
         return number
 
-    def end_trial(self, unit: int, trial: str, outcome: str, steps: int = 0) -> None:
+    def end_trial(self, unit: int, trial: str, outcome: str, steps: int = 0, is_last: bool = True) -> None:
         """Record how a unit ended for one of its trials; it ends with the last of them."""
         now = time.time()
         with self.transaction():
@@ -232,11 +232,8 @@ class Ledger:
                 "update unit_trials set ended=?, outcome=?, steps=? where unit=? and trial=?",
                 (now, outcome, steps, unit, trial),
             )
-            self._db.execute(
-                "update units set ended=? where number=? and not exists "
-                "(select 1 from unit_trials where unit=? and ended is null)",
-                (now, unit, unit),
-            )
+            if is_last:
+                self._db.execute("update units set ended=? where number=?", (now, unit))
 
     def count_units_after(self, trial: str, steps: int) -> int:
         """Return how many of the last units of a trial have trained its last `steps` steps."""

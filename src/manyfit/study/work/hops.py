@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -87,6 +87,8 @@ class Hops:
         self.waiting: npt.NDArray[np.int64] = np.zeros(shards, np.int64)
         """By shard: the number of these trials."""
         self._rows: dict[str, int] = {}
+        self._shards: dict[str, list[int]] = {}
+        """By waiting trial: the shards that it may visit next."""
 
     def put(self, trial: str, shards: Iterable[int], work: float) -> None:
         """Let a trial wait for one of these shards."""
@@ -99,26 +101,24 @@ class Hops:
                 self.work = np.concatenate([self.work, np.zeros_like(self.work)])
                 self.open = np.concatenate([self.open, np.zeros_like(self.open)], axis=1)
         self.work[row] = work
-        for shard in shards:
-            self.open[shard, row] = True
-            self.waiting[shard] += 1
+        there = self._shards[trial] = list(shards)
+        self.open[there, row] = True
+        self.waiting[there] += 1
 
     def remove(self, trial: str) -> None:
         """Let a trial no longer wait."""
-        row = self._rows.get(trial)
-        if row is not None:
-            self.waiting -= self.open[:, row]
-            self.open[:, row] = False
+        there = self._shards.pop(trial, None)
+        if there is not None:
+            self.waiting[there] -= 1
+            self.open[there, self._rows[trial]] = False
 
 
-def pick(hops: Hops, busy: Collection[str], workers: Sequence[Worker]) -> Hop | None:
+def pick(hops: Hops, free: Iterable[Worker]) -> Hop | None:
     """Return the next visit: for a free worker, the waiting trial with the longest work left.
 
-    A pure function: it changes nothing. Workers are given with the fastest first.
+    A pure function: it changes nothing. Free workers are given with the fastest first.
     """
-    for worker in workers:
-        if worker.name in busy:
-            continue
+    for worker in free:
         there = [shard for shard in worker.shards if hops.waiting[shard]]
         if not there:
             continue
