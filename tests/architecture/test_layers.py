@@ -23,6 +23,7 @@ DOORS = {
     "metrics": "learn",
     "pipeline": "run",
     "samplers": "study",
+    "spec": "study",
     "stoppers": "study",
     "testing": "cli",
     "trainers": "run",

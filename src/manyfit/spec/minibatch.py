@@ -1,0 +1,126 @@
+"""The minibatch spec: how models are created, trained and evaluated, one minibatch at a time."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from manyfit.core.errors import UsageError
+from manyfit.core.names import nearest
+
+log = logging.getLogger("manyfit")
+
+Metrics = dict[str, list[Any]]
+"""By name: what each minibatch has returned, in order."""
+
+
+class MinibatchSpec:
+    """How models are created, trained and evaluated. Subclasses fill in the methods; others may be added.
+
+    `model_object` is what `create_model_components` has returned, and `minibatch` a pair of inputs and
+    targets on the device; the targets are None where rows have none.
+    """
+
+    def initialize_worker(self) -> None:
+        """Prepare a worker. Called exactly once on each."""
+
+    def read_misc(self, misc_path: str) -> None:
+        """Read further files from a folder, on every worker. The path ends in a slash.
+
+        What this and `initialize_worker` store on `self` is not part of a checkpoint.
+        """
+
+    def create_model_components(self, hyperparams: dict[str, Any]) -> dict[str, Any]:
+        """Return the models by name, and the optimizer as `optimizer`."""
+        raise NotImplementedError
+
+    def train(
+        self, model_object: dict[str, Any], minibatch: Any, hyperparams: dict[str, Any], device: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Train on one minibatch; return the model object and metrics by name."""
+        raise NotImplementedError
+
+    def valtest(
+        self, model_object: dict[str, Any], minibatch: Any, hyperparams: dict[str, Any], device: Any
+    ) -> dict[str, Any]:
+        """Return the metrics of one minibatch of the validation or the test rows, by name."""
+        raise NotImplementedError
+
+    def predict(
+        self, model_object: dict[str, Any], minibatch: Any, hyperparams: dict[str, Any], device: Any
+    ) -> tuple[Any, Any]:
+        """Return the predicted classes of one minibatch, and how confident they are."""
+        raise NotImplementedError
+
+    def metrics_agg(self, mode: str, hyperparams: dict[str, Any], metrics: Metrics) -> dict[str, float]:
+        """Return the numbers of an epoch or a split: their means by default.
+
+        `mode` is `train`, `val`, `test` or `predict`.
+        """
+        return {name: mean_of(values) for name, values in metrics.items() if values}
+
+
+EXPECTED: Final = {
+    "initialize_worker": (),
+    "read_misc": ("misc_path",),
+    "create_model_components": ("hyperparams",),
+    "train": ("model_object", "minibatch", "hyperparams", "device"),
+    "valtest": ("model_object", "minibatch", "hyperparams", "device"),
+    "predict": ("model_object", "minibatch", "hyperparams", "device"),
+    "metrics_agg": ("mode", "hyperparams", "metrics"),
+}
+"""The parameters of each method."""
+NEEDED: Final = ("create_model_components", "train")
+OTHER_NAMES: Final = {"val_test": "valtest", "initialize worker": "initialize_worker"}
+
+
+def mean_of(values: Sequence[Any]) -> float:
+    """Return the mean of the numbers of all minibatches, some of which may have several."""
+    total, count = 0.0, 0
+    for value in values:
+        total += float(value.sum()) if hasattr(value, "sum") else float(value)
+        count += int(value.numel()) if hasattr(value, "numel") else int(getattr(value, "size", 1))
+    return total / max(1, count)
+
+
+def has_method(spec: Any, name: str) -> bool:
+    """Return whether a spec has a method of its own, and not that of the base class."""
+    found = getattr(type(spec), name, None)
+    return found is not None and found is not getattr(MinibatchSpec, name, None)
+
+
+def find_method(spec: Any, name: str) -> Any:
+    """Return a method of a spec, which may have another name in older code."""
+    for other, wanted in OTHER_NAMES.items():
+        if wanted == name and not has_method(spec, name) and hasattr(spec, other):
+            return getattr(spec, other)
+    return getattr(spec, name, None)
+
+
+def check_methods(spec: Any, expected: Mapping[str, Sequence[str]], needed: Sequence[str]) -> None:
+    """Raise an error for a method that is missing or has other parameters than manyfit passes."""
+    name = type(spec).__name__
+    own = {key for cls in type(spec).__mro__ if cls.__module__ != __name__ for key in vars(cls)}
+    for method in needed:
+        if method not in own:
+            others = [each for each in own if not each.startswith("_") and each not in expected]
+            hint = f"; did you mean {best!r}?" if (best := nearest(method, others)) else ""
+            raise UsageError(f"{name} needs a method {show_signature(method, expected[method])}{hint}")
+    for method, parameters in expected.items():
+        function = find_method(spec, method)
+        if function is None:
+            continue
+        try:
+            inspect.signature(function).bind(*parameters)
+        except TypeError as error:
+            found = f"{name}.{function.__name__}{inspect.signature(function)}"
+            raise UsageError(
+                f"{found} does not fit ({error}); expected: {show_signature(method, parameters)}"
+            ) from None
+
+
+def show_signature(method: str, parameters: Sequence[str]) -> str:
+    """Return a method with its parameters, as one writes it."""
+    return f"{method}({', '.join(('self', *parameters))})"
