@@ -20,7 +20,7 @@ def mentions(pattern, home):
     return {name for name in found if not name.startswith(home)}
 
 
-BUILT_ON = {"learn.torch": ("learn/functions/", "trainers/"), "learn.functions": ("trainers/",)}
+BUILT_ON = {"learn.torch": ("learn/functions/", "trainers/"), "learn.functions": ("trainers/", "spec/")}
 """Kinds on which other kinds and doors are built."""
 
 

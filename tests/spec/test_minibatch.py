@@ -78,7 +78,7 @@ def test_mistakes_are_named_before_training(specs, old, new, message):
 
 
 def test_the_batch_size_comes_from_the_hyperparameters(specs):
-    with pytest.raises(ManyfitError, match="hyperparams.batch_size is 16, but data.batch_size is 8"):
+    with pytest.raises(ManyfitError, match=r"hyperparams.batch_size is 16, but data.batch_size is 8"):
         manyfit.train(specs.config(batch_size=8), callbacks=[])
 
 

@@ -1,16 +1,33 @@
-"""Minibatch specs: models that are created, trained and evaluated by the methods of one class.
+"""Specs: rows that are prepared, and models that are trained, by the methods of two classes.
 
 | module | contents |
 |---|---|
-| `minibatch` | `MinibatchSpec`, the class to derive from |
-| `trainer` | `SpecTrainer`, the component of a config that trains a spec |
-| `functions` | the methods of a spec, as the learner calls them |
-
->>> import manyfit
->>> manyfit.train("runs/spec")    # doctest: +SKIP
+| `minibatch` | `MinibatchSpec`: how models are created, trained and evaluated |
+| `trainer` | `SpecTrainer`, the component of a config that trains a minibatch spec |
+| `functions` | the methods of a minibatch spec, as the learner calls them |
+| `etl` | `ETLSpec`: how rows are prepared |
+| `etl_run`, `etl_worker`, `etl_tables` | preparing rows in parallel, a process of it, and the tables |
+| `data` | `EtlData`, the component of a config with prepared rows |
 """
 
-from manyfit.spec.minibatch import MinibatchSpec
-from manyfit.spec.trainer import SpecTrainer
+from __future__ import annotations
 
-__all__ = ["MinibatchSpec", "SpecTrainer"]
+from typing import Any, Final
+
+from manyfit.core.lazy import attribute
+
+NAMES: Final = {
+    "EtlData": "manyfit.spec.data",
+    "EtlOptions": "manyfit.spec.etl_run",
+    "EtlResult": "manyfit.spec.etl_run",
+    "ETLSpec": "manyfit.spec.etl",
+    "MinibatchSpec": "manyfit.spec.minibatch",
+    "SpecTrainer": "manyfit.spec.trainer",
+}
+"""Where each name is: preparing rows needs no PyTorch."""
+
+__all__ = ["ETLSpec", "EtlData", "EtlOptions", "EtlResult", "MinibatchSpec", "SpecTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    return attribute(__name__, NAMES, name)

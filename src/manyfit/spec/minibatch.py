@@ -59,7 +59,7 @@ class MinibatchSpec:
 
         `mode` is `train`, `val`, `test` or `predict`.
         """
-        return {name: mean_of(values) for name, values in metrics.items() if values}
+        return {name: average_values(values) for name, values in metrics.items() if values}
 
 
 EXPECTED: Final = {
@@ -76,7 +76,7 @@ NEEDED: Final = ("create_model_components", "train")
 OTHER_NAMES: Final = {"val_test": "valtest", "initialize worker": "initialize_worker"}
 
 
-def mean_of(values: Sequence[Any]) -> float:
+def average_values(values: Sequence[Any]) -> float:
     """Return the mean of the numbers of all minibatches, some of which may have several."""
     total, count = 0.0, 0
     for value in values:

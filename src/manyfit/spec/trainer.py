@@ -35,7 +35,7 @@ class SpecTrainer:
         self.spec.collected = {}
         around = BUILDING.get()
         if around is not None:
-            check_batch_size(self.spec.hyperparams, around.batch_size)
+            check_same_batch_size(self.spec.hyperparams, around.batch_size)
         self.spec.model_object = self._create()
 
     def _create(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def prepare_spec(spec: Any, misc_path: str) -> Any:
     return made
 
 
-def check_batch_size(hyperparams: Mapping[str, Any], batch_size: int) -> None:
+def check_same_batch_size(hyperparams: Mapping[str, Any], batch_size: int) -> None:
     """Raise an error if the rows come in other batches than the hyperparameters say."""
     wanted = hyperparams.get("batch_size", batch_size)
     if wanted != batch_size:

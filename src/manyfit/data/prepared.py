@@ -1,0 +1,134 @@
+"""Rows that were prepared in advance, in shards: a source over memory-mapped files."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from manyfit.core.errors import FolderError
+from manyfit.core.files import read_text
+from manyfit.data.batch import Batch
+from manyfit.data.layout import Layout
+from manyfit.data.order import Order
+from manyfit.data.overlap import Contents, spread
+from manyfit.data.row_files import RowFile, build_structure
+
+LAYOUT: Final = "layout.json"
+FORMAT: Final = 1
+
+
+class PreparedRows:
+    """The rows of one split. A file is opened when one of its rows is read, and stays mapped.
+
+    The layout of the shards is part of the data, and its fingerprint is that of the data.
+    """
+
+    is_constant = True
+
+    def __init__(self, folder: Path, split: str, shards: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """`shards` has the files of each shard, with their names, rows and checksums."""
+        self._folder = folder
+        self._split = split
+        self._files = [file for shard in shards for file in shard]
+        self._begins = np.cumsum([0, *(file["rows"] for file in self._files)]).tolist()
+        sizes = [sum(file["rows"] for file in shard) for shard in shards]
+        self.layout = Layout(tuple(np.cumsum([0, *sizes]).tolist()), is_scattered=False)
+        self._open: dict[int, RowFile] = {}
+
+    def __len__(self) -> int:
+        return int(self._begins[-1])
+
+    def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
+        """Yield batches from step `start`, for the number of epochs in `order`."""
+        for index in order.walk(len(self), start):
+            yield self.gather(index)
+
+    def gather(self, index: npt.NDArray[np.int64]) -> Batch:
+        """Return some rows as a batch."""
+        places = np.searchsorted(self._begins, index, side="right") - 1
+        form = self._file(int(places[0])).form
+        columns = {}
+        for name, column in form.columns.items():
+            if (places == places[0]).all():
+                found = self._file(int(places[0])).column(name)[index - self._begins[int(places[0])]]
+            else:
+                found = np.empty((len(index), *column.shape), column.dtype)
+                for place in np.unique(places).tolist():
+                    rows = places == place
+                    found[rows] = self._file(place).column(name)[index[rows] - self._begins[place]]
+            columns[name] = found
+        target = None if form.target is None else build_structure(form.target, columns)
+        return Batch(build_structure(form.inputs, columns), target, index)
+
+    def _file(self, number: int) -> RowFile:
+        found = self._open.get(number)
+        if found is None:
+            entry = self._files[number]
+            path = self._folder / self._split / entry["name"]
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise FolderError(f"{path} cannot be read: {error}") from error
+            if size != entry["bytes"]:
+                raise FolderError(f"{path} has changed: it has {size} bytes, not {entry['bytes']}")
+            found = self._open[number] = RowFile(path)
+        return found
+
+    def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
+        """Return the IDs of some rows."""
+        known: dict[int, list[str]] = {}
+        found = []
+        for row in index.tolist():
+            place = bisect.bisect_right(self._begins, row) - 1
+            if place not in known:
+                known[place] = self._file(place).ids()
+            found.append(known[place][row - self._begins[place]])
+        return found
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the layout, which has the checksums of all files."""
+        text = json.dumps([[file["sha256"], file["rows"]] for file in self._files])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def contents(self, most: int) -> Contents:
+        """Yield the contents of at most `most` rows."""
+        for row in spread(len(self), most).tolist():
+            place = bisect.bisect_right(self._begins, row) - 1
+            file = self._file(place)
+            parts = [file.column(name)[row - self._begins[place]].tobytes() for name in file.form.columns]
+            yield row, hash(tuple(parts))
+
+
+def read_layout(folder: Path) -> dict[str, Any]:
+    """Return the layout of prepared data."""
+    path = folder / LAYOUT
+    if not path.is_file():
+        raise FolderError(f"{folder} has no {LAYOUT}: prepare the data with manyfit data etl")
+    try:
+        found: dict[str, Any] = json.loads(read_text(path))
+        if found["format"] != FORMAT:
+            raise FolderError(f"{path} has format {found['format']}, but this version reads {FORMAT}")
+        for split in found["splits"].values():
+            for shard in split["shards"]:
+                for file in shard:
+                    if Path(file["name"]).name != file["name"] or file["rows"] < 0:
+                        raise FolderError(f"{path} is damaged: {file['name']!r:.60}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FolderError(f"{path} is damaged: {error!r}") from error
+    return found
+
+
+def open_split(folder: Path, split: str) -> PreparedRows | None:
+    """Return the prepared rows of a split; None if there are none."""
+    found = read_layout(folder)["splits"].get(split)
+    if found is None or not any(file["rows"] for shard in found["shards"] for file in shard):
+        return None
+    shards = [[file for file in shard if file["rows"]] for shard in found["shards"]]
+    return PreparedRows(folder, split, [shard for shard in shards if shard])

@@ -1,0 +1,46 @@
+"""Prepared rows as the data of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from annotated_types import Gt
+
+from manyfit.config.typed.kinds import FromProject, Kind
+from manyfit.core.errors import FolderError
+from manyfit.data import Split
+from manyfit.data.prepared import LAYOUT, PreparedRows, open_split
+
+SPLITS: Final = {"train": "train", "validation": "val", "test": "test"}
+
+
+class EtlData:
+    """The rows that ETL has prepared, in the shards of its layout.
+
+    data: {class: manyfit.spec.EtlData, etl_dir: etl, batch_size: 32}
+    """
+
+    def __init__(
+        self, etl_dir: Annotated[str, Kind.NEUTRAL, FromProject], batch_size: Annotated[int, Gt(0)] = 32
+    ) -> None:
+        """`etl_dir` is the folder of one layout, or a folder with a single one."""
+        self.batch_size = batch_size
+        self.folder = find_layout_folder(Path(etl_dir))
+
+    def source(self, split: Split) -> PreparedRows | None:
+        """Return the rows of one split."""
+        return open_split(self.folder, SPLITS[split])
+
+
+def find_layout_folder(folder: Path) -> Path:
+    """Return the folder of a layout, which may be the only one below the given folder."""
+    if (folder / LAYOUT).is_file():
+        return folder
+    found: list[Any] = sorted(path.parent for path in folder.glob(f"*/{LAYOUT}"))
+    if len(found) == 1:
+        return Path(found[0])
+    if found:
+        names = ", ".join(path.name for path in found)
+        raise FolderError(f"{folder} has several layouts of prepared data: {names}; name one of them")
+    raise FolderError(f"{folder} has no prepared data: run manyfit data etl")

@@ -1,0 +1,105 @@
+"""The tables that ETL reads: CSV files with an ID, and the object files that their rows name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from manyfit.core.errors import UsageError
+from manyfit.core.lazy import import_optional
+from manyfit.core.names import listing, nearest
+
+MODES: Final = ("train", "val", "test", "predict")
+Mode: TypeAlias = str
+PLAIN_ID: Final = "id"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One CSV file: its rows, their IDs, and the folder of its object files."""
+
+    mode: Mode
+    main: str
+    object_dir: str
+    columns: Mapping[str, Sequence[Any]]
+    ids: Sequence[str]
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def read_table(mode: Mode, main: str, object_dir: str = "") -> Table:
+    """Read a CSV file, local or remote. The ID is the column `id`, or else the first one."""
+    csv = import_optional("pyarrow.csv", "etl")
+    fsspec = import_optional("fsspec", "etl")
+    pa = import_optional("pyarrow", "etl")
+    try:
+        with fsspec.open(main, "rb") as file:
+            data = file.read()
+        table = csv.read_csv(pa.BufferReader(data))
+    except FileNotFoundError:
+        raise UsageError(f"{mode}_main: there is no file {main}") from None
+    except (OSError, ValueError, pa.ArrowInvalid) as error:
+        raise UsageError(f"{mode}_main: {main} cannot be read as CSV: {error}") from error
+    if not table.num_columns or not table.num_rows:
+        raise UsageError(f"{mode}_main: {main} has no rows")
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    key = PLAIN_ID if PLAIN_ID in columns else table.column_names[0]
+    ids = [str(value) for value in columns[key]]
+    repeated = [id_ for id_, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise UsageError(
+            f"{mode}_main: the IDs of {main} (column {key!r}) must be unique, but {len(repeated)} are "
+            f"repeated, such as {repeated[0]!r}"
+        )
+    if object_dir and "://" not in object_dir and not Path(object_dir).is_dir():
+        raise UsageError(f"{mode}_dir: there is no folder {object_dir}")
+    folder = object_dir if not object_dir or object_dir.endswith("/") else f"{object_dir}/"
+    return Table(mode, main, folder, columns, ids, hashlib.sha256(data).hexdigest())
+
+
+def check_features(spec: Any, tables: Sequence[Table]) -> None:
+    """Raise an error for features that are not columns of every table."""
+    features = getattr(spec, "features", None) or ()
+    for table in tables:
+        for feature in features:
+            if feature in table.columns:
+                continue
+            is_target = table.mode == "predict" and any(feature in t.columns for t in tables)
+            if is_target:
+                continue  # rows to predict need not have targets
+            hint = f"did you mean {best!r}? " if (best := nearest(feature, table.columns)) else ""
+            raise UsageError(
+                f"{type(spec).__name__}.features: {table.main} has no column {feature!r}; {hint}"
+                f"It has: {listing(table.columns)}"
+            )
+    flags = getattr(spec, "is_feature_download", None)
+    if flags is not None and len(flags) != len(features):
+        raise UsageError(
+            f"{type(spec).__name__}.is_feature_download has {len(flags)} values for {len(features)} features"
+        )
+
+
+def downloads(spec: Any) -> list[str]:
+    """Return the columns that name object files."""
+    flags = getattr(spec, "is_feature_download", None) or ()
+    return [name for name, flag in zip(getattr(spec, "features", None) or (), flags, strict=False) if flag]
+
+
+def describe_objects(folder: str) -> str:
+    """Return a hash of the names, sizes and times of the files of a local folder."""
+    if not folder or "://" in folder:
+        return folder
+    digest = hashlib.sha256()
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            found, path = (Path(place) / name).stat(), os.path.relpath(f"{place}/{name}", folder)
+            digest.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

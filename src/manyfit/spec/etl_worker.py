@@ -1,0 +1,176 @@
+"""A worker of ETL: it prepares parts of a table, and writes each as one file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyfit.core.errors import UsageError
+from manyfit.core.lazy import import_optional
+from manyfit.core.processes import die_with_parent
+from manyfit.core.seeds import derive
+from manyfit.core.tracebacks import user_frame
+from manyfit.data.row_files import RowForm, digest_file, flatten_row, write_rows
+from manyfit.spec.etl import TableRow
+
+_worker: dict[str, Any] = {}
+"""The spec of this process."""
+
+
+@dataclass(frozen=True)
+class EtlPart:
+    """Some rows of a shard, which become one file."""
+
+    folder: str
+    name: str
+    mode: str
+    object_dir: str
+    ids: Sequence[str]
+    rows: Sequence[dict[str, Any]]
+    downloads: Sequence[str] = ()
+    stops: bool = True
+    """Whether the first row that fails ends everything."""
+    seed: int = 0
+    """Random numbers that `row_prep` draws depend on this and on the ID of the row."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part that was prepared."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    ids: str
+    """The sum of the hashes of all IDs, also of the failed ones."""
+    form: dict[str, Any] | None
+    failed: dict[str, str]
+    worker: int = 0
+
+
+class RowFailed(Exception):
+    """A row that could not be prepared."""
+
+
+def begin_worker(spec: bytes, misc_path: str) -> None:
+    """Prepare this process: called once."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _worker["spec"] = prepare_worker(pickle.loads(spec), misc_path)
+
+
+def prepare_worker(spec: Any, misc_path: str) -> Any:
+    """Call the methods of a spec that prepare a worker."""
+    spec.initialize_worker()
+    spec.read_misc(misc_path)
+    return spec
+
+
+def prepare_part(part: EtlPart) -> Done:
+    """Prepare a part in this process."""
+    return prepare_rows(_worker["spec"], part)
+
+
+def prepare_rows(spec: Any, part: EtlPart) -> Done:
+    """Prepare the rows of a part and write them. The file is complete once its description is there."""
+    ids: list[str] = []
+    failed: dict[str, str] = {}
+    form: RowForm | None = None
+    columns: dict[str, list[Any]] = {}
+    folder = Path(part.folder)
+    for id_, row in zip(part.ids, part.rows, strict=True):
+        try:
+            found, arrays = prepare_row(spec, part, id_, row)
+            if form is not None and found != form:
+                raise UsageError(f"row_prep returned {describe(found)}, but {describe(form)} for other rows")
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if part.stops:
+                where = user_frame(error) or traceback.format_exc(limit=-1).strip()
+                raise RowFailed(f"the row {id_!r} of {part.mode} failed: {text}\n  at {where}") from None
+            failed[id_] = text
+            continue
+        form = found
+        ids.append(id_)
+        for name, array in arrays.items():
+            columns.setdefault(name, []).append(array)
+    path = folder / part.name
+    size, digest = 0, ""
+    if ids and form is not None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        write_rows(temporary, ids, form, columns)
+        size, digest = temporary.stat().st_size, digest_file(temporary)
+        temporary.replace(path)
+    described = None if form is None else form.to_json()
+    done = Done(part.name, len(ids), size, digest, sum_ids([*ids, *failed]), described, failed, os.getpid())
+    note = path.with_suffix(".json")
+    temporary = note.with_name(f".{note.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(asdict(done)))
+    temporary.replace(note)
+    return done
+
+
+def prepare_row(spec: Any, part: EtlPart, id_: str, row: dict[str, Any]) -> tuple[RowForm, dict[str, Any]]:
+    """Return the form and the arrays of one row."""
+    folder, fetched = part.object_dir, None
+    if "://" in folder and part.downloads:
+        fetched = fetch_objects(part, row)
+        folder = f"{fetched}/"
+    seed_row(derive(part.seed, "row", id_))
+    try:
+        made = spec.row_prep(TableRow(row), part.mode, folder)
+    finally:
+        if fetched is not None:
+            shutil.rmtree(fetched, ignore_errors=True)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise UsageError(f"row_prep must return (x, y) or (x, None), not {made!r:.60}")
+    return flatten_row(*made)
+
+
+def seed_row(seed: int) -> None:
+    """Seed the generators that `row_prep` may draw from; PyTorch's only if it is loaded."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFF_FFFF)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+
+
+def fetch_objects(part: EtlPart, row: dict[str, Any]) -> Path:
+    """Copy the object files of a row from a remote folder, below the same relative names."""
+    fsspec = import_optional("fsspec", "etl")
+    place = Path(part.folder) / f".objects-{os.getpid()}"
+    place.mkdir(exist_ok=True)
+    for name in part.downloads:
+        target = place / str(row[name])
+        if not target.resolve().is_relative_to(place.resolve()):
+            raise UsageError(f"the file {row[name]!r} is outside of {part.object_dir}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with fsspec.open(f"{part.object_dir}{row[name]}", "rb") as file:
+            target.write_bytes(file.read())
+    return place
+
+
+def sum_ids(ids: Sequence[str]) -> str:
+    """Return the sum of the hashes of IDs, which does not depend on their order."""
+    total = sum(int.from_bytes(hashlib.sha256(id_.encode()).digest()[:16], "little") for id_ in ids)
+    return f"{total % (1 << 128):032x}"
+
+
+def describe(form: RowForm) -> str:
+    """Describe the columns of rows."""
+    return ", ".join(f"{name} {column.shape} {column.dtype}" for name, column in form.columns.items())
