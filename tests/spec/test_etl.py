@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyfit.core.errors import ManyfitError, RunFailed
+from manyfit.data.etl.run import EtlOptions, collect_misc, divide, run_etl
+from manyfit.data.etl.tables import read_table
 from manyfit.data.prepared import open_split
 from manyfit.spec import ETLSpec
-from manyfit.spec.etl_run import EtlOptions, collect_misc, divide, run_etl
-from manyfit.spec.etl_tables import read_table
 
 
 class Numbers(ETLSpec):
@@ -109,8 +109,8 @@ def test_the_same_shards_on_any_number_of_workers(tmp_path):
 
 KILLED = """
 import sys
-from manyfit.spec.etl_run import EtlOptions, run_etl
-from manyfit.spec.etl_tables import read_table
+from manyfit.data.etl.run import EtlOptions, run_etl
+from manyfit.data.etl.tables import read_table
 from test_etl import Numbers
 
 class Slow(Numbers):

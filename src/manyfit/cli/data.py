@@ -1,4 +1,4 @@
-"""`manyfit data`: index, count, verify, convert."""
+"""`manyfit data`: index, count, verify, convert, etl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPRESSIONS = click.Choice(["gzip", "zlib", "none"], case_sensitive=False)
 
 @click.group()
 def command() -> None:
-    """Index, count, verify and convert files of records (TFRecord)."""
+    """Index, count, verify and convert files of records (TFRecord); prepare rows in shards (ETL)."""
 
 
 def patterns_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,3 +227,47 @@ def steps(text: str) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status(text) as status:
         yield lambda done: status.update(f"{text}: {done}")
+
+
+@command.command("etl", cls=Verb)
+@click.argument("spec", metavar="CLASS")
+@click.option("--train-main", help="CSV file of the training rows; likewise for val, test and predict.")
+@click.option("--train-dir", default="", help="Folder of the object files that its rows name.")
+@click.option("--val-main", hidden=True)
+@click.option("--val-dir", default="", hidden=True)
+@click.option("--test-main", hidden=True)
+@click.option("--test-dir", default="", hidden=True)
+@click.option("--predict-main", hidden=True)
+@click.option("--predict-dir", default="", hidden=True)
+@click.option("--misc", multiple=True, help="A further file for read_misc; may be repeated.")
+@click.option("--etl-dir", default="etl", show_default=True, help="Where prepared rows are kept.")
+@click.option("--src", default="src", show_default=True, help="The folder of your code.")
+@click.option("--fraction", default=1.0, show_default=True, help="The share of the rows to use.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--shards", default=2, show_default=True, type=click.IntRange(1))
+@click.option("--capacity", "capacities", multiple=True, type=float, help="Relative size of each shard.")
+@click.option("--workers", type=click.IntRange(1), help="Number of processes; by default, one per core.")
+@click.option(
+    "--on-error", type=click.Choice(["stop", "skip", "quarantine"]), default="stop", show_default=True
+)
+@json_option
+def etl_command(spec: str, json_: bool, **given: Any) -> None:
+    """Prepare rows with the ETL spec CLASS and write them in shards.
+
+    Rows that were already prepared with the same spec, files and options are reused; an interrupted command
+    continues. In a config, the result is data: {class: manyfit.spec.EtlData, etl_dir: etl}.
+
+    \b
+    manyfit data etl specs.Images --train-main train.csv --train-dir images --val-main val.csv --shards 4
+    """
+    import sys
+
+    from manyfit.data.etl.command import prepare_from_files
+
+    found = prepare_from_files(spec, given, None if json_ else sys.stderr)
+    if json_:
+        print_json({"folder": str(found.folder), "rows": found.rows, "failed": found.failed})
+        return
+    for line in found.proof:
+        say(line)
+    say(f"{'reused' if found.is_reused else 'wrote'} {found.folder}")

@@ -10,18 +10,33 @@ from manyfit.cli.common import Verb
 from manyfit.cli.output import say
 from manyfit.core.errors import UsageError
 
-TEMPLATE = Path(__file__).with_name("templates") / "project"
+TEMPLATES = Path(__file__).with_name("templates")
+NEXT = {
+    "project": {
+        "Train it": "manyfit train runs/digits-mlp",
+        "Compare more": "manyfit sweep studies/digits",
+    },
+    "spec": {"Run it": "python digits.py", "Look at it": "manyfit status models/study"},
+}
+"""What to do next, by template."""
 
 
 @click.command(cls=Verb)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path())
-def command(folder: Path) -> None:
+@click.option(
+    "--template",
+    type=click.Choice(sorted(NEXT)),
+    default="project",
+    help="project: a run and a study; spec: ETL and minibatch specs over data in shards.",
+)
+def command(folder: Path, template: str) -> None:
     """Create a small project in FOLDER (by default, here). Existing files are not overwritten."""
     from manyfit.store import durable
 
+    place = TEMPLATES / template
     files = {
-        path.relative_to(TEMPLATE): path
-        for path in sorted(TEMPLATE.rglob("*"))
+        path.relative_to(place): path
+        for path in sorted(place.rglob("*"))
         if path.is_file() and path.suffix != ".pyc"
     }
     targets = {
@@ -36,5 +51,5 @@ def command(folder: Path) -> None:
         durable.write_file(target, source.read_bytes())
         say(f"wrote {target}", err=True)
     steps = f"cd {folder} && " if folder != Path() else ""
-    say(f"Train it:       {steps}manyfit train runs/digits-mlp")
-    say(f"Compare more:   {steps}manyfit sweep studies/digits")
+    for what, line in NEXT[template].items():
+        say(f"{what + ':':<15} {steps}{line}")

@@ -1,11 +1,13 @@
-"""Processes that do not outlive their parent."""
+"""Processes that do not outlive their parent, and do not run its script again."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from typing import Any
 
@@ -37,3 +39,16 @@ def die_with_server() -> None:
     """End this child of a fork server when the process that started the server ends."""
     die_with_parent()
     let_the_server_end()
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the main script, so that workers do not run it again: they do not need it."""
+    main = sys.modules["__main__"]
+    names: tuple[str, ...] = ("__file__", "__spec__")
+    hidden = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)

@@ -10,6 +10,8 @@
 | `native` | batches that a framework reads without a conversion to NumPy |
 | `order` | the order of rows: batch size, shuffling, epochs |
 | `layout` | the shards of a split |
+| `prepared`, `row_files` | rows that were prepared in advance, in memory-mapped files |
+| `etl` | preparing them |
 | `randomness`, `workers` | reproducible random numbers in user code; worker processes |
 | `overlap`, `row_hash` | rows shared by two splits; hashes of rows |
 | `feeders`, `memory_feeder`, `tfrecord_feeder` | feeders over arrays in memory and over TFRecord files |

@@ -5,8 +5,7 @@
 | `minibatch` | `MinibatchSpec`: how models are created, trained and evaluated |
 | `trainer` | `SpecTrainer`, the component of a config that trains a minibatch spec |
 | `functions` | the methods of a minibatch spec, as the learner calls them |
-| `etl` | `ETLSpec`: how rows are prepared |
-| `etl_run`, `etl_worker`, `etl_tables` | preparing rows in parallel, a process of it, and the tables |
+| `experiment`, `study`, `results` | `Experiment`: all of it in one object |
 | `data` | `EtlData`, the component of a config with prepared rows |
 """
 
@@ -18,15 +17,26 @@ from manyfit.core.lazy import attribute
 
 NAMES: Final = {
     "EtlData": "manyfit.spec.data",
-    "EtlOptions": "manyfit.spec.etl_run",
-    "EtlResult": "manyfit.spec.etl_run",
-    "ETLSpec": "manyfit.spec.etl",
+    "EtlOptions": "manyfit.data.etl.run",
+    "EtlResult": "manyfit.data.etl.run",
+    "ETLSpec": "manyfit.data.etl.spec",
+    "Experiment": "manyfit.spec.experiment",
+    "ExperimentParams": "manyfit.spec.experiment",
     "MinibatchSpec": "manyfit.spec.minibatch",
     "SpecTrainer": "manyfit.spec.trainer",
 }
 """Where each name is: preparing rows needs no PyTorch."""
 
-__all__ = ["ETLSpec", "EtlData", "EtlOptions", "EtlResult", "MinibatchSpec", "SpecTrainer"]
+__all__ = [
+    "ETLSpec",
+    "EtlData",
+    "EtlOptions",
+    "EtlResult",
+    "Experiment",
+    "ExperimentParams",
+    "MinibatchSpec",
+    "SpecTrainer",
+]
 
 
 def __getattr__(name: str) -> Any:

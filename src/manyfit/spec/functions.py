@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from manyfit.core.errors import RunFailed
+from manyfit.core.methods import find_method, has_method
 from manyfit.data import Batch
 from manyfit.learn.functions.functions import Functions
 from manyfit.learn.functions.losses import to_device
-from manyfit.spec.minibatch import Metrics, find_method, has_method
+from manyfit.spec.minibatch import Metrics
 
 log = logging.getLogger("manyfit")
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
-
-from manyfit.core.errors import UsageError
-from manyfit.core.names import nearest
-
-log = logging.getLogger("manyfit")
 
 Metrics = dict[str, list[Any]]
 """By name: what each minibatch has returned, in order."""
@@ -73,7 +66,6 @@ EXPECTED: Final = {
 }
 """The parameters of each method."""
 NEEDED: Final = ("create_model_components", "train")
-OTHER_NAMES: Final = {"val_test": "valtest", "initialize worker": "initialize_worker"}
 
 
 def average_values(values: Sequence[Any]) -> float:
@@ -83,44 +75,3 @@ def average_values(values: Sequence[Any]) -> float:
         total += float(value.sum()) if hasattr(value, "sum") else float(value)
         count += int(value.numel()) if hasattr(value, "numel") else int(getattr(value, "size", 1))
     return total / max(1, count)
-
-
-def has_method(spec: Any, name: str) -> bool:
-    """Return whether a spec has a method of its own, and not that of the base class."""
-    found = getattr(type(spec), name, None)
-    return found is not None and found is not getattr(MinibatchSpec, name, None)
-
-
-def find_method(spec: Any, name: str) -> Any:
-    """Return a method of a spec, which may have another name in older code."""
-    for other, wanted in OTHER_NAMES.items():
-        if wanted == name and not has_method(spec, name) and hasattr(spec, other):
-            return getattr(spec, other)
-    return getattr(spec, name, None)
-
-
-def check_methods(spec: Any, expected: Mapping[str, Sequence[str]], needed: Sequence[str]) -> None:
-    """Raise an error for a method that is missing or has other parameters than manyfit passes."""
-    name = type(spec).__name__
-    own = {key for cls in type(spec).__mro__ if cls.__module__ != __name__ for key in vars(cls)}
-    for method in needed:
-        if method not in own:
-            others = [each for each in own if not each.startswith("_") and each not in expected]
-            hint = f"; did you mean {best!r}?" if (best := nearest(method, others)) else ""
-            raise UsageError(f"{name} needs a method {show_signature(method, expected[method])}{hint}")
-    for method, parameters in expected.items():
-        function = find_method(spec, method)
-        if function is None:
-            continue
-        try:
-            inspect.signature(function).bind(*parameters)
-        except TypeError as error:
-            found = f"{name}.{function.__name__}{inspect.signature(function)}"
-            raise UsageError(
-                f"{found} does not fit ({error}); expected: {show_signature(method, parameters)}"
-            ) from None
-
-
-def show_signature(method: str, parameters: Sequence[str]) -> str:
-    """Return a method with its parameters, as one writes it."""
-    return f"{method}({', '.join(('self', *parameters))})"

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from manyfit.config.typed.kinds import FromProject, Kind
+from manyfit.config.typed.roles import SPEC
 from manyfit.core.errors import UsageError
+from manyfit.core.methods import check_methods
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.functions.functions import BUILDING
 from manyfit.spec.functions import SpecFunctions
-from manyfit.spec.minibatch import EXPECTED, NEEDED, check_methods
+from manyfit.spec.minibatch import EXPECTED, NEEDED, MinibatchSpec
 
 _prepared: dict[Any, Any] = {}
 """The specs of this worker, after `initialize_worker` and `read_misc`."""
@@ -25,7 +27,7 @@ class SpecTrainer:
 
     def __init__(
         self,
-        spec: Any,
+        spec: Annotated[MinibatchSpec, SPEC],
         hyperparams: Mapping[str, Any] | None = None,
         misc_path: Annotated[str, Kind.NEUTRAL, FromProject] = "",
     ) -> None:

@@ -145,15 +145,10 @@ def run(
         found = plan_study(study, known)
     ready = {trial_name(id, study.base.run.seed): config for id, config in found.configs.items()}
     base = str(write_base(study, folder))
-    work = Training(base, study.objective.metric, allowed=tuple(allowed), ready=ready)
+    mine = tuple(main_classes(study.base))
+    work = Training(base, study.objective.metric, allowed=tuple(allowed), ready=ready, carried=mine)
     found.configs.clear()
     engine = choose(study, work, watch, found.trials)
-    if engine.isolates and (mine := main_classes(study.base)):
-        engine.close()
-        raise UsageError(
-            f"{', '.join(mine)} is defined in the running script, which the processes of a study cannot "
-            f"import: move it to a module in {study.base.run.src_code_path.name}/, or set execute.on: inline"
-        )
     if engine.isolates:  # its processes load and check the configs themselves
         ready.clear()
     stack.callback(engine.close)

@@ -72,6 +72,7 @@ PUBLIC: Final = {
     KERAS: "keras.Model",
     "manyfit.data.tfrecord.features.Feature": "manyfit.feeders.Feature",
     "manyfit.study.executors.base.Executor": "manyfit.executors.Executor",
+    "manyfit.spec.minibatch.MinibatchSpec": "manyfit.spec.MinibatchSpec",
     **{
         f"{COMPONENTS}.{name}Base": f"manyfit.pipeline.{name}Base"
         for name in ("DataLoader", "Augmentor", "Preprocessor", "ModelBuilder", "Evaluator")
@@ -89,6 +90,7 @@ def _table(prefix: str, names: str) -> dict[str, str]:
 
 MODEL = Role("model", bases=(MODULE, KERAS, ESTIMATOR, f"{COMPONENTS}.ModelBuilderBase"))
 TRAINER = Role("trainer", methods=("train",), supplied=("model",))
+SPEC = Role("minibatch spec", bases=("manyfit.spec.minibatch.MinibatchSpec",))
 DATA_LOADER = Role("data loader", bases=(f"{COMPONENTS}.DataLoaderBase",))
 AUGMENTOR = Role("augmentor", bases=(f"{COMPONENTS}.AugmentorBase",))
 PREPROCESSOR = Role("preprocessor", bases=(f"{COMPONENTS}.PreprocessorBase",))

@@ -58,8 +58,11 @@ class LineDisplay(Display):
 
     def show_ended(self, point: PointRecord, trial: TrialRecord, outcome: Outcome) -> None:
         """Print how a unit ended, and how much is left."""
+        is_visit = trial.state == "waiting" and outcome.failure is None
+        if is_visit and trial.epoch % 1:  # one of many visits to shards
+            return
         value = f"{self._study.objective.metric} {trial.value:.4g}" if trial.value is not None else ""
-        what = trial.state if trial.state != "waiting" else "requeued"
+        what = "trained" if is_visit else trial.state if trial.state != "waiting" else "requeued"
         failure = f"{outcome.failure.kind}: {first_line(outcome.failure.message)}" if outcome.failure else ""
         count, total = self._clock.trials()
         left = self._clock.estimate_left()

@@ -8,7 +8,6 @@ import os
 import pickle
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.processes import without_main
 from manyfit.study.executors.base import Executor, Work, fail_together
 from manyfit.study.executors.messages import receive, send
 from manyfit.study.executors.server import DRIVER
@@ -301,19 +301,6 @@ def interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def without_main() -> Iterator[None]:
-    """Hide the main script, so that workers do not run it again: they do not need it."""
-    main = sys.modules["__main__"]
-    names: tuple[str, ...] = ("__file__", "__spec__")
-    hidden = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import pickle
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from manyfit.config import Config, load_config
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import dump_parts
 from manyfit.core.errors import FolderError
+from manyfit.core.lazy import import_optional
 from manyfit.core.redaction import redact
 from manyfit.core.signals import Watch
 from manyfit.store.checkpoint import list_committed
@@ -54,8 +57,17 @@ class Training:
     shared: list[Any] = field(default_factory=list, compare=False, repr=False)
     """The `SharedData` of this process, once it exists."""
 
+    carried: tuple[str, ...] = ()
+    """Classes of the running script or notebook, which travel to other processes by value."""
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ready": {}, "shared": []}
+        carried = self.carried, pack_classes(self.carried)
+        return {**self.__dict__, "ready": {}, "shared": [], "carried": carried}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        names, packed = state["carried"]
+        unpack_classes(packed)
+        self.__dict__.update({**state, "carried": names})
 
     enters_scopes: ClassVar[bool] = True
     """It enters the scope of each trial itself, as several of them train side by side."""
@@ -183,6 +195,22 @@ class Training:
         return Outcome(
             trial.id, step, epoch, max(0, step - before), curve=curve, seconds=seconds, failure=failure
         )
+
+
+def pack_classes(paths: Sequence[str]) -> bytes:
+    """Return classes of `__main__` with everything that they refer to, for another process."""
+    if not paths:
+        return b""
+    cloudpickle = import_optional("cloudpickle", "etl")
+    main, names = sys.modules["__main__"], {path.split(".")[1] for path in paths}
+    packed: bytes = cloudpickle.dumps({name: getattr(main, name) for name in sorted(names)})
+    return packed
+
+
+def unpack_classes(packed: bytes) -> None:
+    """Put the classes of another process where configs look for them."""
+    if packed:
+        vars(sys.modules["__main__"]).update(pickle.loads(packed))
 
 
 class Signs:

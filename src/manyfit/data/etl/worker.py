@@ -23,8 +23,8 @@ from manyfit.core.lazy import import_optional
 from manyfit.core.processes import die_with_parent
 from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
+from manyfit.data.etl.spec import TableRow
 from manyfit.data.row_files import RowForm, digest_file, flatten_row, write_rows
-from manyfit.spec.etl import TableRow
 
 _worker: dict[str, Any] = {}
 """The spec of this process."""

@@ -23,12 +23,13 @@ import numpy as np
 
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import import_optional
+from manyfit.core.methods import check_methods
 from manyfit.core.names import pluralize
+from manyfit.core.processes import without_main
 from manyfit.core.seeds import derive
-from manyfit.data.prepared import FORMAT, LAYOUT, read_layout
-from manyfit.spec.etl import EXPECTED, NEEDED
-from manyfit.spec.etl_tables import Table, check_features, describe_objects, downloads
-from manyfit.spec.etl_worker import (
+from manyfit.data.etl.spec import EXPECTED, NEEDED
+from manyfit.data.etl.tables import Table, check_features, describe_objects, downloads
+from manyfit.data.etl.worker import (
     Done,
     EtlPart,
     RowFailed,
@@ -38,10 +39,10 @@ from manyfit.spec.etl_worker import (
     prepare_worker,
     sum_ids,
 )
-from manyfit.spec.minibatch import check_methods
+from manyfit.data.prepared import FORMAT, LAYOUT, read_layout
+from manyfit.data.row_files import digest_file
 from manyfit.store import durable
 from manyfit.store.lock import hold_lock
-from manyfit.study.executors.processes import without_main
 
 log = logging.getLogger("manyfit")
 
@@ -132,13 +133,22 @@ def make_key(spec: Any, tables: Sequence[Table], options: EtlOptions, misc_path:
     described = {
         "spec": describe_code(spec),
         "tables": {t.mode: [t.digest, describe_objects(t.object_dir)] for t in tables},
-        "misc": describe_objects(misc_path),
+        "misc": digest_misc(misc_path),
         "options": [
             options.fraction, options.seed, options.shards, list(options.capacities),
             options.on_error == "stop",
         ],
     }  # fmt: skip
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def digest_misc(folder: str) -> str:
+    """Return a hash of the contents of further files."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(folder).rglob("*")) if folder else ():
+        if path.is_file():
+            digest.update(f"{path.relative_to(folder)} {digest_file(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def describe_code(spec: Any) -> str:

@@ -1,0 +1,56 @@
+"""ETL from the command line: a class by its path, and files by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from manyfit.core.errors import UsageError
+from manyfit.core.tracebacks import user_frame
+from manyfit.data.etl.progress import show_etl
+from manyfit.data.etl.run import EtlOptions, EtlResult, collect_misc, run_etl
+from manyfit.data.etl.spec import ETLSpec
+from manyfit.data.etl.tables import MODES, read_table
+
+
+def prepare_from_files(path: str, given: Mapping[str, Any], stream: TextIO | None) -> EtlResult:
+    """Prepare the rows of the given tables with a spec; `given` has the options of the command."""
+    mains = {mode: given[f"{mode}_main"] for mode in MODES if given.get(f"{mode}_main")}
+    if not mains:
+        raise UsageError("name at least one table: --train-main, --val-main, --test-main or --predict-main")
+    spec = load_spec(path, Path(given["src"]))
+    tables = [read_table(mode, main, given[f"{mode}_dir"]) for mode, main in mains.items()]
+    capacities = tuple(given["capacities"])
+    options = EtlOptions(
+        given["fraction"], given["seed"], len(capacities) or given["shards"], capacities, given["workers"],
+        given["on_error"],
+    )  # fmt: skip
+    place = Path(given["etl_dir"])
+    misc = collect_misc(given["misc"], place / "misc") if given["misc"] else ""
+    with show_etl(stream) as report:
+        return run_etl(spec, tables, place, options, misc, report)
+
+
+def load_spec(path: str, source: Path) -> Any:
+    """Return an object of the class that a path names, from the folder of the user's code."""
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise UsageError(f"{path!r} is not a class path; expected: module.Class")
+    sys.path.insert(0, str(source.resolve()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"there is no module {error.name!r} in {source}/") from None
+    except AttributeError:
+        raise UsageError(f"the module {module!r} has no class {name!r}") from None
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"the module {module!r} cannot be imported: {text}\n  at {user_frame(error)}"
+        ) from error
+    if not isinstance(found, type) or not issubclass(found, ETLSpec):
+        raise UsageError(f"{path} is not an ETL spec: derive it from manyfit.spec.ETLSpec")
+    return found()
