@@ -75,6 +75,21 @@ def flatten_row(inputs: Any, target: Any) -> tuple[RowForm, dict[str, npt.NDArra
     return RowForm(columns, *made), arrays
 
 
+def flatten_alike(inputs: Any, target: Any, form: RowForm) -> dict[str, npt.NDArray[Any]] | None:
+    """Return the arrays of a row by column, if it is plain and of a known form; otherwise None."""
+    is_plain = form.inputs == "x" and type(inputs) is np.ndarray and inputs.flags.c_contiguous
+    if not is_plain or (form.target is None) != (target is None) or isinstance(target, Mapping | tuple):
+        return None
+    found = {"x": inputs} if target is None else {"x": inputs, "y": to_array(target)}
+    columns = form.columns
+    if found.keys() != columns.keys():
+        return None
+    for name, array in found.items():
+        if array.dtype.str != columns[name].dtype or array.shape != columns[name].shape:
+            return None
+    return found
+
+
 def to_array(value: Any) -> npt.NDArray[Any]:
     """Return an array of a tensor, an image, a list or a number; single numbers keep their usual types."""
     if hasattr(value, "detach"):
@@ -82,19 +97,21 @@ def to_array(value: Any) -> npt.NDArray[Any]:
     return np.asarray(value)
 
 
-def write_rows(path: Path, ids: Sequence[str], form: RowForm, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write rows to an Arrow file with a single batch."""
+def serialize_rows(ids: Sequence[str], form: RowForm, columns: Mapping[str, Sequence[Any]]) -> Any:
+    """Return the contents of an Arrow file with these rows as a single batch."""
     pa = import_optional("pyarrow", "etl")
     arrays, fields = [pa.array(ids, pa.string())], [pa.field(ID, pa.string(), nullable=False)]
     for name, rows in columns.items():
         kind = pa.binary(max(1, form.columns[name].size))
-        data = np.stack(rows).astype(form.columns[name].dtype, copy=False) if rows else np.empty(0)
-        buffer = pa.py_buffer(data.tobytes() or b"\0" * len(ids))
+        data = np.stack(rows)
+        buffer = pa.py_buffer(data if data.size else b"\0" * len(ids))
         arrays.append(pa.FixedSizeBinaryArray.from_buffers(kind, len(ids), [None, buffer]))
         fields.append(pa.field(name, kind, nullable=False))
     schema = pa.schema(fields, {FORM: json.dumps(form.to_json()).encode()})
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
+    return sink.getvalue()
 
 
 class RowFile:

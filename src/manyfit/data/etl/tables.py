@@ -97,9 +97,15 @@ def describe_objects(folder: str) -> str:
     if not folder or "://" in folder:
         return folder
     digest = hashlib.sha256()
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted(files):
-            found, path = (Path(place) / name).stat(), os.path.relpath(f"{place}/{name}", folder)
-            digest.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
+    todo = [folder]
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir():
+                    todo.append(entry.path)
+                else:
+                    found = entry.stat()
+                    digest.update(
+                        f"{entry.path[len(folder) :]} {found.st_size} {found.st_mtime_ns}\n".encode()
+                    )
     return digest.hexdigest()

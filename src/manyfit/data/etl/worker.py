@@ -24,7 +24,7 @@ from manyfit.core.processes import die_with_parent
 from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.etl.spec import TableRow
-from manyfit.data.row_files import RowForm, digest_file, flatten_row, write_rows
+from manyfit.data.row_files import RowForm, flatten_alike, flatten_row, serialize_rows
 
 _worker: dict[str, Any] = {}
 """The spec of this process."""
@@ -94,7 +94,7 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
     folder = Path(part.folder)
     for id_, row in zip(part.ids, part.rows, strict=True):
         try:
-            found, arrays = prepare_row(spec, part, id_, row)
+            found, arrays = prepare_row(spec, part, id_, row, form)
             if form is not None and found != form:
                 raise UsageError(f"row_prep returned {describe(found)}, but {describe(form)} for other rows")
         except Exception as error:
@@ -112,8 +112,9 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
     size, digest = 0, ""
     if ids and form is not None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        write_rows(temporary, ids, form, columns)
-        size, digest = temporary.stat().st_size, digest_file(temporary)
+        contents = serialize_rows(ids, form, columns)
+        size, digest = len(contents), hashlib.sha256(contents).hexdigest()
+        temporary.write_bytes(contents)
         temporary.replace(path)
     described = None if form is None else form.to_json()
     done = Done(part.name, len(ids), size, digest, sum_ids([*ids, *failed]), described, failed, os.getpid())
@@ -124,8 +125,10 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
     return done
 
 
-def prepare_row(spec: Any, part: EtlPart, id_: str, row: dict[str, Any]) -> tuple[RowForm, dict[str, Any]]:
-    """Return the form and the arrays of one row."""
+def prepare_row(
+    spec: Any, part: EtlPart, id_: str, row: dict[str, Any], known: RowForm | None
+) -> tuple[RowForm, dict[str, Any]]:
+    """Return the form and the arrays of one row; `known` is the form of earlier rows."""
     folder, fetched = part.object_dir, None
     if "://" in folder and part.downloads:
         fetched = fetch_objects(part, row)
@@ -138,7 +141,8 @@ def prepare_row(spec: Any, part: EtlPart, id_: str, row: dict[str, Any]) -> tupl
             shutil.rmtree(fetched, ignore_errors=True)
     if not isinstance(made, tuple) or len(made) != 2:
         raise UsageError(f"row_prep must return (x, y) or (x, None), not {made!r:.60}")
-    return flatten_row(*made)
+    alike = flatten_alike(*made, known) if known is not None else None
+    return (known, alike) if known is not None and alike is not None else flatten_row(*made)
 
 
 def seed_row(seed: int) -> None:
