@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 from manyfit.cli import init
@@ -110,8 +112,6 @@ def test_workers_of_the_script_are_killed(place, seed):
 
 
 def test_a_notebook_does_the_same(place):
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
     text = (place / "digits.py").read_text().partition("\n\nif __name__")[0]
     cells = [nbformat.v4.new_code_cell(source) for source in (text, "main()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
