@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -39,7 +40,7 @@ def orders(draw):
     known = draw(st.permutations(range(len(sizes))))[: draw(st.integers(0, len(sizes)))]
     return Order(
         draw(st.integers(1, 5)), draw(st.none() | st.integers(0, 3)), epochs=3, layout=layout,
-        first_shard=draw(st.integers(0, len(sizes) - 1)), visits=((1, tuple(known)),),
+        first_shard=draw(st.integers(0, len(sizes) - 1)), visits=((), tuple(known)),
     )  # fmt: skip
 
 
@@ -57,6 +58,13 @@ def test_an_epoch_visits_each_shard_once_and_can_be_joined_anywhere(order, start
         visited = [shard_of[batch[0]] for batch in batches]
         assert list(dict.fromkeys(visited)) == order.path(epoch)
         assert [visited.count(shard) for shard in order.path(epoch)] == order.steps_of_visits(epoch)
+
+
+@given(order=orders(), start=st.integers(0, 20), until=st.integers(0, 40))
+def test_nothing_is_read_beyond_the_end(order, start, until):
+    rows = order.layout.bounds[-1]
+    whole = [index.tolist() for index in order.walk(rows)]
+    assert [i.tolist() for i in replace(order, until=until).walk(rows, start)] == whole[start:until]
 
 
 @given(order=orders())

@@ -21,8 +21,18 @@
 
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import DatasetSource, IterableSource, Limited
-from manyfit.data.order import Order, steps_of
-from manyfit.data.source import ArraySource, Data, NotASource, Source, Split, Splits, as_source, once
+from manyfit.data.order import Order, order_of, steps_of
+from manyfit.data.source import (
+    ArraySource,
+    Data,
+    NotASource,
+    Source,
+    Split,
+    Splits,
+    as_source,
+    once,
+    once_over,
+)
 from manyfit.data.weighted import ClassWeighted
 
 __all__ = [
@@ -40,5 +50,7 @@ __all__ = [
     "Splits",
     "as_source",
     "once",
+    "once_over",
+    "order_of",
     "steps_of",
 ]

@@ -6,6 +6,7 @@ import functools
 import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,12 @@ class Layout:
         """Return the fingerprint of divided rows, from that of the rows."""
         text = f"{self.bounds} {self.is_scattered}"
         return f"{whole}:shards-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def layout_of(source: Any) -> Layout | None:
+    """Return the shards into which the rows of a source are already divided; None if they are not."""
+    found: Layout | None = getattr(source, "layout", None)
+    return found if found is not None and found.shards > 1 else None
 
 
 @functools.lru_cache(maxsize=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +32,10 @@ class Order:
     """The shards of the rows. An epoch visits each of them once, in cyclic order; no batch spans two."""
     first_shard: int = 0
     """The shard at which an epoch begins."""
-    visits: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Epochs with another order of shards: their numbers, and the first shards that they visit."""
+    visits: tuple[tuple[int, ...], ...] = ()
+    """By epoch: the shards that it visits first; the others follow in cyclic order."""
+    until: int | None = None
+    """The step at which reading ends, so that nothing is read ahead beyond it; None for all epochs."""
 
     def count(self, rows: int) -> int:
         """Return how many of `rows` rows are read in an epoch."""
@@ -51,16 +54,19 @@ class Order:
     def path(self, epoch: int) -> list[int]:
         """Return the shards that an epoch visits, in order.
 
-        >>> Order(8, layout=Layout.divide(64, 4), first_shard=2, visits=((1, (3, 1)),)).path(0)
+        >>> Order(8, layout=Layout.divide(64, 4), first_shard=2, visits=((), (3, 1))).path(0)
         [2, 3, 0, 1]
-        >>> Order(8, layout=Layout.divide(64, 4), first_shard=2, visits=((1, (3, 1)),)).path(1)
+        >>> Order(8, layout=Layout.divide(64, 4), first_shard=2, visits=((), (3, 1))).path(1)
         [3, 1, 2, 0]
         """
+        known = self.visits[epoch] if epoch < len(self.visits) else ()
+        return [*known, *(shard for shard in self.cycle() if shard not in known)]
+
+    def cycle(self) -> list[int]:
+        """Return all shards in cyclic order, from the first one."""
         assert self.layout is not None
         count = self.layout.shards
-        cycle = [(self.first_shard + visit) % count for visit in range(count)]
-        known = dict(self.visits).get(epoch, ())
-        return [*known, *(shard for shard in cycle if shard not in known)]
+        return [(self.first_shard + visit) % count for visit in range(count)]
 
     def steps_of_visits(self, epoch: int) -> list[int]:
         """Return the number of steps of each visit of an epoch, in order."""
@@ -83,6 +89,10 @@ class Order:
 
     def walk(self, rows: int, start: int = 0) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the row numbers of each step, from step `start`, epoch after epoch."""
+        count = None if self.until is None else max(0, self.until - start)
+        return itertools.islice(self._walk_epochs(rows, start), count)
+
+    def _walk_epochs(self, rows: int, start: int) -> Iterator[npt.NDArray[np.int64]]:
         steps = self.steps(rows)
         if not steps:
             return
@@ -110,6 +120,15 @@ class Order:
         end = min(self.batches_of(len(order)) * self.batch_size, len(order))
         for begin in range(step * self.batch_size, end, self.batch_size):
             yield order[begin : begin + self.batch_size]
+
+
+def order_of(source: Any, order: Order) -> Order:
+    """Return the order in which a source reads rows: that of a run, with the settings of the source."""
+    if getattr(source, "is_around", False):
+        return order_of(source.source, order)
+    own = getattr(source, "order", None)
+    found: Order = order if own is None else own(order)
+    return found
 
 
 def steps_of(source: Any, order: Order) -> int:

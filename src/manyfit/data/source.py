@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -15,6 +16,7 @@ from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Array, Batch, Inputs
 from manyfit.data.dataset import DatasetSource, IterableSource, check_ids
+from manyfit.data.layout import Layout
 from manyfit.data.loader import LoaderSource, is_loader, take_apart
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
@@ -229,3 +231,9 @@ class Splits:
 def once(source: Source, batch_size: int) -> Iterator[Batch]:
     """Yield every row exactly once, in storage order."""
     return iter(source.batches(Order(batch_size, epochs=1)))
+
+
+def once_over(source: Source, layout: Layout, batch_size: int, shard: int) -> Iterator[Batch]:
+    """Return one pass over the rows of a shard, in storage order."""
+    order = Order(batch_size, epochs=1, layout=layout, visits=((shard,),))
+    return iter(source.batches(replace(order, until=order.batches_of(layout.sizes[shard]))))

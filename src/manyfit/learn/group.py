@@ -218,6 +218,21 @@ class GroupLearner:
 
         return self._join(self._each(measure, keep=False))
 
+    def divides_measure(self, further: bool) -> bool:
+        """Return whether all of them can measure a split part by part."""
+        return all(part.learner.divides_measure(further) for part in self._parts)
+
+    def collect(self, batches: Walk, further: Sequence[SplitMetrics] = (), known: Any = None) -> list[Any]:
+        """Return what a part of a split adds for each run. No random state is moved."""
+        streams, before = batches.separate(), known or [None] * self.n
+        return self._each(
+            lambda learner, i: learner.collect(streams[i], further[i : i + 1], before[i]), keep=False
+        )
+
+    def summarize(self, collected: Sequence[Any]) -> Metrics:
+        """Return the means, masked for runs that have no value of that name."""
+        return self._join(self._each(lambda learner, i: learner.summarize(collected[i]), keep=False))
+
     def evaluate(self, batches: Walk) -> Iterator[Outputs]:
         """Predict batch by batch, with the outputs of all runs side by side. No random state is moved."""
         each = [part.learner.evaluate(s) for part, s in zip(self._parts, batches.separate(), strict=True)]

@@ -215,6 +215,21 @@ class Learner(Protocol):
         """
         ...
 
+    def divides_measure(self, further: bool) -> bool:
+        """Return whether a split can be measured part by part; `further` says if it has such metrics."""
+        ...
+
+    def collect(self, batches: Any, further: Sequence[SplitMetrics] = (), known: Any = None) -> Any:
+        """Return what a part of a split adds to `known`, what earlier parts have returned.
+
+        It can be pickled, and continued on another machine.
+        """
+        ...
+
+    def summarize(self, collected: Any) -> Metrics:
+        """Return the means over all rows that were collected."""
+        ...
+
     def attend(self, source: Source | None) -> None:
         """Called before and after the rows of a split are evaluated, with the split and with None."""
         ...
@@ -337,6 +352,18 @@ class BaseLearner:
         """Accept only the complete list of runs; a learner of several runs must override this."""
         if list(indices) != list(range(self.n)):
             raise ValueError(f"this learner cannot continue with only {list(indices)} of its {self.n} runs")
+
+    def divides_measure(self, further: bool) -> bool:
+        """Return False: a split is measured as a whole."""
+        return False
+
+    def collect(self, batches: Any, further: Sequence[SplitMetrics] = (), known: Any = None) -> Any:
+        """Raise an error: a learner that divides measurements implements this."""
+        raise NotImplementedError
+
+    def summarize(self, collected: Any) -> Metrics:
+        """Raise an error: a learner that divides measurements implements this."""
+        raise NotImplementedError
 
     def attend(self, source: Source | None) -> None:
         """Do nothing: all splits are evaluated alike."""

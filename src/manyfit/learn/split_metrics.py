@@ -26,6 +26,11 @@ class SplitMetrics:
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the device, so that another machine can continue."""
+        metrics = {name: metric.cpu() for name, metric in self._metrics.items()}
+        return {**self.__dict__, "_metrics": metrics, "_device": None}
+
     def update(self, output: Any, target: Any) -> None:
         """Update every metric with a batch, on the device of the outputs."""
         if not self._metrics or target is None:

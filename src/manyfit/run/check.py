@@ -19,6 +19,7 @@ from manyfit.core.errors import ManyfitError, RunFailed, UsageError
 from manyfit.core.files import read_text
 from manyfit.core.tracebacks import notes, user_frame
 from manyfit.data import Batch, once
+from manyfit.data.layout import layout_of
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.metrics_by_run import fetch
 from manyfit.run.build.builder import SPLITS, Built, build, threads, without_callbacks
@@ -239,4 +240,13 @@ def rehearse_run(config: Config, steps: int = 5, shared: SharedData | None = Non
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         per_epoch = built.plan.steps_per_epoch * seconds + validation
         shards = built.order.layout.shards if built.order.layout is not None else 0
-        return {"epoch_seconds": per_epoch, "bytes": size, "shards": shards, "grain": grain}
+        return {
+            "epoch_seconds": per_epoch, "bytes": size, "shards": shards, "grain": grain,
+            "validation_shards": count_validation_shards(built),
+        }  # fmt: skip
+
+
+def count_validation_shards(built: Built) -> int:
+    """Return the number of shards in which validation rows can be measured; 0 if they are not divided."""
+    layout = layout_of(built.validation)
+    return layout.shards if layout is not None and built.learner.divides_measure(bool(built.whole)) else 0

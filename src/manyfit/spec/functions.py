@@ -143,14 +143,25 @@ class SpecFunctions(Functions):
 
     def measure_split(self, split: str) -> dict[str, float]:
         """Return the numbers of a split: all of its minibatches, aggregated."""
-        learner, owner, metrics = self._learner, self.owner, dict[str, list[Any]]()
+        return self.summarize_split(split, self.collect_split(split, None))
+
+    divides_splits = True
+
+    def collect_split(self, split: str, known: Metrics | None) -> Metrics:
+        """Return the metrics of the minibatches of a part of a split, after those of earlier parts."""
+        learner, owner = self._learner, self.owner
+        metrics = {name: list(values) for name, values in (known or {}).items()}
         method = find_method(owner, "valtest")
         for batch in learner.loaders[split].read():
             pair = as_pair(to_device(batch, learner.objective.tensor))
             found = method(owner.model_object, pair, owner.hyperparams, learner.device)
             for name, value in self._check_metrics(found, f"{self.name}.{method.__name__}").items():
                 metrics.setdefault(name, []).append(keep_value(value))
-        return self._aggregate(MODES[split], metrics)
+        return metrics
+
+    def summarize_split(self, split: str, collected: Metrics) -> dict[str, float]:
+        """Return the numbers of a split from the metrics of all its minibatches."""
+        return self._aggregate(MODES[split], collected)
 
     def predict(self, batch: Batch) -> Any:
         """Return the predictions of one minibatch."""
@@ -177,11 +188,8 @@ def is_number(value: Any) -> bool:
 
 def keep_value(value: Any) -> Any:
     """Return a value that can be kept until the end of an epoch: a number, or a tensor without gradient."""
-    if is_number(value):
-        return float(value)
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    return value
+    kept = value.detach().cpu() if isinstance(value, Tensor) else value
+    return float(kept) if is_number(kept) else kept
 
 
 def compare_pair(processed: Tensor, labels: Tensor) -> dict[str, float]:

@@ -159,7 +159,8 @@ def run(
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
     driver.dispatch.shards = count_shards(study, ledger)
     if study.execute.hop:
-        driver.hopping = Hopping(study, folder, engine, driver.dispatch.shards, allowed)
+        measured = int(ledger.get("validation_shards") or 0)
+        driver.hopping = Hopping(study, folder, engine, driver.dispatch.shards, measured, allowed)
     begin_study(driver, found, wish)
     if engine.keeps_folders:
         make_folder(folder.trials)

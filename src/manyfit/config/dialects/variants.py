@@ -37,7 +37,7 @@ CHECKPOINT: Final = {"save_checkpoint_steps": "ba", "save_checkpoint_secs": "s"}
 VALIDATE: Final = {"validation_steps": "ba", "validation_secs": "s"}
 SUMMARY: Final = {"save_summary_steps": "ba"}
 NEUTRAL: Final = ("allow_overlap", "unused")
-BESIDE: Final = (*NEUTRAL, "shards", "first_shard")
+BESIDE: Final = (*NEUTRAL, "shards", "first_shard", "visits")
 OWN: Final = (*FEEDERS, *CHECKPOINT, *VALIDATE, *SUMMARY, *BESIDE)
 """Keys of `train` that exist only in this layout."""
 MADE: Final = "manyfit.feeders.Feeders"

@@ -42,6 +42,9 @@ from manyfit.config.typed.signatures import signature_of
 from manyfit.core.errors import ConfigError, ExtraMissing, Origin, Problem, UsageError
 from manyfit.core.names import nearest
 
+FIXED_LAYOUT = ("data", "data.class", "data.shards", "data.first_shard", "data.visits")
+"""Keys that trials that hop have in common."""
+
 
 @dataclass(frozen=True)
 class StudyConfig:
@@ -115,7 +118,7 @@ def load_study(
     known += [join_path(path) for path in base.defaults] if base is not None else []
     space = _space(laid, known, problems)
     if described is not None:
-        _check_hop(laid, described.execute, space, problems)
+        _check_hop(laid, described.execute, space, base, problems)
     if problems or base is None or described is None:
         raise ConfigError(problems)
     return StudyConfig(
@@ -241,18 +244,25 @@ def _check_sections(laid: Map, folder: Path, problems: list[Problem]) -> Describ
     return found
 
 
-def _check_hop(laid: Map, execute: Execute, space: Space, problems: list[Problem]) -> None:
+def _check_hop(
+    laid: Map, execute: Execute, space: Space, base: Config | None, problems: list[Problem]
+) -> None:
     """Check what depends on whether trials hop from shard to shard."""
     order = find(laid, ("execute", "order"))
     if order is not None and not execute.hop:
         text = "only trials that hop visit shards in some order"
         problems.append(Problem("execute.order", order.origin, text, "hop: true"))
-    fixed = [key for key in space.keys if key in ("data", "data.class", "data.shards", "data.first_shard")]
-    if fixed and execute.hop:
-        where = find(laid, ("space",))
-        assert where is not None
+    if not execute.hop:
+        return
+    fixed = [key for key in space.keys if key in FIXED_LAYOUT]
+    where = find(laid, ("space",))
+    if fixed and where is not None:
         text = "trials that hop share one layout of shards, so it cannot be searched over"
         problems.append(Problem(f"space.{fixed[0]}", where.origin, text))
+    given = find(base.tree, ("data", "visits")) if base is not None else None
+    if given is not None:
+        text = "the order of visits is fixed, but that of trials that hop follows from execute.order"
+        problems.append(Problem("data.visits", given.origin, text))
 
 
 def _method(tree: Map) -> str:

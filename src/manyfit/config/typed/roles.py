@@ -122,6 +122,7 @@ DATA = Role(
         "unused": Annotated[Sequence[str], Kind.NEUTRAL],
         "shards": Annotated[int, Gt(0)],
         "first_shard": Annotated[int, Ge(0)],
+        "visits": Sequence[Sequence[int]],
     },
 )
 OPTIMIZER = Role(

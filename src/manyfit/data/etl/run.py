@@ -12,10 +12,12 @@ import math
 import multiprocessing
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -245,9 +247,8 @@ def _results(spec: Any, todo: Sequence[EtlPart], workers: int, misc: str) -> Ite
             made = prepare_worker(spec, misc) if todo else spec
             yield from ((part, prepare_rows(made, part)) for part in todo)
             return
-        cloudpickle = import_optional("cloudpickle", "etl")
         context = multiprocessing.get_context("spawn")
-        arguments = (cloudpickle.dumps(spec), misc)
+        arguments = (pack_spec(spec), misc)
         with ProcessPoolExecutor(workers, context, begin_worker, arguments) as pool:
             with without_main():
                 futures = {pool.submit(prepare_part, part): part for part in todo}
@@ -267,6 +268,21 @@ def _results(spec: Any, todo: Sequence[EtlPart], workers: int, misc: str) -> Ite
             "a process of ETL has ended unexpectedly, perhaps because memory ran out, or because "
             "initialize_worker or read_misc failed; everything prepared so far is kept"
         ) from None
+
+
+def pack_spec(spec: Any) -> bytes:
+    """Return a spec for other processes: by value, unless they can import its class."""
+    cloudpickle = import_optional("cloudpickle", "etl")
+    name = type(spec).__module__
+    module = sys.modules.get(name)
+    is_importable = name == "__main__" or PathFinder.find_spec(name.partition(".")[0]) is not None
+    if module is None or is_importable:
+        return bytes(cloudpickle.dumps(spec))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(spec))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def read_done(part: EtlPart) -> Done | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,18 @@ class OwnEvaluation:
             rows = learner.measure_rows(once(source, learner.splits.batch_size), further)  # type: ignore[union-attr]
             return {**{name: value for name, value in rows.items() if name != "loss"}, **found}
 
+    def collect(self, batches: Iterator[Batch], known: Any) -> Any:
+        """Return what the functions return for a part of the validation split, after what is known."""
+        self._cached, self.has_measured = None, True
+        with self.undoing(always=False, completely=True):
+            return self._read("validation", batches, lambda f: f.collect_split("validation", known))
+
+    def summarize(self, collected: Any) -> Metrics:
+        """Return the numbers of the validation split from all of its parts."""
+        with self.undoing(always=False, completely=True), self.evaluating(), torch.no_grad():
+            found = self._learner.functions.summarize_split("validation", collected)
+        return {name: np.array([value]) for name, value in found.items()}
+
     def validate(self) -> dict[str, float]:
         """Measure the validation split for the user's loop; the run will use the same numbers."""
         self._cached, splits = None, self._learner.splits
@@ -109,6 +121,16 @@ class OwnEvaluation:
 
     def _call(self, split: str, batches: Iterator[Batch]) -> dict[str, float]:
         """Call the user's function of a whole split, whose loader yields these batches."""
+        learner, name = self._learner, self._learner.functions.split_function(split)
+        returned = self._read(split, batches, lambda functions: functions.measure_split(split))
+        losses = read_losses(returned, f"{learner.functions.name}.{name}", learner.device)
+        numbers = {key: float(value) for key, value in losses.items()}
+        if isinstance(returned, Mapping) and "loss" not in returned:
+            numbers.pop("loss", None)  # a sum of named numbers is not a loss of the split
+        return numbers | self.means()
+
+    def _read(self, split: str, batches: Iterator[Batch], act: Callable[[Any], Any]) -> Any:
+        """Call functions that read the loader of a split, which yields these batches."""
         learner, number = self._learner, itertools.count()
         name = learner.functions.split_function(split)
 
@@ -123,13 +145,8 @@ class OwnEvaluation:
             learner.seed_evaluation(-1)
             loader.attach(feed)
             with torch.no_grad(), learner.autocast():
-                returned = learner.functions.measure_split(split)
+                returned = act(learner.functions)
             loader.attach(None)
-            losses = read_losses(returned, f"{learner.functions.name}.{name}", learner.device)
-            numbers = {key: float(value) for key, value in losses.items()}
-            if isinstance(returned, Mapping) and "loss" not in returned:
-                numbers.pop("loss", None)  # a sum of named numbers is not a loss of the split
-            numbers |= self.means()
         left = next(feed, None)
         if (left is not None or not feed.handed) and split not in self._has_warned:
             self._has_warned.add(split)
@@ -138,7 +155,7 @@ class OwnEvaluation:
                 learner.functions.name, name, feed.handed - (left is not None),
                 "val" if split == "validation" else split,
             )  # fmt: skip
-        return numbers
+        return returned
 
     def measure_default(self, split: str) -> dict[str, float]:
         """Return the means over the rows of a split, for a function that extends the usual evaluation."""

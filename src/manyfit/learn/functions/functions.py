@@ -146,6 +146,17 @@ class Functions:
         """Return the numbers of a whole split, which the loader of this split provides."""
         raise NotImplementedError
 
+    divides_splits: bool = False
+    """Whether a split can be evaluated part by part, by `collect_split` and `summarize_split`."""
+
+    def collect_split(self, split: str, known: Any) -> Any:
+        """Return what a part of a split adds to `known`; its loader provides the part."""
+        raise NotImplementedError
+
+    def summarize_split(self, split: str, collected: Any) -> dict[str, float]:
+        """Return the numbers of a whole split from what was collected."""
+        raise NotImplementedError
+
     def on_evaluation_start(self, split: str) -> None:
         """Called before a split is evaluated batch by batch."""
 

@@ -219,7 +219,20 @@ class FunctionLearner(TorchLearner):
 
     def measure_rows(self, batches: Iterator[Batch], further: Sequence[Any] = ()) -> Metrics:
         """Return means over rows, as for a plain module."""
-        return super().measure(batches, further)
+        return super().summarize(super().collect(batches, further))
+
+    def divides_measure(self, further: bool) -> bool:
+        """Return whether the functions evaluate a split part by part, and all metrics are theirs."""
+        has_own = bool(self.functions.split_function("validation"))
+        return self.functions.divides_splits and has_own and not (further or self.metrics)
+
+    def collect(self, batches: Iterator[Batch], further: Sequence[Any] = (), known: Any = None) -> Any:
+        """Return what the functions return for a part of the validation split, after what is known."""
+        return self.evaluation.collect(batches, known)
+
+    def summarize(self, collected: Any) -> Metrics:
+        """Return the numbers that the functions make of all parts."""
+        return self.evaluation.summarize(collected)
 
     def _evaluate(self, batches: Iterator[Batch]) -> Iterator[Any]:
         return self.evaluation.iterate(batches)

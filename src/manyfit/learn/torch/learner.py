@@ -181,7 +181,17 @@ class TorchLearner(BaseLearner):
 
     def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
         """Return means over rows; only they leave the device."""
-        sums: dict[str, RowSums] = {}
+        return self.summarize(self.collect(batches, further))
+
+    def divides_measure(self, further: bool) -> bool:
+        """Return True: sums of rows can be continued."""
+        return True
+
+    def collect(
+        self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = (), known: Any = None
+    ) -> dict[str, RowSums]:
+        """Add the rows of some batches to sums."""
+        sums: dict[str, RowSums] = known or {}
         for batch, output, target, rows, _ in self._evaluate(batches):
             for name, values in rows.items():
                 if name not in sums:
@@ -189,7 +199,11 @@ class TorchLearner(BaseLearner):
                 sums[name].add(values.expand(len(batch)))
             for metrics in further:  # same values as in reports: NumPy has no bfloat16
                 metrics.update(output.float() if output.dtype is torch.bfloat16 else output, target)
-        return {name: each.mean() for name, each in sums.items()}
+        return sums
+
+    def summarize(self, collected: Mapping[str, RowSums]) -> Metrics:
+        """Return the means of the sums."""
+        return {name: each.mean() for name, each in collected.items()}
 
     @torch.no_grad()
     def _evaluate(

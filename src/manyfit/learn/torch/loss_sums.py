@@ -167,6 +167,12 @@ class RowSums:
         self._sums: list[Tensor] = []
         self._counts: list[Any] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the device, so that another machine can continue."""
+        counts = [int(count) for count in self._counts]
+        sums = [each.cpu() for each in self._sums]
+        return {**self.__dict__, "_device": torch.device("cpu"), "_sums": sums, "_counts": counts}
+
     def add(self, values: Tensor) -> None:
         """Add the values of a batch."""
         values = values.detach().to(self._device, torch.float64)

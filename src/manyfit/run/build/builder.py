@@ -33,6 +33,7 @@ from manyfit.data import (
     Source,
     Split,
     as_source,
+    order_of,
     steps_of,
 )
 from manyfit.learn.kind import LearnerKind, Setup, kind_of
@@ -40,7 +41,7 @@ from manyfit.learn.learner import Learner
 from manyfit.learn.models import LIVE, Made, build_seeded, make_model, seed_everything
 from manyfit.learn.split_metrics import is_split_metric
 from manyfit.run.build.evaluator import Evaluator
-from manyfit.run.build.sharding import find_layout
+from manyfit.run.build.sharding import check_visits, find_layout, find_visits
 from manyfit.run.build.shared_data import BuiltData, SharedData, read_surroundings
 from manyfit.run.loop.plan import Plan
 
@@ -73,6 +74,11 @@ class Built:
     evaluation_batch_size: int = 1
     settings: Any = None
     """The config as passed to components; it records which values they have read."""
+
+    @property
+    def row_order(self) -> Order:
+        """The order in which training rows are read, with the settings of their source."""
+        return order_of(self.train, self.order)
 
     def fingerprints(self) -> dict[str, str]:
         """Return the fingerprint of each split."""
@@ -261,7 +267,9 @@ def limit_splits(config: Config, found: BuiltData) -> tuple[Order, dict[str, Sou
         if batches is not None and source is not None:
             sources[split] = Limited(source, batches * size, run.seed)
     start = run.data.beside.get("first_shard") or 0
-    return Order(size, run.seed, layout=layout, first_shard=start), sources
+    order = Order(size, run.seed, layout=layout, first_shard=start, visits=find_visits(config, layout))
+    check_visits(config, order_of(sources["train"], order))
+    return order, sources
 
 
 def set_steps(config: Config, source: Source | None, rows: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from manyfit.config import Config
 from manyfit.core.errors import UsageError
 from manyfit.data.layout import Layout
+from manyfit.data.order import Order
 
 
 def find_layout(config: Config, source: Any) -> Layout | None:
@@ -39,6 +40,31 @@ def find_layout(config: Config, source: Any) -> Layout | None:
             f"numbered from 0, so there is no shard {first}"
         )
     return found
+
+
+def find_visits(config: Config, layout: Layout | None) -> tuple[tuple[int, ...], ...]:
+    """Return the shards that each epoch visits first, as the config gives them."""
+    given = config.run.data.beside.get("visits") or ()
+    where = config.origin("data.visits")
+    if given and layout is None:
+        raise UsageError(f"{where}: data.visits: the data has no shards; set data.shards")
+    for number, shards in enumerate(given):
+        wrong = [shard for shard in shards if layout is None or not 0 <= shard < layout.shards]
+        if wrong or len(set(shards)) < len(shards):
+            reason = f"there is no shard {wrong[0]}" if wrong else "a shard is visited once in an epoch"
+            raise UsageError(f"{where}: data.visits[{number}]: {list(shards)}: {reason}")
+    return tuple(tuple(shards) for shards in given)
+
+
+def check_visits(config: Config, order: Order) -> None:
+    """Raise an error for a shard without a batch."""
+    for shard, size in enumerate(order.layout.sizes) if order.layout is not None else ():
+        if not order.batches_of(size):
+            where = config.origin("data.shards") or config.run.data.origin
+            raise UsageError(
+                f"{where}: data.shards: drop_remainder leaves no batch of shard {shard}, which has {size} "
+                f"rows: a batch has {order.batch_size}"
+            )
 
 
 def check_no_limit(config: Config, where: object) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from manyfit.core.state import State
 from manyfit.data import Batch, Order, Source
 from manyfit.data.walk import Walk
 from manyfit.learn.learner import Learner
+from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run.loop.plan import Boundary, Plan
 from manyfit.run.loop.stopping import Ending, Judge
 from manyfit.store import durable
@@ -158,13 +160,18 @@ def judge_events(config: Config, events: Iterable[Event]) -> Judge:
 def locate_batch(step: int, steps_per_epoch: int, order: Order | None) -> dict[str, Any]:
     """Return the position of the next batch: epoch and batch, and on sharded data also the visited shards.
 
-    `path` has the shards of the open epoch, including the current one if `within` batches of it are done.
+    `path` has the shards of the open epoch, including the current one if `within` batches of it are done;
+    `visits` has those of the epochs before, by epoch, unless their order was cyclic.
     """
     epoch, batch = divmod(step, steps_per_epoch)
     position: dict[str, Any] = {"epoch": epoch, "batch": batch}
     if order is None or order.layout is None:
         return position
     path, within = list[int](), batch
+    cycle = order.cycle()
+    chosen = [[] if list(shards) == cycle[: len(shards)] else list(shards) for shards in order.visits[:epoch]]
+    if any(chosen):
+        position["visits"] = chosen
     for shard, steps in zip(order.path(epoch), order.steps_of_visits(epoch), strict=True):
         if within <= 0:
             break
@@ -199,6 +206,31 @@ def describe_model(config: Config) -> dict[str, Any]:
     return seal_model(described, config.project)
 
 
+@dataclass(frozen=True)
+class MeasuredPart:
+    """A validation over shards that is under way: what was collected from those that were visited."""
+
+    visits: int
+    """The number of shards that were visited."""
+    collected: Any
+    further: Sequence[SplitMetrics]
+
+    @staticmethod
+    def begin(members: Sequence[Member]) -> MeasuredPart:
+        """Return the part in which nothing is measured yet."""
+        return MeasuredPart(0, None, [SplitMetrics(member.whole) for member in members])
+
+    def pack(self) -> bytes:
+        """Return it as bytes, for another worker of the same study."""
+        return pickle.dumps(self)
+
+    @staticmethod
+    def unpack(data: bytes) -> MeasuredPart:
+        """Return what another worker has collected."""
+        found: MeasuredPart = pickle.loads(data)
+        return found
+
+
 @dataclass
 class Cohort:
     """Runs that train together, and what they share: learner, plan and data."""
@@ -212,6 +244,10 @@ class Cohort:
     """Whether everything that is due at this step has been done."""
     is_group: bool = False
     """Whether the learner is that of several runs: each may leave, fail or end without the others."""
+    measuring: MeasuredPart | None = None
+    """The validation that was begun elsewhere, at the current step."""
+    puts_off: bool = False
+    """Whether the measurement at the end of an epoch is left to others, who have the shards of its rows."""
 
     def __post_init__(self) -> None:
         self.is_group = self.is_group or len(self.members) > 1

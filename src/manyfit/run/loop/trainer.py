@@ -105,6 +105,9 @@ def reach_boundary(
     With `wait`, saved states are on disk before this returns; there is nothing to train meanwhile.
     """
     cohort.measured = not boundary.measures
+    if cohort.puts_off and boundary.validate and boundary.ends_epoch:
+        put_off(cohort, boundary)
+        return
     try:
         rows = measure_rows(cohort, boundary, watch)
     except StopRequested:
@@ -131,6 +134,12 @@ def reach_boundary(
         leave_early(cohort, boundary, watch)
     dismiss(cohort, boundary)
     cohort.release()
+
+
+def put_off(cohort: Cohort, boundary: Boundary) -> None:
+    """Save the state of each run before its measurement, which is made elsewhere."""
+    for member, state in zip(cohort.members, current_states(cohort), strict=True):
+        member.save(state, boundary, cohort.plan.steps_per_epoch, measured=False)
 
 
 def cut_short(cohort: Cohort, watch: Watch) -> None:

@@ -7,12 +7,13 @@ import functools
 from collections.abc import Iterator, Mapping
 
 from manyfit.core.signals import Watch
-from manyfit.data import Batch, once
+from manyfit.data import Batch, once, once_over
+from manyfit.data.layout import layout_of
 from manyfit.data.randomness import own_randomness
 from manyfit.data.walk import Walk
 from manyfit.learn.metrics_by_run import split_by_run
 from manyfit.learn.split_metrics import SplitMetrics
-from manyfit.run.loop.cohort import Cohort, Member
+from manyfit.run.loop.cohort import Cohort, MeasuredPart, Member
 
 Row = Mapping[str, float]
 
@@ -26,20 +27,51 @@ def validate(cohort: Cohort, watch: Watch | None = None, between: bool = False) 
     sources = [member.validation for member in members]
     if not all(source is not None and len(source) for source in sources):
         return [{} for _ in members]
-    further = [SplitMetrics(member.whole) for member in members]
     with contextlib.nullcontext() if between else own_randomness():
-        found = learner.measure(_passes(cohort, watch), further)
+        if visits := count_visits(cohort):
+            part = cohort.measuring or MeasuredPart.begin(members)
+            while part.visits < visits:
+                part = measure_visit(cohort, part, watch)
+            found, further = learner.summarize(part.collected), part.further
+        else:
+            further = [SplitMetrics(member.whole) for member in members]
+            found = learner.measure(_passes(cohort, watch), further)
         means = split_by_run(found, learner.n)
         values = [{**mean, **metrics.values()} for mean, metrics in zip(means, further, strict=True)]
         return [{f"val_{name}": float(value) for name, value in row.items()} for row in values]
 
 
-def _passes(cohort: Cohort, watch: Watch | None) -> Iterator[Batch] | Walk:
-    """Return one pass over the validation rows of each run; it ends early if a stop is requested."""
+def count_visits(cohort: Cohort) -> int:
+    """Return the number of shards in which validation rows are measured; 0 if they are not divided."""
+    layouts = [layout_of(member.validation) for member in cohort.members]
+    if not all(layouts) or not cohort.learner.divides_measure(any(member.whole for member in cohort.members)):
+        return 0
+    return max(layout.shards for layout in layouts if layout is not None)
+
+
+def measure_visit(cohort: Cohort, part: MeasuredPart, watch: Watch | None) -> MeasuredPart:
+    """Measure the next shard of the validation rows of each run."""
+    batches = _passes(cohort, watch, part.visits)
+    collected = cohort.learner.collect(batches, part.further, part.collected)
+    return MeasuredPart(part.visits + 1, collected, part.further)
+
+
+def _passes(cohort: Cohort, watch: Watch | None, visit: int | None = None) -> Iterator[Batch] | Walk:
+    """Return one pass over the validation rows of each run; it ends early if a stop is requested.
+
+    With a visit, only the rows of one shard: in cyclic order from the first shard of the run, as in training.
+    """
 
     def once_through(member: Member) -> Iterator[Batch]:
-        assert member.validation is not None
-        return watching(once(member.validation, member.batch_size), watch)
+        source, layout = member.validation, layout_of(member.validation)
+        assert source is not None
+        if visit is None or layout is None:
+            return watching(once(source, member.batch_size), watch)
+        if visit >= layout.shards:
+            return iter(())
+        first = member.order.first_shard if member.order is not None else 0
+        shard = (first + visit) % layout.shards
+        return watching(once_over(source, layout, member.batch_size, shard), watch)
 
     if not cohort.is_group:
         return once_through(cohort.members[0])

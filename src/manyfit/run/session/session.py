@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,7 @@ from manyfit.run.loop.trainer import Callback, train_cohort
 from manyfit.run.session import resume_check
 from manyfit.run.session.resume_check import Recorded
 from manyfit.store import durable, provenance
-from manyfit.store.checkpoint import Checkpoint, check_state, newest, set_aside
+from manyfit.store.checkpoint import Checkpoint, Note, check_state, newest, set_aside
 from manyfit.store.events import Event, EventLog, read_events
 from manyfit.store.folder import COPIED, RunFolder
 
@@ -100,11 +101,10 @@ def open_run(
 
     From here on, the global random states are those of the run: save your own first if you need them.
     """
-    last = resumable(run)
-    found, state = (None, None) if last is None else last
-    frozen = run.load_frozen() if last is not None else {}
-    step = found.step if found is not None else 0
-    with build_again(config, run, state, frozen, step, allowed, shared) as made:
+    found, state = resumable(run) or (None, None)
+    note = found.note if found is not None else None
+    frozen = run.load_frozen() if found is not None else {}
+    with build_again(config, run, state, frozen, note, allowed, shared) as made:
         config, built, facts = made
         yield Opened(config, run, built, found, facts)
 
@@ -115,13 +115,14 @@ def build_again(
     run: Recorded,
     state: State | None,
     frozen: Mapping[str, Any],
-    step: int,
+    note: Note | None,
     allowed: Collection[str] = (),
     shared: SharedData | None = None,
 ) -> Iterator[tuple[Config, Built, dict[str, Any]]]:
     """Build a run and load its state, after checking that it is still the same run.
 
-    Yield its config, its objects, and the facts about this start. Without a state, the run starts anew.
+    Yield its config, its objects, and the facts about this start. Without a state, the run starts anew;
+    `note` describes the state.
     """
     changed = set[str]()
     if state is not None:
@@ -147,10 +148,29 @@ def build_again(
             "device": built.learner.hardware(),
             "backend": built.learner.backend,
             "environment": dict(config.environment),
-            "from_step": step,
+            "from_step": note.step if note is not None else 0,
             "allowed_changes": sorted(allowed),
         }
+        if note is not None and built.order.layout is not None:
+            built = follow(built, read_visits(note.position))
         yield config, built, facts
+
+
+def read_visits(position: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """Return by epoch the shards that a run has visited, from the position of a checkpoint.
+
+    Those of a closed epoch are left out if their order was cyclic.
+    """
+    closed = [tuple(shards) for shards in position.get("visits", ())]
+    closed += [()] * (int(position.get("epoch", 0)) - len(closed))
+    return [*closed, tuple(position.get("path", ()))]
+
+
+def follow(built: Built, visits: Sequence[tuple[int, ...]]) -> Built:
+    """Return the objects of a run with the shards that it visits first, by epoch, where they are known."""
+    both = itertools.zip_longest(visits, built.order.visits, fillvalue=())
+    order = replace(built.order, visits=tuple(known or given for known, given in both))
+    return replace(built, order=order)
 
 
 def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
@@ -247,7 +267,7 @@ def _member(here: Opened, stack: ExitStack) -> Member:
     member = Member(
         here.config, run, events, committed=read_events(run.metrics, events.length),
         validation=built.validation, batch_size=built.evaluation_batch_size, whole=built.whole,
-        watch=here.watch, order=built.order,
+        watch=here.watch, order=built.row_order,
     )  # fmt: skip
     if here.part is not None:
         member.turn = partial(log_only_to, run)

@@ -93,12 +93,16 @@ class Keeper:
         """The memory that the newest state occupies, in bytes."""
         return self._state.size if self._state is not None else 0
 
-    def pack(self, visits: tuple[int, tuple[int, ...]] | None = None) -> Luggage:
-        """Return what the run takes along to its next worker."""
+    def pack(self, visits: tuple[tuple[int, ...], ...] = (), puts_off: bool = False) -> Luggage:
+        """Return what the run takes along to its next worker.
+
+        `visits` has the shards that each epoch visits first; with `puts_off`, the worker leaves the
+        validation at the end of an epoch to other visits.
+        """
         self._writer.check()
         return Luggage(
             self.run.path, self._state, self.note, tuple(self._kept), self._judge, self._frozen,
-            self._trained, self._starts, visits,
+            self._trained, self._starts, visits, puts_off=puts_off,
         )  # fmt: skip
 
     def take(self, parcel: Parcel, is_whole: bool = True) -> Reached:
@@ -174,7 +178,7 @@ class Keeper:
             self._stack.close()
 
     @staticmethod
-    def read_position(run: RunFolder) -> Mapping[str, Any]:
+    def read_note(run: RunFolder) -> Note | None:
         """Return the position of the newest checkpoint in a folder that nobody owns."""
         found = run.checkpoints()
-        return found[-1].note.position if found else {}
+        return found[-1].note if found else None

@@ -31,8 +31,14 @@ class Luggage:
     frozen: Mapping[str, Any] = field(default_factory=dict)
     trained: Snapshot | None = None
     starts: Sequence[Mapping[str, Any]] = ()
-    visits: tuple[int, tuple[int, ...]] | None = None
-    """The open epoch, and the shards that it visits first; None for the cyclic order."""
+    visits: tuple[tuple[int, ...], ...] = ()
+    """By epoch: the shards that it visits first; the others follow in cyclic order."""
+    measures_at: int | None = None
+    """The shard of validation rows that is measured next; None to train."""
+    measured: bytes = b""
+    """What was collected from other shards of validation rows, as `MeasuredPart.pack` returns it."""
+    puts_off: bool = False
+    """Whether the validation at the end of an epoch is made shard by shard, in visits of their own."""
 
     def snapshot(self) -> Snapshot | None:
         """Return the values of the config that the run was trained with."""
@@ -58,5 +64,7 @@ class Parcel:
     """What the worker has found out about data, code and hardware."""
     messages: str = ""
     """Lines for `run.log`."""
+    measured: bytes = b""
+    """What was collected from shards of validation rows so far."""
     pictures: tuple[tuple[str, int, bytes], ...] = ()
     """Images that training has made: name, step and PNG."""

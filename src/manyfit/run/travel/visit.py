@@ -17,11 +17,12 @@ from manyfit.core.signals import Watch
 from manyfit.core.state import State
 from manyfit.run.build.builder import Built
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.loop.cohort import Cohort, Member, judge_events
+from manyfit.run.loop.cohort import Cohort, MeasuredPart, Member, judge_events
 from manyfit.run.loop.journal import Redacting, log_only_to, translate_failures
 from manyfit.run.loop.stopping import Judge
 from manyfit.run.loop.trainer import Callback, train_cohort
-from manyfit.run.session.session import build_again
+from manyfit.run.loop.validation import count_visits, measure_visit
+from manyfit.run.session.session import build_again, follow
 from manyfit.run.travel.luggage import Luggage, Parcel
 from manyfit.store.checkpoint import Keep, Note, check_state
 from manyfit.store.events import RowBuffer
@@ -61,18 +62,20 @@ def train_visit(
     try:
         with log_only_to(folder), log_messages(text), translate_failures(folder, "the trial"):
             state = None if luggage.state is None else luggage.state.unpack()
-            step = 0 if luggage.note is None else luggage.note.step
-            with build_again(config, luggage, state, luggage.frozen, step, allowed, shared) as made:
+            note = luggage.note
+            with build_again(config, luggage, state, luggage.frozen, note, allowed, shared) as made:
                 config, built, facts = made
-                built = follow(built, luggage, config)
+                check_shards(config, built)
+                built = follow(built, luggage.visits)
                 if state is None and has_secrets():  # fail now, not when the first checkpoint is written
                     check_state(built.learner.state()[0])
                 visitor = _Visitor.of(config, folder, built, luggage)
-                measured = luggage.note is None or luggage.note.measured
-                batches = built.train.batches(built.order, step)
-                cohort = Cohort([visitor], built.learner, built.plan, batches, step, measured)
-                for _ in train_cohort(cohort, callbacks, watch, until=goal_of(built, until)):
-                    pass
+                cohort, goal = join_cohort(visitor, built, luggage, until)
+                if cohort.measuring is not None:
+                    visitor.measured = measure_next(cohort, watch)
+                if not visitor.measured:
+                    for _ in train_cohort(cohort, callbacks, watch, until=goal):
+                        pass
                 if visitor.ended is not None and visitor.ended.error is not None:
                     raise visitor.ended.error
                 if visitor.is_over(built):
@@ -85,22 +88,48 @@ def train_visit(
     return visitor.wrap(built, facts, text.getvalue())
 
 
-def follow(built: Built, luggage: Luggage, config: Config) -> Built:
-    """Return the objects of a run with the order of shards that it follows in the open epoch."""
+def check_shards(config: Config, built: Built) -> None:
+    """Raise an error for a run that cannot hop."""
     if built.order.layout is None:
         raise UsageError(f"{config.run.data.origin}: data: a run hops over shards, but its data has none")
     if built.learner.grain > 1:
         raise UsageError(
             f"the model trains {built.learner.grain} steps at once, which a visit to a shard would cut"
         )
-    if luggage.visits is None:
-        return built
-    return replace(built, order=replace(built.order, visits=(luggage.visits,)))
+
+
+def join_cohort(visitor: _Visitor, built: Built, luggage: Luggage, until: Position) -> tuple[Cohort, int]:
+    """Return the run as a cohort that reads nothing beyond its goal, and the step of this goal."""
+    note = luggage.note
+    step, is_measured = (0, True) if note is None else (note.step, note.measured)
+    goal = goal_of(built, until)
+    batches = built.train.batches(replace(built.order, until=goal), step)
+    measuring = None
+    if luggage.measures_at is not None:
+        measuring = (
+            MeasuredPart.unpack(luggage.measured) if luggage.measured else MeasuredPart.begin([visitor])
+        )
+    cohort = Cohort(
+        [visitor], built.learner, built.plan, batches, step, is_measured,
+        measuring=measuring, puts_off=luggage.puts_off and luggage.measures_at is None,
+    )  # fmt: skip
+    return cohort, goal
+
+
+def measure_next(cohort: Cohort, watch: Watch) -> bytes:
+    """Measure the next shard of the validation rows, unless it is the last; return what was collected."""
+    part = cohort.measuring
+    assert part is not None
+    if part.visits + 1 >= count_visits(cohort):
+        return b""  # the training loop measures the last one, and completes the row of the log
+    return measure_visit(cohort, part, watch).pack()
 
 
 def goal_of(built: Built, until: Position) -> int:
-    """Return the step of a position."""
-    return until.in_steps(built.plan.steps_per_epoch, built.order.steps_of_visits(until.epoch))
+    """Return the step of a position. The last visits of an epoch may measure, and train no step."""
+    visits = built.row_order.steps_of_visits(until.epoch)
+    visits += [0] * max(0, until.visit - len(visits))
+    return until.in_steps(built.plan.steps_per_epoch, visits)
 
 
 @contextmanager
@@ -171,6 +200,8 @@ class _Visitor(Member):
     """A run on a visit: its log and its states stay in memory."""
 
     luggage: Luggage | None = None
+    measured: bytes = b""
+    """What was collected from shards of validation rows, if others are left."""
     pictures: list[tuple[str, int, bytes]] = field(default_factory=list)
 
     @staticmethod
@@ -179,7 +210,7 @@ class _Visitor(Member):
         rows = RowBuffer(luggage.note.log_length if luggage.note is not None else 0)
         return _Visitor(
             config, folder, rows, validation=built.validation, batch_size=built.evaluation_batch_size,
-            whole=built.whole, order=built.order, luggage=luggage,
+            whole=built.whole, order=built.row_order, luggage=luggage,
         )  # fmt: skip
 
     def make_writer(self) -> StateCollector:
@@ -217,6 +248,6 @@ class _Visitor(Member):
                 events.append(event)
         reason = self.end_reason if self.ended is not None and self.ended.error is None else ""
         return Parcel(
-            tuple(events), states, self.judge, reason, self.is_over(built), facts, messages,
+            tuple(events), states, self.judge, reason, self.is_over(built), facts, messages, self.measured,
             tuple(self.pictures),
         )  # fmt: skip

@@ -14,6 +14,7 @@ from manyfit.study.drive.inbox import Inbox
 from manyfit.study.drive.point_control import PointControl
 from manyfit.study.work.failures import failure_of
 from manyfit.study.work.hops import Hop
+from manyfit.study.work.records import PointRecord
 from manyfit.study.work.schedule import Ready, waiting
 from manyfit.study.work.units import Failure, Outcome
 
@@ -44,6 +45,11 @@ class Assigning(PointControl):
         self._began = self.executor.now()
         self._before = float(self.ledger.get("seconds") or 0.0)
         self._steps = 0
+
+    def _flush(self, point: PointRecord) -> None:
+        if self.hopping is not None:
+            for trial in point.trials:
+                self.hopping.flush(trial.id)
 
     @property
     def elapsed(self) -> float:
@@ -84,13 +90,18 @@ class Assigning(PointControl):
         luggage = {}
         if self.executor.keeps_folders:
             try:
-                luggage[trial.id] = hopping.pack(self.dispatch.as_trial(item.point, trial), hop.shard)
+                packed = hopping.pack(self.dispatch.as_trial(item.point, trial), hop.shard)
+                if packed is None:
+                    hopping.drop(trial.id)
+                    self._queue.append(item)
+                    return
+                luggage[trial.id] = packed
             except (ManyfitError, OSError) as error:
                 hopping.drop(trial.id)
                 hopping.abandon(trial.id)
                 self._refuse(item, failure_of(error))
                 return
-        until = hopping.stages[trial.id].until()
+        until = hopping.until(trial.id)
         self.dispatch.submit([item], until, place=hop.worker, visit=Visit(hop.shard, luggage))
         hopping.begin(hop)
         if is_new:

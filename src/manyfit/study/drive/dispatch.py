@@ -96,11 +96,14 @@ class Dispatch:
         self.ledger.end_trial(number, trial.id, outcome, steps, is_last)
 
     def first_shard(self, point: PointRecord, trial: TrialRecord) -> int:
-        """Return the shard at which a trial begins: the trials of a study are spread over the shards."""
+        """Return the shard at which a trial begins: the trials of a study are spread over the shards.
+
+        It depends on the trial alone, so that it stays the same when seeds are added or reordered.
+        """
         given: int | None = self.study.base.run.data.beside.get("first_shard")
         if given is not None:
             return given
-        return (point.number + self.study.seeds.index(trial.seed)) % self.shards
+        return (point.number + trial.seed) % self.shards
 
     def as_trial(self, point: PointRecord, trial: TrialRecord) -> Trial:
         """Return a trial in the form that executors accept."""

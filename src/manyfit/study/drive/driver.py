@@ -95,12 +95,14 @@ class Driver(Assigning):
     def _step(self, outcomes: Sequence[Outcome]) -> list[str]:
         """Record outcomes, decide, and assign units; return the reasons to stop the study, if any.
 
-        All of it is one transaction of the ledger: units are sent once they are recorded.
+        This is one transaction of the ledger: units are sent once they are recorded. Commands have
+        transactions of their own, so that one that fails leaves nothing behind.
         """
+        if not self.watch.number:
+            self._read_inbox()
         with self.ledger.transaction():
             reasons = [reason for outcome in outcomes if (reason := self._take(outcome))]
             if not reasons and not self.watch.number:
-                self._read_inbox()
                 self._decide()
                 self._hand_out()
         self.dispatch.send()
@@ -165,9 +167,7 @@ class Driver(Assigning):
             trial.state = "paused"
             self.dispatch.release(trial, "stopped", outcome.trained)
             return
-        if (
-            not outcome.is_begun
-        ):  # ended by another trial of its unit, which does not count as a death of this one
+        if not outcome.is_begun:  # another trial of its unit died, which is not a death of this one
             trial.state = "waiting"
             self.dispatch.release(trial, "not begun")
             return

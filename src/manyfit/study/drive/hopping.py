@@ -7,14 +7,16 @@ import logging
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from manyfit.config.study.study import StudyConfig
-from manyfit.core.errors import ManyfitError, UsageError
+from manyfit.core.errors import ManyfitError
+from manyfit.core.position import Position
 from manyfit.run.travel.keeper import Keeper, Start
 from manyfit.run.travel.luggage import Luggage
+from manyfit.store.checkpoint import Note
 from manyfit.study.executors.base import Executor
 from manyfit.study.work.failures import failure_of
 from manyfit.study.work.folder import StudyFolder
@@ -41,6 +43,8 @@ class Hopping:
     folder: StudyFolder
     executor: Executor
     shards: int
+    measured: int = 0
+    """The number of shards of the validation rows; 0 if they are measured as a whole."""
     allowed: Collection[str] = ()
     stages: dict[str, Stage] = field(default_factory=dict)
     """Where each trial is, as far as it is known."""
@@ -48,7 +52,7 @@ class Hopping:
     def __post_init__(self) -> None:
         names = list(self.executor.places) or [""] * self.executor.slots
         self.is_named = bool(self.executor.places)
-        self.workers = place_shards(names, self.shards if self.is_named else 1)
+        self.workers = place_shards(names, self.shards if self.is_named else 1, self.executor.speeds)
         if not self.is_named:  # any worker can read any shard
             self.workers = [replace(worker, shards=tuple(range(self.shards))) for worker in self.workers]
         self._hops = Hops(self.shards)
@@ -58,10 +62,11 @@ class Hopping:
         self.sent: dict[str, Hop] = {}
         """The visits that workers are working on, by trial."""
         self._cost: dict[str, float] = {}
-        """Seconds of a visit, by trial."""
+        """Seconds of a visit on a worker of speed 1, by trial."""
         self._keepers: OrderedDict[str, Keeper] = OrderedDict()
         self._free = dict(enumerate(self.workers))
         """The workers without a visit, by number; those without names are all alike."""
+        self._is_uniform = len({worker.speed for worker in self.workers}) == 1
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -69,22 +74,24 @@ class Hopping:
         """Let a trial wait for its next visit. `base` is the number of epochs of the base config."""
         trial = item.trial
         if trial.id not in self.stages:
-            position: Mapping[str, Any] = {}
+            note = None
             if trial.step and self.executor.keeps_folders:
-                position = Keeper.read_position(self.folder.trial(trial.id))
-                if position and "path" not in position:
-                    raise UsageError(f"trial {trial.id} was trained on data without shards")
-            self.stages[trial.id] = Stage.read(position)
+                note = Keeper.read_note(self.folder.trial(trial.id))
+            self.stages[trial.id] = read_stage(note)
         stage = self.stages[trial.id]
         visits = (epochs_of(item.point.values, base) - stage.epoch) * self.shards - len(stage.path)
         cost = self._cost.get(trial.id, math.inf)  # unknown, and possibly the longest: found out first
         self._items[trial.id] = item
-        next_ = stage.next_shards(self.shards, first % self.shards, self.study.execute.order)
-        self._hops.put(trial.id, next_, visits * cost)
+        order = self.study.execute.order
+        next_ = stage.next_shards(self.shards, first % self.shards, order, self.measured)
+        self._hops.put(trial.id, next_, max(1, visits) * cost)
 
     def pick(self) -> tuple[Ready, Hop] | None:
         """Return the next visit, if a worker is free for one."""
-        found = pick(self._hops, self._free.values())
+        free: Iterable[Worker] = self._free.values()
+        if not self._is_uniform:
+            free = sorted(free, key=lambda worker: -worker.speed)
+        found = pick(self._hops, free)
         return None if found is None else (self._items[found.trial], found)
 
     def drop(self, trial: str) -> None:
@@ -100,9 +107,29 @@ class Hopping:
 
     # -- keeping ----------------------------------------------------------------------------------
 
-    def pack(self, trial: Trial, shard: int) -> Luggage:
-        """Return what a trial takes along to its next worker."""
-        return self._keeper(trial).pack(self.stages[trial.id].visits(shard))
+    def until(self, trial: str) -> Position:
+        """Return the position at the end of the next visit of a trial."""
+        return self.stages[trial].until(self.shards, self.measured)
+
+    def pack(self, trial: Trial, shard: int) -> Luggage | None:
+        """Return what a trial takes along to its next worker.
+
+        None means that its newest checkpoint is damaged, so that it resumes from another position.
+        """
+        keeper, stage = self._keeper(trial), self.stages[trial.id]
+        found = read_stage(keeper.note)
+        if (found.epoch, found.path, found.is_within) != (stage.epoch, stage.path, stage.is_within):
+            self.stages[trial.id] = found
+            return None
+        luggage = keeper.pack(stage.visits(shard), self.measured > 1)
+        if not stage.measures(self.measured):
+            return luggage
+        return replace(luggage, measures_at=shard, measured=stage.measured)
+
+    def flush(self, trial: str) -> None:
+        """Write the newest state of a trial to disk, before others read it."""
+        if trial in self._keepers:
+            self._keepers[trial].flush()
 
     def _keeper(self, trial: Trial) -> Keeper:
         keeper = self._keepers.get(trial.id)
@@ -131,9 +158,10 @@ class Hopping:
         self._free[number] = worker
         if not self.executor.keeps_folders:
             if outcome.failure is None:
-                self._advance(hop, outcome)
+                self._advance(hop, outcome, worker)
             return outcome
         keeper = self._keepers[outcome.trial]
+        measured = outcome.parcel.measured if outcome.parcel is not None and outcome.failure is None else b""
         try:
             if outcome.parcel is not None:
                 reached = keeper.take(outcome.parcel, outcome.failure is None)
@@ -143,16 +171,20 @@ class Hopping:
         except (ManyfitError, OSError) as error:
             self.abandon(outcome.trial)
             return replace(outcome, parcel=None, failure=failure_of(error))
-        if outcome.failure is None:
-            self._cost[outcome.trial] = outcome.seconds
-        self.stages[outcome.trial] = Stage.read(keeper.note.position if keeper.note is not None else {})
+        stage = self.stages.get(outcome.trial)
+        if stage is not None and stage.measures(self.measured) and measured:
+            self.stages[outcome.trial] = replace(stage, visited=stage.visited + 1, measured=measured)
+        else:
+            if outcome.failure is None and not (stage and stage.measures(self.measured)):
+                self._cost[outcome.trial] = outcome.seconds * worker.speed
+            self.stages[outcome.trial] = read_stage(keeper.note)
         return replace(
             outcome, parcel=None, step=keeper.step, epoch=keeper.epoch,
             curve=curve_of(keeper.events, self.study.objective.metric),
         )  # fmt: skip
 
-    def _advance(self, hop: Hop, outcome: Outcome) -> None:
-        self._cost[outcome.trial] = outcome.seconds
+    def _advance(self, hop: Hop, outcome: Outcome, worker: Worker) -> None:
+        self._cost[outcome.trial] = outcome.seconds * worker.speed
         self.stages[outcome.trial] = self.stages[outcome.trial].after(hop.shard, self.shards)
 
     def close(self, trial: str) -> None:
@@ -174,3 +206,8 @@ class Hopping:
                 self.close(trial)
             except ManyfitError as error:
                 log.warning("%s", error)
+
+
+def read_stage(note: Note | None) -> Stage:
+    """Return the stage of a state; None is the start."""
+    return Stage.read(note.position, note.measured) if note is not None else Stage()

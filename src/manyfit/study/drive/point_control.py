@@ -73,6 +73,7 @@ class PointControl:
         if parent is not None:
             source = self.point(parent)
             values = {**source.values, **values}
+            self._flush(source)
             begun = start_weights.keep_weights(self.folder, source)
         found = candidate(self.study, to_patch(values, STUDY), origin, begun)
         known = self.ledger.point(found.id)
@@ -87,6 +88,9 @@ class PointControl:
         self._queue.extend(waiting(point))
         self.shown.show_added(point)
         return point
+
+    def _flush(self, point: PointRecord) -> None:
+        """Write the newest states of a point to disk, if they are in memory."""
 
     def go(self, point: PointRecord, until: int | None, reason: str) -> None:
         """Continue the training of a point until an epoch; None means to the end."""

@@ -48,10 +48,12 @@ def rehearse_points(
         )
         raise ComponentFailed(f"{count} cannot be trained; nothing was started:\n{lines}")
     ledger.set("rehearsed", sorted({*done, *todo}))
-    if counts := {int(facts.get("shards", 0)) for facts in found.facts}:
+    for name in ("shards", "validation_shards"):
+        counts = {int(facts.get(name, 0)) for facts in found.facts}
         if len(counts) > 1:
             raise UsageError("the points of a study must have the same number of shards")
-        ledger.set("shards", counts.pop())
+        if counts:
+            ledger.set(name, counts.pop())
 
 
 def rehearsals(

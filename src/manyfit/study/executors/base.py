@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from manyfit.config.study.study import StudyConfig
@@ -106,6 +107,8 @@ class Executor(ABC):
     """How many units it executes at once."""
     places: Sequence[str] = ()
     """The names of its workers, if a unit may request one."""
+    speeds: Mapping[str, float] = MappingProxyType({})
+    """How fast each of these workers is, relative to the others; 1 by default."""
     tell: Tell = staticmethod(lambda progress: None)
     """Called with signs of life."""
 

@@ -21,7 +21,7 @@ class Worker:
     name: str
     shards: tuple[int, ...]
     speed: float = 1.0
-    """Relative to the others: the fastest free worker takes the longest work."""
+    """Relative to the others: of the free workers, the fastest takes the longest work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,32 @@ class Stage:
     epoch: int = 0
     path: tuple[int, ...] = ()
     is_within: bool = False
+    closed: tuple[tuple[int, ...], ...] = ()
+    """The shards of the epochs before, by epoch; empty where their order was cyclic."""
+    is_measured: bool = True
+    """Whether the validation at the end of the last epoch is complete, or not due."""
+    measured: bytes = b""
+    """What was collected from the first shards of its rows."""
+    visited: int = 0
+    """The number of these shards."""
 
     @staticmethod
-    def read(position: Mapping[str, Any]) -> Stage:
+    def read(position: Mapping[str, Any], is_measured: bool = True) -> Stage:
         """Return the stage of a position, as a manifest has it."""
-        path = tuple(position.get("path", ()))
-        return Stage(int(position.get("epoch", 0)), path, bool(position.get("within", 0)))
+        closed = tuple(tuple(shards) for shards in position.get("visits", ()))
+        return Stage(
+            int(position.get("epoch", 0)), tuple(position.get("path", ())), bool(position.get("within", 0)),
+            closed, is_measured,
+        )  # fmt: skip
 
-    def next_shards(self, shards: int, first: int, order: VisitOrder) -> list[int]:
-        """Return the shards that may be visited next.
+    def next_shards(self, shards: int, first: int, order: VisitOrder, measured: int = 0) -> list[int]:
+        """Return the shards that may be visited next; `measured` is the number of those of validation rows.
 
         >>> Stage(0, (2, 3)).next_shards(4, 2, "cyclic"), Stage(0, (2, 3)).next_shards(4, 2, "free")
         ([0], [0, 1])
         """
+        if self.measures(measured):
+            return [(first + self.visited) % measured]
         if self.is_within:
             return [self.path[-1]]
         done = set(self.path)
@@ -60,17 +73,24 @@ class Stage:
         left = (shard for shard in cycle if shard not in done)
         return [next(left)] if order == "cyclic" else list(left)
 
-    def until(self) -> Position:
-        """Return the position at the end of the next visit."""
+    def measures(self, measured: int) -> bool:
+        """Return whether the next visit is to one of `measured` shards of validation rows."""
+        return measured > 1 and not self.is_measured and not self.path
+
+    def until(self, shards: int, measured: int = 0) -> Position:
+        """Return the position at the end of the next visit; validation rows are visited last in an epoch."""
+        if self.measures(measured):
+            return Position(self.epoch - 1, shards + self.visited + 1)
         return Position(self.epoch, len(self.path) + (not self.is_within))
 
-    def visits(self, shard: int) -> tuple[int, tuple[int, ...]]:
-        """Return the open epoch and its shards, including the next one."""
-        return self.epoch, self.path if self.is_within else (*self.path, shard)
+    def visits(self, shard: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shards that each epoch visits first, including the next one of the open epoch."""
+        closed = (*self.closed, *((),) * (self.epoch - len(self.closed)))
+        return (*closed, self.path if self.is_within else (*self.path, shard))
 
     def after(self, shard: int, shards: int) -> Stage:
         """Return the stage after a complete visit."""
-        path = self.visits(shard)[1]
+        path = self.visits(shard)[-1]
         return Stage(self.epoch + 1) if len(path) == shards else Stage(self.epoch, path)
 
 
@@ -130,7 +150,9 @@ def pick(hops: Hops, free: Iterable[Worker]) -> Hop | None:
     return None
 
 
-def place_shards(names: Sequence[str], shards: int) -> list[Worker]:
+def place_shards(
+    names: Sequence[str], shards: int, speeds: Mapping[str, float] | None = None
+) -> list[Worker]:
     """Distribute shards over workers; with more workers than shards, several workers have the same shard.
 
     >>> [worker.shards for worker in place_shards(["a", "b"], 3)]
@@ -138,7 +160,6 @@ def place_shards(names: Sequence[str], shards: int) -> list[Worker]:
     >>> [worker.shards for worker in place_shards(["a", "b", "c"], 2)]
     [(0,), (1,), (0,)]
     """
-    count = len(names)
-    if count >= shards:
-        return [Worker(name, (i % shards,)) for i, name in enumerate(names)]
-    return [Worker(name, tuple(range(i, shards, count))) for i, name in enumerate(names)]
+    count, known = len(names), speeds or {}
+    held = [(i % shards,) if count >= shards else tuple(range(i, shards, count)) for i in range(count)]
+    return [Worker(name, there, known.get(name, 1.0)) for name, there in zip(names, held, strict=True)]
