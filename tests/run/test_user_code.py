@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manyfit.run.build.user_code import dump_tree, hash_source
+from manyfit.core.source_code import dump_tree, hash_source
 
 CODE = """
 import torch

@@ -145,7 +145,10 @@ class SpecFunctions(Functions):
         """Return the numbers of a split: all of its minibatches, aggregated."""
         return self.summarize_split(split, self.collect_split(split, None))
 
-    divides_splits = True
+    @property
+    def divides_splits(self) -> bool:
+        """True, if the spec evaluates splits: lists of metrics can be continued."""
+        return bool(self.split_function("validation"))
 
     def collect_split(self, split: str, known: Metrics | None) -> Metrics:
         """Return the metrics of the minibatches of a part of a split, after those of earlier parts."""

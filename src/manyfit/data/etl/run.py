@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import inspect
 import io
 import json
 import logging
@@ -23,6 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from manyfit.core.code_hash import hash_code
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.methods import check_methods
@@ -133,7 +133,7 @@ def check_options(options: EtlOptions) -> None:
 def make_key(spec: Any, tables: Sequence[Table], options: EtlOptions, misc_path: str) -> str:
     """Return the name of the folder for this spec, these tables and these options."""
     described = {
-        "spec": describe_code(spec),
+        "spec": hash_code(spec),
         "tables": {t.mode: [t.digest, describe_objects(t.object_dir)] for t in tables},
         "misc": digest_misc(misc_path),
         "options": [
@@ -150,21 +150,6 @@ def digest_misc(folder: str) -> str:
     for path in sorted(Path(folder).rglob("*")) if folder else ():
         if path.is_file():
             digest.update(f"{path.relative_to(folder)} {digest_file(path)}\n".encode())
-    return digest.hexdigest()
-
-
-def describe_code(spec: Any) -> str:
-    """Return a hash of the code of a spec: of its classes, as they are written."""
-    digest = hashlib.sha256(repr(sorted(vars(spec).items(), key=str)).encode())
-    for cls in type(spec).__mro__:
-        if cls.__module__.startswith("manyfit.") or cls is object:
-            continue
-        try:
-            digest.update(inspect.getsource(cls).encode())
-        except (OSError, TypeError):  # typed in: there is no source
-            functions = [f for f in vars(cls).values() if inspect.isfunction(f)]
-            for function in functions:
-                digest.update(function.__code__.co_code + repr(function.__code__.co_consts).encode())
     return digest.hexdigest()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.data import Batch
 from manyfit.learn.found_state.state import FoundState
+from manyfit.learn.found_state.values import NotPlain, encode_value
 
 Span: TypeAlias = Literal["step", "epoch", "loop", "whole"]
 """How much of the training is the user's: what happens with a batch, in an epoch, over all epochs through
@@ -93,6 +94,14 @@ class Functions:
         """The parameters that the config sets: a checkpoint does not overwrite a new value."""
         return {}
 
+    def read_given(self) -> dict[str, Any]:
+        """Return the parameters that the config sets, as far as they are plain."""
+        found: dict[str, Any] = {}
+        for name, value in self.given.items():
+            with suppress(NotPlain):
+                found[name] = encode_value(value)
+        return found
+
     def overrides(self) -> Sequence[str]:
         """Return the names of the functions that the user has written."""
         return []
@@ -146,8 +155,10 @@ class Functions:
         """Return the numbers of a whole split, which the loader of this split provides."""
         raise NotImplementedError
 
-    divides_splits: bool = False
-    """Whether a split can be evaluated part by part, by `collect_split` and `summarize_split`."""
+    @property
+    def divides_splits(self) -> bool:
+        """Whether a split can be evaluated part by part, by `collect_split` and `summarize_split`."""
+        return False
 
     def collect_split(self, split: str, known: Any) -> Any:
         """Return what a part of a split adds to `known`; its loader provides the part."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from manyfit.data.nested import Nested, map_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.found_state.hidden import find_globals
 from manyfit.learn.found_state.state import FoundState
-from manyfit.learn.found_state.values import NotPlain, encode_value, is_same
+from manyfit.learn.found_state.values import is_same
 from manyfit.learn.functions.bench import Bench
 from manyfit.learn.functions.epochs import OwnEpochs
 from manyfit.learn.functions.evaluation import OwnEvaluation
@@ -223,8 +222,7 @@ class FunctionLearner(TorchLearner):
 
     def divides_measure(self, further: bool) -> bool:
         """Return whether the functions evaluate a split part by part, and all metrics are theirs."""
-        has_own = bool(self.functions.split_function("validation"))
-        return self.functions.divides_splits and has_own and not (further or self.metrics)
+        return self.functions.divides_splits and not (further or self.metrics)
 
     def collect(self, batches: Iterator[Batch], further: Sequence[Any] = (), known: Any = None) -> Any:
         """Return what the functions return for a part of the validation split, after what is known."""
@@ -341,7 +339,7 @@ class FunctionLearner(TorchLearner):
     def _read_parts(self) -> dict[str, Any]:
         own = {**self.own_epochs.state(), **self.evaluation.state(), "epoch_sums": self.epoch_sums.state()}
         own |= {"measured": dict(self._measured)} if self._measured else {}
-        own |= {"given": given} if (given := self._read_given()) else {}
+        own |= {"given": given} if (given := self.functions.read_given()) else {}
         self.bench.notice()
         return {**super()._read_parts(), **own}
 
@@ -355,17 +353,8 @@ class FunctionLearner(TorchLearner):
 
     def _reload(self, parts: Mapping[str, Any]) -> None:
         saved = parts.get("found", {"objects": parts.get("own_optimizers", {})})
-        before = parts.get("given")
-        is_changed = before is not None and not is_same(before, self._read_given())
-        self._found.load(saved, is_changed)
-
-    def _read_given(self) -> dict[str, Any]:
-        """Return the parameters that the config sets, as far as they are plain."""
-        found: dict[str, Any] = {}
-        for name, value in self.functions.given.items():
-            with contextlib.suppress(NotPlain):
-                found[name] = encode_value(value)
-        return found
+        is_changed = (given := parts.get("given")) and not is_same(given, self.functions.read_given())
+        self._found.load(saved, bool(is_changed))
 
     def load(self, states: Sequence[State]) -> None:
         """Load a state."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
-import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import Component, Config
+from manyfit.core.code_hash import hash_code
 from manyfit.core.installed import is_installed
-
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+from manyfit.core.source_code import hash_source, imports_of
 
 
 def hash_imported(source: Path) -> dict[str, str]:
@@ -45,49 +43,6 @@ def _files(root: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def hash_source(file: Path) -> str:
-    """Return the hash of a file's syntax tree; comments, docstrings and blank lines are ignored."""
-    try:
-        status = file.stat()
-    except OSError as error:
-        return f"unreadable: {type(error).__name__}"
-    return _digest(file, status.st_mtime_ns, status.st_size)
-
-
-@functools.lru_cache(maxsize=4096)
-def _digest(file: Path, mtime: int, size: int) -> str:
-    """Return the hash, cached: parsing is slow, and a study asks for every trial."""
-    try:
-        parsed = ast.parse(file.read_bytes())
-        for node in ast.walk(parsed):
-            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-                node.body = node.body[1:]
-        tree = dump_tree(parsed)
-    except (OSError, SyntaxError, ValueError) as error:
-        tree = f"unreadable: {type(error).__name__}"
-    return hashlib.sha256(tree.encode()).hexdigest()
-
-
-def dump_tree(node: Any) -> str:
-    """Write a syntax tree as `ast.dump` of Python 3.11 does, on every version of Python.
-
-    Later versions have further fields or omit empty ones, which must not change the hash of a run's code.
-    """
-    if isinstance(node, list):
-        return f"[{', '.join(map(dump_tree, node))}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = []
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if (value is None and getattr(type(node), name, ...) is None) or (
-            name == "type_params" and not value
-        ):
-            continue
-        fields.append(f"{name}={dump_tree(value)}")
-    return f"{type(node).__name__}({', '.join(fields)})"
-
-
 def evaluation_only(config: Config, source: Path) -> set[str]:
     """Return the user's modules that are used for evaluation only and cannot affect training."""
     run = config.run
@@ -101,6 +56,15 @@ def evaluation_only(config: Config, source: Path) -> set[str]:
 def main_classes(config: Config) -> list[str]:
     """Return classes of the running script, which other processes cannot import."""
     return sorted({name for name in config.classes.values() if name.startswith("__main__.")})
+
+
+def hash_main_classes(config: Config) -> dict[str, str]:
+    """Return the classes of the running script that a run uses, with hashes of their code."""
+    found = {}
+    for path in main_classes(config):
+        cls = functools.reduce(getattr, path.split(".")[1:], sys.modules["__main__"])
+        found[path] = hash_code(cls, with_values=False)
+    return found
 
 
 def list_classes(config: Config) -> list[type]:
@@ -158,32 +122,4 @@ def _reach(roots: Iterable[str], files: dict[str, Path]) -> set[str]:
         if name not in found:
             found.add(name)
             waiting += [other for other in imports_of(name, files[name]) if other in files]
-    return found
-
-
-def imports_of(name: str, file: Path) -> list[str]:
-    """Return the imports of a module, under every name that they may refer to."""
-    try:
-        status = file.stat()
-        return _imports(name, file, status.st_mtime_ns, status.st_size)
-    except (OSError, SyntaxError, ValueError):
-        return []
-
-
-@functools.lru_cache(maxsize=4096)
-def _imports(name: str, file: Path, mtime: int, size: int) -> list[str]:
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    found = []
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        for each in names:
-            parts = each.split(".")
-            found += [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
     return found

@@ -10,7 +10,7 @@ from manyfit.core.errors import FolderError
 from manyfit.core.json_numbers import as_json_tree, to_json
 from manyfit.core.signals import Watch
 from manyfit.run.build.builder import Built
-from manyfit.run.build.user_code import evaluation_only, hash_imported
+from manyfit.run.build.user_code import evaluation_only, hash_imported, hash_main_classes
 from manyfit.run.evaluation.export import export_best, export_others
 from manyfit.run.evaluation.row_report import Mode, Report, evaluate_rows, format_csv
 from manyfit.run.session.resume_check import find_changed_code
@@ -84,7 +84,7 @@ def other_code(config: Config, run: RunFolder, step: int) -> list[str]:
     found = []
     for source in config.sources:
         evaluating = evaluation_only(config, source)
-        changed = find_changed_code(hash_imported(source), run, step)
+        changed = find_changed_code({**hash_imported(source), **hash_main_classes(config)}, run, step)
         found += [name for name in changed if name not in evaluating]
     if found:
         log.warning(

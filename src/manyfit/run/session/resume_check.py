@@ -119,9 +119,10 @@ def check_run_code(
         changed = [name for name in changed if name not in evaluation]
     if changed:
         names = " ".join(f"--allow-change code.{name}" for name in changed)
+        where = "" if all(name.startswith("__main__.") for name in changed) else f" in {source.name}/"
         raise RunConflict(
-            f"the code of {folder.path} has changed since it was trained: {', '.join(changed)} in "
-            f"{source.name}/ (comments and docstrings do not count); restore the old code, train in a "
+            f"the code of {folder.path} has changed since it was trained: {', '.join(changed)}{where} "
+            f"(comments and docstrings do not count); restore the old code, train in a "
             f"separate folder, or resume with the change: {names}"
         )
 

@@ -24,7 +24,7 @@ from manyfit.learn.group import GroupLearner, Part
 from manyfit.learn.learner import Learner
 from manyfit.run.build.builder import Built, build, threads
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.build.user_code import evaluation_only, hash_imported
+from manyfit.run.build.user_code import evaluation_only, hash_imported, hash_main_classes
 from manyfit.run.loop.cohort import Cohort, Member
 from manyfit.run.loop.journal import log_only_to
 from manyfit.run.loop.stopping import Ending, ending
@@ -131,7 +131,7 @@ def build_again(
     with threads(config.run.train.threads) as thread_count:
         built = build(config, warm=state is None, shared=shared)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
-        code = hash_imported(source)
+        code = {**hash_imported(source), **hash_main_classes(config)}
         if state is not None:
             resume_check.check_data(data, run, allowed)
             resume_check.check_run_code(code, run, source, allowed, evaluation_only(config, source))

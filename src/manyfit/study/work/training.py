@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from manyfit.config import Config, load_config
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import dump_parts
+from manyfit.core.code_hash import CARRIED, class_path, hash_code
 from manyfit.core.errors import FolderError
 from manyfit.core.lazy import import_optional
 from manyfit.core.redaction import redact
@@ -203,14 +204,18 @@ def pack_classes(paths: Sequence[str]) -> bytes:
         return b""
     cloudpickle = import_optional("cloudpickle", "etl")
     main, names = sys.modules["__main__"], {path.split(".")[1] for path in paths}
-    packed: bytes = cloudpickle.dumps({name: getattr(main, name) for name in sorted(names)})
+    classes = {name: getattr(main, name) for name in sorted(names)}
+    hashes = {class_path(cls): hash_code(cls, with_values=False) for cls in classes.values()}
+    packed: bytes = cloudpickle.dumps((classes, hashes))
     return packed
 
 
 def unpack_classes(packed: bytes) -> None:
     """Put the classes of another process where configs look for them."""
     if packed:
-        vars(sys.modules["__main__"]).update(pickle.loads(packed))
+        classes, hashes = pickle.loads(packed)
+        vars(sys.modules["__main__"]).update(classes)
+        CARRIED.update(hashes)
 
 
 class Signs:
