@@ -192,7 +192,7 @@ def is_number(value: Any) -> bool:
 def keep_value(value: Any) -> Any:
     """Return a value that can be kept until the end of an epoch: a number, or a tensor without gradient."""
     kept = value.detach().cpu() if isinstance(value, Tensor) else value
-    return float(kept) if is_number(kept) else kept
+    return float(kept) if is_number(kept) and not getattr(kept, "ndim", 0) else kept
 
 
 def compare_pair(processed: Tensor, labels: Tensor) -> dict[str, float]:
