@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -148,3 +150,55 @@ def test_a_folder_that_cannot_be_used_is_one_failed_trial(hopping):
     states = dict(lab.rows("select id, state from trials"))
     assert states.pop(trial) == "failed"
     assert set(states.values()) == {"finished"}
+
+
+EPOCHS = """
+from manyfit.trainers import Trainer
+
+
+class Whole(Trainer):
+    def train_epoch(self):
+        for batch in self.train_loader:
+            self.optimizer.zero_grad()
+            self.loss(self.model(batch[0]), batch[1]).backward()
+            self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data__shards": None}, "the training rows are not divided into shards"),
+        ({"model": {"class": "torch.nn.Linear", "in_features": 3, "out_features": 10}}, "mat1 and mat2"),
+        ({"trainer": {"class": "epochs.Whole"}}, "the model trains 6 steps at once"),
+        ({"data__visits": [[1, 0, 2]]}, "the order of visits is fixed"),
+    ],
+)
+def test_mistakes_of_a_hopping_study_are_found_before_the_first_step(hopping, cli, change, message):
+    lab = hopping(3)
+    lab.project.write("src/epochs.py", EPOCHS)
+    tree = lab.project.changed(data__shards=3, train__epochs=2)
+    for key, value in change.items():
+        *parents, last = key.split("__")
+        place = tree
+        for parent in parents:
+            place = place[parent]
+        place.pop(last, None) if value is None else place.update({last: value})
+    lab.project.config(tree)
+    lab.write(search__seeds=1, execute={"hop": True}, space={"train.optimizer.lr": [0.001, 0.01]})
+    checked = cli("check", lab.folder)
+    assert checked.code in (1, 2)
+    assert re.search(message, checked.out + checked.err), checked.out + checked.err
+    swept = cli("sweep", lab.folder)
+    assert swept.code in (1, 2)
+    assert "Traceback" not in swept.err
+    assert not list(lab.folder.glob("trials/*/checkpoints/*"))
+
+
+def test_a_dry_run_says_who_has_which_shard(hopping, cli):
+    lab = hopping(3, on="processes", workers=2)
+    out = cli("sweep", lab.folder, "--dry-run").out
+    assert "3 shards, in cyclic order: worker 0 has 0, 2; worker 1 has 1" in out
+    checked = cli("check", lab.folder)
+    assert checked.code == 0
+    assert "ok     hopping: 3 shards" in checked.out

@@ -135,32 +135,33 @@ class Experiment:
         num_epochs: int,
         seed: int = 0,
         *,
-        search: str | Mapping[str, Any] = "grid",
-        trials: int | None = None,
-        seeds: int = 1,
         metric: str = "val_loss",
         mode: Literal["min", "max"] | None = None,
+        search: str | Mapping[str, Any] = "grid",
         callback: Any = None,
-        order: Literal["cyclic", "free"] = "cyclic",
-        on: str = "auto",
+        execute: Mapping[str, Any] | None = None,
+        allow_change: Sequence[str] = (),
     ) -> FitResult:
         """Train a model for each point of the grid, hopping over the shards; return all results.
 
-        `param_grid` has lists, or ranges such as `{"log": [1e-4, 1e-1]}`, for `search` by `random` or `tpe`.
-        `callback` is a stopper: a class whose `decide` stops, adds and copies models. The same call resumes.
+        `param_grid` has lists, or ranges such as `{"log": [1e-4, 1e-1]}`, for a search by `random` or `tpe`.
+        `search` and `execute` are sections of a study: `{"method": "random", "trials": 20, "seeds": 3}`,
+        `{"order": "free"}`. `callback` is a stopper: a class whose `decide` stops, adds and copies models.
+        The same call resumes; changes that would alter results are refused unless they are named in
+        `allow_change`.
         """
         tree = describe_study(
             spec, param_grid, self.etl.folder, self._collect_misc(), self.folder,
             epochs=num_epochs, seed=seed, metric=metric, mode=mode,
         )  # fmt: skip
-        tree["search"] = {"method": search, "seeds": seeds, "seed": seed}
-        tree["search"] |= {"trials": trials} if trials is not None else {}
+        given = {"method": search} if isinstance(search, str) else dict(search)
+        tree["search"] = {"method": "grid", "seed": seed, **given}
         tree["search"] |= {"stop": name_class(callback)} if callback is not None else {}
-        tree["execute"] = {"hop": True, "order": order, "on": on}
-        tree["execute"] |= {"workers": self.workers} if self.workers is not None else {}
+        workers = {"workers": self.workers} if self.workers is not None else {}
+        tree["execute"] = {"hop": True, **workers, **(execute or {})}
         tree["track"] = {"tensorboard": True}
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        study = sweep(tree, folder=self.folder, progress=self.progress)
+        study = sweep(tree, folder=self.folder, progress=self.progress, allow_change=allow_change)
         return self._write(FitResult(study))
 
     def _write(self, result: FitResult) -> FitResult:
@@ -196,7 +197,7 @@ class Experiment:
     def reset(self) -> None:
         """Remove the models and the tables of results, so that `run_fit` starts anew. Prepared data stays."""
         if self.folder.is_dir():
-            check_study(self.folder)
+            check_removable(self.folder)
             shutil.rmtree(self.folder)
         for name in ("models.csv", "history.csv", "predictions.csv"):
             (Path(self._given.output_dir) / name).unlink(missing_ok=True)
@@ -209,7 +210,7 @@ class Experiment:
             self._etl = None
 
 
-def check_study(folder: Path) -> None:
+def check_removable(folder: Path) -> None:
     """Raise an error unless a folder that is to be removed holds a study."""
     if not (folder / "ledger.db").is_file() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not a study: nothing was removed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,16 +12,19 @@ from typing import Any, Final
 from manyfit.config import Config
 from manyfit.config.study.study import StudyConfig, load_study
 from manyfit.config.tree.overrides import Overrides
-from manyfit.core.errors import ComponentFailed
+from manyfit.core.errors import ComponentFailed, ManyfitError
+from manyfit.core.names import pluralize
 from manyfit.core.signals import Watch
+from manyfit.run.check import Finding
 from manyfit.study.drive.display import duration
-from manyfit.study.drive.rehearsal import rehearsals
+from manyfit.study.drive.rehearsal import count_shards, rehearsals
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import places, usable_cores
 from manyfit.study.ledger.reader import read_only
 from manyfit.study.result import select_seeds
 from manyfit.study.search.plan import StudyPlan, plan_study
 from manyfit.study.work.folder import StudyFolder
+from manyfit.study.work.hops import place_shards
 from manyfit.study.work.records import PointRecord
 from manyfit.study.work.training import Training
 
@@ -44,7 +48,31 @@ def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
         raise ComponentFailed(
             f"{len(failed)} of {len(found.structures)} structures cannot be trained:\n{lines}"
         )
-    return _summary(study, found, before)
+    shards = count_shards(study, found)
+    summary = _summary(study, found, before)
+    if study.execute.hop:
+        summary["shown"]["hopping"] = describe_hopping(study, shards["shards"], summary["workers"])
+    return summary
+
+
+def check_study(place: Path, overrides: Overrides = ()) -> Iterator[Finding]:
+    """Check a study as `dry_run` does; yield what was found."""
+    try:
+        found = dry_run(place, overrides)
+    except ManyfitError as error:
+        yield Finding("study", False, str(error))
+        return
+    for name, text in found["shown"].items():
+        yield Finding(name, True, text)
+
+
+def describe_hopping(study: StudyConfig, shards: int, workers: int) -> str:
+    """Describe which worker has which shards."""
+    held = place_shards([f"worker {number}" for number in range(workers)], shards)
+    shown = [f"{each.name} has {', '.join(map(str, each.shards))}" for each in held[:8]]
+    more = f", and {len(held) - 8} more workers" if len(held) > 8 else ""
+    where = f": {'; '.join(shown)}{more}" if workers > 1 else ""
+    return f"{pluralize(shards, 'shard')}, in {study.execute.order} order{where}"
 
 
 def _rehearse(study: StudyConfig, found: StudyPlan) -> dict[str, str]:
@@ -93,7 +121,7 @@ def _summary(study: StudyConfig, found: StudyPlan, before: list[PointRecord]) ->
     return {
         "points": found.planned, "trials": found.trials, "duplicates": found.duplicates,
         "structures": len(found.structures), "epochs": todo, "seconds": seconds, "bytes": disk,
-        "shown": shown,
+        "workers": workers, "shown": shown,
     }  # fmt: skip
 
 

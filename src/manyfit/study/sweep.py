@@ -42,7 +42,7 @@ from manyfit.study.drive.reconcile import (
     reconcile,
     retry,
 )
-from manyfit.study.drive.rehearsal import Asking, rehearse_points
+from manyfit.study.drive.rehearsal import Asking, check_hop, rehearse_points
 from manyfit.study.executors.base import Executor, Work
 from manyfit.study.executors.choose import choose
 from manyfit.study.executors.processes import prepare, usable_cores
@@ -157,8 +157,9 @@ def run(
     inbox = Inbox(folder.inbox)
     stack.callback(inbox.close)
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
-    driver.dispatch.shards = count_shards(study, ledger)
+    driver.dispatch.shards = int(ledger.get("shards") or 0)
     if study.execute.hop:
+        check_hop(driver.dispatch.shards)
         measured = int(ledger.get("validation_shards") or 0)
         driver.hopping = Hopping(study, folder, engine, driver.dispatch.shards, measured, allowed)
     begin_study(driver, found, wish)
@@ -173,16 +174,6 @@ def run(
     shown.close()
     conclude_study(driver)
     track(study, folder)
-
-
-def count_shards(study: StudyConfig, ledger: Ledger) -> int:
-    """Return the number of shards of the training rows, as rehearsals have found it."""
-    found = int(ledger.get("shards") or 0)
-    if study.execute.hop and not found:
-        raise UsageError(
-            "execute.hop: the training rows are not divided into shards; set data.shards in the base config"
-        )
-    return found
 
 
 def begin_study(driver: Driver, found: StudyPlan, wish: Wish) -> None:

@@ -48,12 +48,35 @@ def rehearse_points(
         )
         raise ComponentFailed(f"{count} cannot be trained; nothing was started:\n{lines}")
     ledger.set("rehearsed", sorted({*done, *todo}))
-    for name in ("shards", "validation_shards"):
-        counts = {int(facts.get(name, 0)) for facts in found.facts}
-        if len(counts) > 1:
+    for name, shards in count_shards(study, found).items():
+        ledger.set(name, shards)
+
+
+def count_shards(study: StudyConfig, found: StudyPlan) -> dict[str, int]:
+    """Return the number of shards of each kind, as rehearsals have found it; raise if trials cannot hop."""
+    counts: dict[str, int] = {}
+    for name in ("shards", "validation_shards") if found.facts else ():
+        known = {int(facts.get(name, 0)) for facts in found.facts}
+        if len(known) > 1:
             raise UsageError("the points of a study must have the same number of shards")
-        if counts:
-            ledger.set(name, counts.pop())
+        counts[name] = known.pop()
+    if study.execute.hop and counts:
+        grain = max(int(facts.get("grain", 1)) for facts in found.facts)
+        check_hop(counts["shards"], grain)
+    return counts
+
+
+def check_hop(shards: int, grain: int = 1) -> None:
+    """Raise an error if trials cannot hop."""
+    if not shards:
+        raise UsageError(
+            "execute.hop: the training rows are not divided into shards; set data.shards in the base config"
+        )
+    if grain > 1:
+        raise UsageError(
+            f"execute.hop: the model trains {grain} steps at once, but a visit to a shard is shorter; "
+            "set hop: false"
+        )
 
 
 def rehearsals(
