@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 from timing import compare, where
 
-from manyfit.data.etl.run import EtlOptions, run_etl
+from manyfit.data.etl.plan import EtlOptions
+from manyfit.data.etl.run import run_etl
 from manyfit.data.etl.spec import ETLSpec
 from manyfit.data.etl.tables import read_table
 from manyfit.data.row_files import flatten_row, serialize_rows

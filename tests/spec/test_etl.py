@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyfit.core.errors import ManyfitError, RunFailed
-from manyfit.data.etl.run import EtlOptions, collect_misc, divide, run_etl
+from manyfit.data.etl.plan import EtlOptions, divide
+from manyfit.data.etl.run import collect_misc, run_etl
 from manyfit.data.etl.tables import read_table
 from manyfit.data.prepared import open_split
 from manyfit.spec import ETLSpec
@@ -109,7 +110,8 @@ def test_the_same_shards_on_any_number_of_workers(tmp_path):
 
 KILLED = """
 import sys
-from manyfit.data.etl.run import EtlOptions, run_etl
+from manyfit.data.etl.plan import EtlOptions
+from manyfit.data.etl.run import run_etl
 from manyfit.data.etl.tables import read_table
 from test_etl import Numbers
 
@@ -217,6 +219,8 @@ def test_tables_and_files_may_be_remote(tmp_path):
         ("id,value\na,1\na,2\n", [], "must be unique, but 1 are repeated, such as 'a'"),
         ("", [], "cannot be read as CSV|has no rows"),
         ("id,value\n", [], "has no rows"),
+        ("id,value\na,1\n,2\n", [], "row 2 of .* has no ID"),
+        ("id,a,a\n1,2,3\n", [], "two columns of .* have the same name"),
     ],
 )
 def test_mistakes_in_tables_are_named(tmp_path, text, features, message):
@@ -227,6 +231,28 @@ def test_mistakes_in_tables_are_named(tmp_path, text, features, message):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ManyfitError, match=message):
         run_etl(Mine(), [read_table("train", str(tmp_path / "t.csv"))], tmp_path / "etl")
+
+
+def test_ids_are_kept_as_they_are_written(tmp_path):
+    (tmp_path / "t.csv").write_bytes(
+        '\ufeffid,value,label\r\n007,1,0\r\n7,2,1\r\n1.0,3,2\r\n"ä, b",4,0\r\n'.encode()
+    )
+    table = read_table("predict", str(tmp_path / "t.csv"))
+    assert table.ids == ["007", "7", "1.0", "ä, b"]
+    found = run_etl(Numbers(), [table], tmp_path / "etl", EtlOptions(shards=2, workers=1))
+    source = open_split(found.folder, "predict")
+    assert source.ids(np.arange(4)) == table.ids
+    assert source.gather(np.arange(4)).inputs[:, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_a_changed_object_file_is_prepared_again(tmp_path):
+    table = read_table("train", str(write_csv(tmp_path / "t.csv", 20)), str(tmp_path))
+    first = run_etl(Numbers(), [table], tmp_path / "etl", EtlOptions(workers=1))
+    assert run_etl(Numbers(), [table], tmp_path / "etl", EtlOptions(workers=1)).is_reused
+    (tmp_path / "another.txt").write_text("1")
+    again = run_etl(Numbers(), [table], tmp_path / "etl", EtlOptions(workers=1))
+    assert not again.is_reused
+    assert again.folder != first.folder
 
 
 def test_rows_of_another_shape_are_named(tmp_path):

@@ -172,6 +172,13 @@ def test_etl_from_the_command_line(place, cli, monkeypatch):
     assert answer.code == 0, answer.err
     assert "train: 600 rows in = 600 rows out + 0 failed, in 4 shards" in answer.out
     assert "reused" in cli("data", "etl", "digits.Images", *words, "--shards", 4, "--fraction", 0.5).out
+    tried = cli("data", "etl", "digits.Images", *words, "--dry-run")
+    assert tried.out == "train: 1200 rows; x (1, 8, 8) <f4, y () <i8\n"
+    code = code.replace('["file", "label"]', '["fil", "label"]')
+    (place / "wrong.py").write_text(code)
+    wrong = cli("data", "etl", "wrong.Images", *words, "--dry-run")
+    assert wrong.code == 2
+    assert "data/train.csv has no column 'fil'; did you mean 'file'?" in wrong.err
     assert re.search("has no class 'Images2'", cli("data", "etl", "digits.Images2", *words).err)
     wrong = cli("data", "etl", "digits.Nets", *words)
     assert wrong.code == 2

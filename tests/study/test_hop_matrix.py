@@ -14,7 +14,8 @@ from tests.study.test_hopping import assert_same
 
 import manyfit
 from manyfit.config.tree.reader import dump
-from manyfit.data.etl.run import EtlOptions, run_etl
+from manyfit.data.etl.plan import EtlOptions
+from manyfit.data.etl.run import run_etl
 from manyfit.data.etl.tables import read_table
 from manyfit.data.prepared import open_split
 from manyfit.spec import ETLSpec

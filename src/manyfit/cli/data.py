@@ -250,8 +250,9 @@ def steps(text: str) -> Iterator[Callable[[str], None]]:
 @click.option(
     "--on-error", type=click.Choice(["stop", "skip", "quarantine"]), default="stop", show_default=True
 )
+@click.option("--dry-run", is_flag=True, help="Check the spec on the first row of each table, and stop.")
 @json_option
-def etl_command(spec: str, json_: bool, **given: Any) -> None:
+def etl_command(spec: str, dry_run: bool, json_: bool, **given: Any) -> None:
     """Prepare rows with the ETL spec CLASS and write them in shards.
 
     Rows that were already prepared with the same spec, files and options are reused; an interrupted command
@@ -262,8 +263,12 @@ def etl_command(spec: str, json_: bool, **given: Any) -> None:
     """
     import sys
 
-    from manyfit.data.etl.command import prepare_from_files
+    from manyfit.data.etl.command import check_from_files, prepare_from_files
 
+    if dry_run:
+        lines = check_from_files(spec, given)
+        print_json({"checked": lines}) if json_ else say("\n".join(lines))
+        return
     found = prepare_from_files(spec, given, None if json_ else sys.stderr)
     if json_:
         print_json({"folder": str(found.folder), "rows": found.rows, "failed": found.failed})

@@ -17,8 +17,8 @@ from manyfit.core.lazy import attribute
 
 NAMES: Final = {
     "EtlData": "manyfit.spec.data",
-    "EtlOptions": "manyfit.data.etl.run",
-    "EtlResult": "manyfit.data.etl.run",
+    "EtlOptions": "manyfit.data.etl.plan",
+    "EtlResult": "manyfit.data.etl.accounting",
     "ETLSpec": "manyfit.data.etl.spec",
     "Experiment": "manyfit.spec.experiment",
     "ExperimentParams": "manyfit.spec.experiment",

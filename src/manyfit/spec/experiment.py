@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
+from manyfit.data.etl.accounting import EtlResult
+from manyfit.data.etl.plan import EtlOptions, Policy
 from manyfit.data.etl.progress import show_etl
-from manyfit.data.etl.run import EtlOptions, EtlResult, Policy, collect_misc, run_etl
+from manyfit.data.etl.run import collect_misc, run_etl
 from manyfit.data.etl.tables import MODES, read_table
 from manyfit.run.evaluation.row_report import format_csv
 from manyfit.spec.results import FitResult, Predictions, TestResult, predict_rows

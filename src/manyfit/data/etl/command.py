@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from manyfit.core.errors import UsageError
 from manyfit.core.tracebacks import user_frame
+from manyfit.data.etl.accounting import EtlResult
+from manyfit.data.etl.plan import EtlOptions
 from manyfit.data.etl.progress import show_etl
-from manyfit.data.etl.run import EtlOptions, EtlResult, collect_misc, run_etl
+from manyfit.data.etl.run import check_first_rows, collect_misc, run_etl
 from manyfit.data.etl.spec import ETLSpec
-from manyfit.data.etl.tables import MODES, read_table
+from manyfit.data.etl.tables import MODES, Table, read_table
 
 
 def prepare_from_files(path: str, given: Mapping[str, Any], stream: TextIO | None) -> EtlResult:
     """Prepare the rows of the given tables with a spec; `given` has the options of the command."""
-    mains = {mode: given[f"{mode}_main"] for mode in MODES if given.get(f"{mode}_main")}
-    if not mains:
-        raise UsageError("name at least one table: --train-main, --val-main, --test-main or --predict-main")
+    tables = read_tables(given)
     spec = load_spec(path, Path(given["src"]))
-    tables = [read_table(mode, main, given[f"{mode}_dir"]) for mode, main in mains.items()]
     capacities = tuple(given["capacities"])
     options = EtlOptions(
         given["fraction"], given["seed"], len(capacities) or given["shards"], capacities, given["workers"],
@@ -32,6 +32,23 @@ def prepare_from_files(path: str, given: Mapping[str, Any], stream: TextIO | Non
     misc = collect_misc(given["misc"], place / "misc") if given["misc"] else ""
     with show_etl(stream) as report:
         return run_etl(spec, tables, place, options, misc, report)
+
+
+def check_from_files(path: str, given: Mapping[str, Any]) -> list[str]:
+    """Check a spec on the first row of each of the given tables, without writing anything; describe them."""
+    tables = read_tables(given)
+    spec = load_spec(path, Path(given["src"]))
+    with tempfile.TemporaryDirectory(prefix="manyfit-etl-") as place:
+        misc = collect_misc(given["misc"], Path(place) / "misc") if given["misc"] else ""
+        return check_first_rows(spec, tables, Path(place), misc)
+
+
+def read_tables(given: Mapping[str, Any]) -> list[Table]:
+    """Return the tables that the options name."""
+    mains = {mode: given[f"{mode}_main"] for mode in MODES if given.get(f"{mode}_main")}
+    if not mains:
+        raise UsageError("name at least one table: --train-main, --val-main, --test-main or --predict-main")
+    return [read_table(mode, main, given[f"{mode}_dir"]) for mode, main in mains.items()]
 
 
 def load_spec(path: str, source: Path) -> Any:

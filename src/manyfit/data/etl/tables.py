@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -26,12 +26,24 @@ class Table:
     mode: Mode
     main: str
     object_dir: str
-    columns: Mapping[str, Sequence[Any]]
+    rows: Any
+    """A table of Arrow, which is compact: rows become dicts only when they are prepared."""
     ids: Sequence[str]
     digest: str
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        found: list[str] = self.rows.column_names
+        return found
+
+    def take(self, index: Sequence[int]) -> list[dict[str, Any]]:
+        """Return some rows, with their columns by name."""
+        found: list[dict[str, Any]] = self.rows.take(index).to_pylist()
+        return found
 
 
 def read_table(mode: Mode, main: str, object_dir: str = "") -> Table:
@@ -43,15 +55,20 @@ def read_table(mode: Mode, main: str, object_dir: str = "") -> Table:
         with fsspec.open(main, "rb") as file:
             data = file.read()
         table = csv.read_csv(pa.BufferReader(data))
+        key = PLAIN_ID if PLAIN_ID in table.column_names else next(iter(table.column_names), "")
+        text = csv.ConvertOptions(column_types={key: pa.string()}, include_columns=[key])
+        named = csv.read_csv(pa.BufferReader(data), convert_options=text)  # as written: 007 is not 7
     except FileNotFoundError:
         raise UsageError(f"{mode}_main: there is no file {main}") from None
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise UsageError(f"{mode}_main: {main} cannot be read as CSV: {error}") from error
     if not table.num_columns or not table.num_rows:
         raise UsageError(f"{mode}_main: {main} has no rows")
-    columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    key = PLAIN_ID if PLAIN_ID in columns else table.column_names[0]
-    ids = [str(value) for value in columns[key]]
+    if len(set(table.column_names)) < table.num_columns:
+        raise UsageError(f"{mode}_main: two columns of {main} have the same name")
+    ids: list[str] = named.column(key).to_pylist()
+    if not all(ids):
+        raise UsageError(f"{mode}_main: row {ids.index('') + 1} of {main} has no ID (column {key!r})")
     repeated = [id_ for id_, count in Counter(ids).items() if count > 1]
     if repeated:
         raise UsageError(
@@ -61,7 +78,7 @@ def read_table(mode: Mode, main: str, object_dir: str = "") -> Table:
     if object_dir and "://" not in object_dir and not Path(object_dir).is_dir():
         raise UsageError(f"{mode}_dir: there is no folder {object_dir}")
     folder = object_dir if not object_dir or object_dir.endswith("/") else f"{object_dir}/"
-    return Table(mode, main, folder, columns, ids, hashlib.sha256(data).hexdigest())
+    return Table(mode, main, folder, table, ids, hashlib.sha256(data).hexdigest())
 
 
 def check_features(spec: Any, tables: Sequence[Table]) -> None:
@@ -92,17 +109,23 @@ def downloads(spec: Any) -> list[str]:
     return [name for name, flag in zip(getattr(spec, "features", None) or (), flags, strict=False) if flag]
 
 
-def describe_objects(folder: str) -> str:
-    """Return a hash of the names, sizes and times of the files of a local folder."""
-    if not folder or "://" in folder:
-        return folder
+def describe_objects(folder: str, except_for: Path) -> str:
+    """Return a hash of the names, sizes and times of the files of a folder, except for one below it."""
+    if not folder:
+        return ""
     digest = hashlib.sha256()
+    if "://" in folder:
+        files, path = import_optional("fsspec", "etl").core.url_to_fs(folder)
+        for name, entry in sorted(files.find(path, detail=True).items()):
+            stamps = [str(entry.get(key, "")) for key in ("size", "mtime", "ETag", "etag", "LastModified")]
+            digest.update(f"{name} {stamps}\n".encode())
+        return digest.hexdigest()
     todo = [folder]
     while todo:
         with os.scandir(todo.pop()) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.is_dir():
-                    todo.append(entry.path)
+                    todo += [entry.path] if Path(entry.path).resolve() != except_for else []
                 else:
                     found = entry.stat()
                     digest.update(

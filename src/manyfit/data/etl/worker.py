@@ -39,7 +39,8 @@ class EtlPart:
     mode: str
     object_dir: str
     ids: Sequence[str]
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[dict[str, Any]] = ()
+    """Filled in when the part is prepared."""
     downloads: Sequence[str] = ()
     stops: bool = True
     """Whether the first row that fails ends everything."""
@@ -98,11 +99,9 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
             if form is not None and found != form:
                 raise UsageError(f"row_prep returned {describe(found)}, but {describe(form)} for other rows")
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
             if part.stops:
-                where = user_frame(error) or traceback.format_exc(limit=-1).strip()
-                raise RowFailed(f"the row {id_!r} of {part.mode} failed: {text}\n  at {where}") from None
-            failed[id_] = text
+                raise RowFailed(describe_failure(part, id_, error)) from None
+            failed[id_] = f"{type(error).__name__}: {error}"
             continue
         form = found
         ids.append(id_)
@@ -123,6 +122,12 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
     temporary.write_text(json.dumps(asdict(done)))
     temporary.replace(note)
     return done
+
+
+def describe_failure(part: EtlPart, id_: str, error: Exception) -> str:
+    """Return which row failed, why, and where in the user's code."""
+    where = user_frame(error) or traceback.format_exc(limit=-1).strip()
+    return f"the row {id_!r} of {part.mode} failed: {type(error).__name__}: {error}\n  at {where}"
 
 
 def prepare_row(

@@ -1,0 +1,116 @@
+"""Accounting for every row of ETL: the layout, rows that failed, and the proof that none is missing."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.core.errors import RunFailed
+from manyfit.core.names import pluralize
+from manyfit.data.etl.plan import EtlOptions, PlannedPart, choose_rows
+from manyfit.data.etl.tables import Table
+from manyfit.data.etl.worker import Done, sum_ids
+from manyfit.data.prepared import FORMAT, read_layout
+from manyfit.store import durable
+
+QUARANTINE: Final = "quarantine.csv"
+
+
+@dataclass(frozen=True)
+class EtlResult:
+    """Prepared data."""
+
+    folder: Path
+    rows: Mapping[str, int]
+    """By split: the rows that were prepared."""
+    failed: Mapping[str, int]
+    """By split: the rows that could not be prepared."""
+    is_reused: bool = False
+    proof: Sequence[str] = field(default_factory=tuple)
+    """By split: one line that accounts for every row."""
+
+
+def make_layout(
+    tables: Sequence[Table],
+    parts: Sequence[PlannedPart],
+    done: Mapping[tuple[str, str], Done],
+    options: EtlOptions,
+) -> dict[str, Any]:
+    """Return the layout, after checking that each row is in exactly one place."""
+    splits: dict[str, Any] = {}
+    for table in tables:
+        mine = [done[each.key] for each in parts if each.table is table]
+        expected = [table.ids[i] for i in choose_rows(table, options)]
+        out = sum(found.rows for found in mine)
+        failed = {id_: text for found in mine for id_, text in found.failed.items()}
+        total = sum(int(found.ids, 16) for found in mine) % (1 << 128)
+        if out + len(failed) != len(expected) or f"{total:032x}" != sum_ids(expected):
+            raise RunFailed(
+                f"{table.mode}: {len(expected)} rows were read, but {out} prepared and {len(failed)} failed: "
+                "rows are missing or repeated"
+            )
+        check_forms(table.mode, mine)
+        shards: dict[str, list[dict[str, Any]]] = {}
+        for found in mine:
+            entry = {"name": found.name, "rows": found.rows, "bytes": found.bytes, "sha256": found.sha256}
+            shards.setdefault(found.name.partition("-")[0], []).append(entry)
+        splits[table.mode] = {
+            "rows_in": len(expected), "rows": out, "failed": len(failed), "ids": sum_ids(expected),
+            "shards": [shards[key] for key in sorted(shards)],
+        }  # fmt: skip
+    return {"format": FORMAT, "seed": options.seed, "fraction": options.fraction, "splits": splits}
+
+
+def check_forms(mode: str, parts: Sequence[Done]) -> None:
+    """Raise an error unless all rows of a split have the same shapes and types."""
+    known = [part for part in parts if part.form is not None]
+    for part in known[1:]:
+        if part.form != known[0].form:
+            raise RunFailed(
+                f"{mode}: row_prep returned other shapes or types for the rows of {part.name} than for those "
+                f"of {known[0].name}: {part.form} and {known[0].form}"
+            )
+
+
+def write_quarantine(folder: Path, tables: Sequence[Table], done: Mapping[tuple[str, str], Done]) -> None:
+    """Write the rows that could not be prepared, with the reasons."""
+    found = []
+    for table in tables:
+        failed = {
+            k: v for (mode, _), each in done.items() if mode == table.mode for k, v in each.failed.items()
+        }
+        index = [i for i, id_ in enumerate(table.ids) if id_ in failed] if failed else []
+        rows = table.take(index) if index else []
+        found += [
+            (table.mode, table.ids[i], failed[table.ids[i]], row) for i, row in zip(index, rows, strict=True)
+        ]
+    if not found:
+        return
+    names = list(dict.fromkeys(name for table in tables for name in table.columns))
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["split", "row", "error", *names])
+    for mode, id_, text, row in found:
+        writer.writerow([mode, id_, text, *(row.get(name, "") for name in names)])
+    durable.write_file(folder / QUARANTINE, file.getvalue())
+
+
+def summarize(folder: Path, is_reused: bool = False) -> EtlResult:
+    """Return what a folder of prepared data has."""
+    splits = read_layout(folder)["splits"]
+    proof = [
+        f"{mode}: {split['rows_in']} rows in = {split['rows']} rows out + {split['failed']} failed, in "
+        f"{pluralize(len(split['shards']), 'shard')}"
+        for mode, split in splits.items()
+    ]
+    return EtlResult(
+        folder,
+        {mode: split["rows"] for mode, split in splits.items()},
+        {mode: split["failed"] for mode, split in splits.items()},
+        is_reused,
+        proof,
+    )
