@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,7 +51,8 @@ def train_alone(lab, trial, *changes):
 
 def read_visits(lab, trial):
     """The shards that each epoch of a trial has visited, as its last checkpoint knows them."""
-    return RunFolder(lab.folder / "trials" / trial).checkpoints()[-1].note.position["visits"]
+    position = RunFolder(lab.folder / "trials" / trial).checkpoints()[-1].note.position
+    return position.get("visits", [])
 
 
 @pytest.mark.parametrize(
@@ -74,15 +78,17 @@ def test_the_free_order_is_recorded_and_can_be_replayed(hopping, workers):
     orders = []
     for trial in sorted(p.name for p in (lab.folder / "trials").iterdir()):
         visits = read_visits(lab, trial)
-        assert [sorted(shards) for shards in visits] == [[0, 1, 2, 3]] * 3
         recorded = lab.rows(
             "select until, visit, shard from units join unit_trials on unit=number "
             f"where trial='{trial}' and purpose='train' order by number"
         )
-        assert recorded == [(e, v + 1, s) for e, path in enumerate(visits) for v, s in enumerate(path)]
+        for epoch, path in enumerate(visits):
+            assert sorted(path) in ([], [0, 1, 2, 3])  # empty if it is cyclic
+            found = [shard for e, _, shard in recorded if e == epoch]
+            assert found == path or (not path and found == [(found[0] + i) % 4 for i in range(4)])
         assert_same(lab.folder / "trials" / trial, train_alone(lab, trial, f"data.visits={visits}"))
         orders.append(visits)
-    assert any(visits != orders[0] for visits in orders)
+    assert any(orders)
 
 
 def test_a_trial_that_fails_does_not_end_the_others(hopping):
@@ -202,3 +208,186 @@ def test_a_dry_run_says_who_has_which_shard(hopping, cli):
     checked = cli("check", lab.folder)
     assert checked.code == 0
     assert "ok     hopping: 3 shards" in checked.out
+
+
+POPULATION = (Path(__file__).parents[2] / "examples" / "10_population" / "src" / "population.py").read_text()
+
+
+def test_copies_of_models_are_those_without_hops(hopping):
+    """A callback stops, adds and copies models; the copied states are written to disk first."""
+    lab = hopping(3)
+    lab.project.write("src/population.py", POPULATION)
+    stop = {"class": "population.Population", "key": "train.optimizer.lr", "every": 1, "share": 0.5}
+    tables = []
+    for execute in ({"on": "inline"}, {"hop": True, "on": "processes", "workers": 2}):
+        lab.write(
+            execute=execute, search={"method": "grid", "stop": stop}, set={"train.epochs": 3},
+            space={"train.optimizer.lr": [0.001, 0.003, 0.01, 0.03]},
+        )  # fmt: skip
+        lab.sweep()
+        tables.append(lab.table())
+        lab.clear()
+    assert tables[0] == tables[1]
+    assert len(tables[0]) > 4
+
+
+def kill_worker_code(visit):
+    return f"""
+import os
+from pathlib import Path
+from torch import nn
+
+COUNT = Path(__file__).with_name("count")
+
+
+class Dies(nn.Module):
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+    def forward(self, x):
+        if self.training:
+            with COUNT.open("a") as file:
+                file.write("x")
+            if COUNT.stat().st_size == {visit}:
+                os.kill(os.getpid(), 9)
+        return self.layers(x)
+"""
+
+
+@pytest.mark.parametrize("order", ["cyclic", "free"])
+def test_the_newest_checkpoints_are_damaged_in_the_middle_of_an_epoch(hopping, cli, order):
+    """A trial goes on from an older state; each epoch still visits each shard once."""
+    lab = hopping(4, on="inline", order=order)
+    lab.sweep()
+    expected = {p.name: trained(p)[1] for p in (lab.folder / "trials").iterdir()}
+    lab.clear()
+    stopped = cli("sweep", lab.folder, "search.steps=30")
+    assert stopped.code == 0, stopped.err
+    damaged = 0
+    for trial in (lab.folder / "trials").iterdir():
+        kept = RunFolder(trial).checkpoints()
+        if len(kept) > 1:
+            next(kept[-1].path.glob("*.safetensors")).write_bytes(b"nothing")
+            damaged += 1
+    assert damaged
+    lab.sweep()
+    for trial in sorted((lab.folder / "trials").iterdir()):
+        steps = [step for step, _, _ in trained(trial)[1]]
+        assert steps == sorted(set(steps))
+        if order == "cyclic":
+            assert trained(trial)[1] == expected[trial.name]
+        else:
+            visits = read_visits(lab, trial.name)
+            assert all(sorted(path) in ([], [0, 1, 2, 3]) for path in visits)
+            assert_same(trial, train_alone(lab, trial.name, f"data.visits={visits}"))
+
+
+def test_a_hopping_study_goes_on_without_hops_in_the_middle_of_an_epoch(hopping):
+    lab = hopping(4, on="inline", order="free")
+    lab.sweep("search.steps=30")
+    unfinished = [row for row in lab.rows("select id, step, epoch from trials") if row[2] % 1]
+    assert unfinished
+    lab.write(execute={"on": "inline"}, search__seeds=1)
+    lab.sweep()
+    for trial in sorted(p.name for p in (lab.folder / "trials").iterdir()):
+        visits = read_visits(lab, trial)
+        assert_same(lab.folder / "trials" / trial, train_alone(lab, trial, f"data.visits={visits}"))
+
+
+def test_other_seeds_and_more_epochs_do_not_move_the_first_shard(hopping):
+    lab = hopping(3)
+    lab.write(execute={"hop": True}, search={"method": "grid", "seeds": [3, 8]})
+    lab.sweep()
+    lab.project.config(lab.project.changed(data__shards=3, train__epochs=4, model__dropout=0.2))
+    lab.write(execute={"hop": True}, search={"method": "grid", "seeds": [5, 8, 3]})
+    assert not lab.sweep().failures
+    for trial in sorted(p.name for p in (lab.folder / "trials").iterdir())[:3]:
+        assert_same(lab.folder / "trials" / trial, train_alone(lab, trial))
+
+
+def test_a_worker_dies_in_a_visit(hopping):
+    lab = hopping(3, on="processes", workers=2)
+    lab.project.write("src/dies.py", kill_worker_code(visit=31))
+    lab.project.config(lab.project.changed(data__shards=3, train__epochs=2, model={"class": "dies.Dies"}))
+    lab.write(search__seeds=1, execute={"hop": True, "on": "processes", "workers": 2})
+    assert not lab.sweep().failures
+    outcomes = [row[0] for row in lab.rows("select outcome from unit_trials")]
+    assert outcomes.count("infrastructure") == 1
+    for trial in sorted(p.name for p in (lab.folder / "trials").iterdir())[:2]:
+        assert_same(lab.folder / "trials" / trial, train_alone(lab, trial))
+
+
+def test_a_full_disk_fails_a_trial_and_loses_nothing(hopping, monkeypatch):
+    from manyfit.store import checkpoint
+
+    lab = hopping(3)
+    lab.sweep()
+    expected = lab.table()
+    lab.clear()
+    write, written = checkpoint.save_checkpoint, []
+
+    def fail(*args, **kwargs):
+        written.append(1)
+        if len(written) in (9, 10, 11, 12):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", fail)
+    lab.sweep()
+    assert len(written) > 12
+    monkeypatch.undo()
+    monkeypatch.chdir(lab.root)
+    lab.sweep(retry=["failed"])
+    assert lab.table() == expected
+    for (trial,) in lab.rows("select id from trials"):
+        steps = [row["step"] for row in lab.log(trial)]
+        assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_records_of_files_are_visited_in_ranges(lab, drop):
+    """A feeder has a batch size of its own, and may drop incomplete batches of a visit."""
+    pytest.importorskip("google_crc32c")
+    from manyfit.data.tfrecord.convert import table_of, write_shards
+
+    state = np.random.RandomState(0)
+    for split, rows in (("train", 70), ("validation", 30)):
+        np.savez(
+            lab.root / f"{split}.npz", x=state.normal(size=(rows, 8)).astype("f4"), y=np.arange(rows) % 3
+        )
+        table = table_of(lab.root / f"{split}.npz", None, None, None, None, lab.root / "records", None, None)
+        list(write_shards(table, lab.root / "records", split, 2, "", 1, False))
+    feeder = {
+        "class": "manyfit.feeders.TFRecordExamplesFeeder", "batch_size": 8, "drop_remainder": drop,
+        "features_map": {"x": {"class": "manyfit.feeders.FixedLenFeature", "shape": [8], "dtype": "float32"}},
+        "labels_map": {"y": {"class": "manyfit.feeders.FixedLenFeature", "shape": [], "dtype": "int64"}},
+    }  # fmt: skip
+    tree = lab.project.changed(train__epochs=2)
+    tree["data"] = {
+        "class": "manyfit.feeders.Feeders", "shards": 3,
+        "train": {**feeder, "file_patterns": "records/train-*"},
+        "validation": {**feeder, "file_patterns": "records/validation-*"},
+    }  # fmt: skip
+    tree["model"] = {"class": "torch.nn.Linear", "in_features": 8, "out_features": 3}
+    lab.project.config(tree)
+    lab.write(
+        search__seeds=1, space={"train.optimizer.lr": [0.01, 0.1]},
+        execute={"hop": True, "on": "processes", "workers": 2},
+    )  # fmt: skip
+    assert not lab.sweep().failures
+    for trial in sorted(p.name for p in (lab.folder / "trials").iterdir()):
+        assert_same(lab.folder / "trials" / trial, train_alone(lab, trial))
+
+
+def test_more_trials_than_open_files_hop(hopping, monkeypatch):
+    monkeypatch.setattr("manyfit.study.drive.hopping.count_open_runs", lambda: 4)
+    lab = hopping(3)
+    lab.write(
+        execute={"hop": True, "order": "free"}, search__seeds=1,
+        space={"train.optimizer.lr": [0.001 * i for i in range(1, 13)]},
+    )  # fmt: skip
+    assert not lab.sweep().failures
+    for trial in sorted(p.name for p in (lab.folder / "trials").iterdir())[:2]:
+        visits = read_visits(lab, trial)
+        assert_same(lab.folder / "trials" / trial, train_alone(lab, trial, f"data.visits={visits}"))

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,9 @@ log = logging.getLogger("manyfit")
 
 MOST_OPEN: Final = 256
 """The number of runs whose folders are open at once; each needs open files and a thread."""
+FILES: Final = 8
+"""Open files of such a run: its lock, its log, and states in memory that wait to be written."""
+OTHER_FILES: Final = 256
 SHARE: Final = 4
 """States in memory occupy at most this part of the machine's memory: a quarter."""
 
@@ -66,6 +70,7 @@ class Hopping:
         self._keepers: OrderedDict[str, Keeper] = OrderedDict()
         self._free = dict(enumerate(self.workers))
         """The workers without a visit, by number; those without names are all alike."""
+        self._most_open = count_open_runs()
         self._is_uniform = len({worker.speed for worker in self.workers}) == 1
 
     # -- choosing ---------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ class Hopping:
         most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE
         idle = [trial for trial in self._keepers if trial not in self.sent]
         size = sum(keeper.size for keeper in self._keepers.values())
-        while len(idle) > 1 and (len(self._keepers) > MOST_OPEN or size > most):
+        while len(idle) > 1 and (len(self._keepers) > self._most_open or size > most):
             size -= self._keepers[idle[0]].size
             self.close(idle.pop(0))
 
@@ -206,6 +211,18 @@ class Hopping:
                 self.close(trial)
             except ManyfitError as error:
                 log.warning("%s", error)
+
+
+def count_open_runs() -> int:
+    """Return how many runs can be open at once, after raising the limit on open files if necessary."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OTHER_FILES + FILES * MOST_OPEN
+    if resource.RLIM_INFINITY in (soft, hard) or hard >= wanted:
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return MOST_OPEN
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(4, (hard - min(OTHER_FILES, hard // 2)) // FILES)
 
 
 def read_stage(note: Note | None) -> Stage:

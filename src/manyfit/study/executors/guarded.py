@@ -25,6 +25,7 @@ class Guarded(Executor):
             raise RunFailed(f"the executor {self._name} must have at least one slot, not {inner.slots!r}")
         self.slots = inner.slots
         self.places = inner.places
+        self.speeds = inner.speeds
 
     @property
     def isolates(self) -> bool:  # type: ignore[override]

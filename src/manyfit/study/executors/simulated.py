@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 from manyfit.core.seeds import derive
@@ -37,14 +38,17 @@ class Simulated(Executor):
         failure: Callable[[Trial], Failure | None] = lambda trial: None,
         steps_per_epoch: int = 10,
         visits: int = 1,
+        speeds: Sequence[float] = (),
     ) -> None:
-        """`visits` is the number of shards; with more than one, `seconds` is the duration of a visit."""
+        """`visits` is the number of shards; with more than one, `seconds` is the duration of a visit, on a
+        worker of speed 1."""
         self._visits = visits
         self.worked = 0.0
         """Seconds of simulated work, over all workers."""
         self.units = 0
         """Units that were executed, counted once for each of their trials."""
         self.places = [f"worker-{i}" for i in range(slots)] if visits > 1 else []
+        self.speeds = dict(zip(self.places, speeds, strict=False))
         self.slots = slots
         self._epochs = epochs
         self._curve = curve
@@ -62,6 +66,8 @@ class Simulated(Executor):
         began = self._clock
         for trial in unit.trials:
             outcome = self._outcome(trial, unit)
+            if unit.place in self.speeds:
+                outcome = replace(outcome, seconds=outcome.seconds / self.speeds[unit.place])
             began += outcome.seconds
             self.worked += outcome.seconds
             self.units += unit.purpose == "train"
