@@ -42,7 +42,8 @@ def prepare_bare(job: tuple[str, list[dict[str, Any]], str]) -> None:
         for name, array in arrays.items():
             columns.setdefault(name, []).append(array)
     assert form is not None
-    Path(path).write_bytes(serialize_rows([row["id"] for row in rows], form, columns))
+    stacked = {name: np.stack(arrays) for name, arrays in columns.items()}
+    Path(path).write_bytes(serialize_rows([row["id"] for row in rows], form, stacked))
 
 
 def write_pictures(folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sqlite3
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -22,7 +24,12 @@ from timing import where
 from torch import nn
 
 import manyfit
+from manyfit.config.tree.reader import dump
 from manyfit.core.state import State
+from manyfit.data.etl.plan import EtlOptions
+from manyfit.data.etl.run import run_etl
+from manyfit.data.etl.spec import ETLSpec
+from manyfit.data.etl.tables import read_table
 from manyfit.store.packed_state import PackedState
 from manyfit.study.executors.messages import receive, send
 
@@ -100,23 +107,31 @@ train: {epochs: 2, threads: 1, loss: cross_entropy, optimizer: {class: adam, lr:
 LRS = [0.0001 * (i + 1) for i in range(8)]
 
 
+def write_study(root: Path, config: str, workers: int) -> Path:
+    """Write a study of 8 models that hop; return its folder."""
+    (root / "src").mkdir()
+    (root / "src" / "code.py").write_text(CODE)
+    (root / "runs" / "a").mkdir(parents=True)
+    (root / "runs" / "a" / "config.yaml").write_text(config)
+    tree = {
+        "base": "../../runs/a/config.yaml",
+        "objective": {"metric": "val_loss", "mode": "min"},
+        "search": {"method": "grid"},
+        "space": {"train.optimizer.lr": LRS},
+        "execute": {"hop": True, "on": "processes", "workers": workers},
+    }
+    folder = root / "studies" / "s"
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text(dump(tree))
+    return folder
+
+
 def train_hopping(workers: int) -> float:
     """Return the seconds between the first and the last unit of a study that hops."""
     with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
-        (root / "src").mkdir()
-        (root / "src" / "code.py").write_text(CODE)
-        (root / "runs" / "a").mkdir(parents=True)
-        (root / "runs" / "a" / "config.yaml").write_text(CONFIG)
-        tree = {
-            "base": str(root / "runs" / "a" / "config.yaml"),
-            "objective": {"metric": "val_loss", "mode": "min"},
-            "search": {"method": "grid"},
-            "space": {"train.optimizer.lr": LRS},
-            "execute": {"hop": True, "on": "processes", "workers": workers},
-        }
-        manyfit.sweep(tree, folder=root / "studies" / "s", progress=False)
-        with sqlite3.connect(root / "studies" / "s" / "ledger.db") as ledger:
+        folder = write_study(Path(place), CONFIG, workers)
+        manyfit.sweep(folder, progress=False)
+        with sqlite3.connect(folder / "ledger.db") as ledger:
             query = "select min(started), max(ended) from units where purpose='train' and number > ?"
             (begin, end) = ledger.execute(query, (workers,)).fetchone()  # without the start of the workers
         return float(end - begin)
@@ -179,6 +194,78 @@ def measure_scaling() -> bool:
         f"0.9), spread {min(ratios):.2f}–{best:.2f} over {ROUNDS} rounds: {'ok' if best >= 0.9 else 'TOO SLOW'}"
     )
     return best >= 0.9
+
+
+# -- what is read -------------------------------------------------------------------------------------
+
+
+class Rows(ETLSpec):
+    """Rows of random numbers."""
+
+    def row_prep(self, row: Any, mode: str, object_dir: str) -> tuple[Any, Any]:
+        """Return the inputs and the class of a row."""
+        return np.random.normal(size=256).astype(np.float32), int(row["id"]) % 10
+
+
+def prepare_rows(root: Path) -> dict[str, int]:
+    """Write prepared rows in two shards; return the size of each file of training rows."""
+    for split, count in (("train", 16384), ("val", 256)):
+        (root / f"{split}.csv").write_text("id\n" + "\n".join(map(str, range(count))) + "\n")
+    tables = [read_table(split, str(root / f"{split}.csv")) for split in ("train", "val")]
+    folder = run_etl(Rows(), tables, root / "etl", EtlOptions(shards=2, workers=1)).folder
+    return {path.name: path.stat().st_size for path in (folder / "train").glob("*.arrow")}
+
+
+def read_mapped(root: Path, samples: list[tuple[float, int, dict[str, int]]], over: threading.Event) -> None:
+    """Sample how much of each file of training rows is in the memory of each process."""
+    while not over.wait(0.02):
+        for place in Path("/proc").glob("[0-9]*/smaps"):
+            found: dict[str, int] = {}
+            name = ""
+            with contextlib.suppress(OSError):
+                for line in place.read_text().splitlines():
+                    if ".arrow" in line:
+                        name = line.rpartition("/")[2] if f"{root}/etl" in line and "/train/" in line else ""
+                    elif name and line.startswith("Rss:"):
+                        found[name] = found.get(name, 0) + int(line.split()[1]) * 1024
+                        name = ""
+            if found:
+                samples.append((time.time(), int(place.parent.name), found))
+
+
+def measure_reads() -> bool:
+    """Print which part of the training rows each worker has read."""
+    samples: list[tuple[float, int, dict[str, int]]] = []
+    over = threading.Event()
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        files = prepare_rows(root)
+        data = "{class: manyfit.spec.EtlData, etl_dir: etl, batch_size: 64}"
+        folder = write_study(root, CONFIG.replace("{class: code.Rows, shards: 2}", data), workers=2)
+        watch = threading.Thread(target=read_mapped, args=(root, samples, over))
+        watch.start()
+        manyfit.sweep(folder, progress=False)
+        over.set()
+        watch.join()
+        query = "select max(ended) from units where purpose='train'"
+        with sqlite3.connect(folder / "ledger.db") as ledger:
+            (end,) = ledger.execute(query).fetchone()
+    last = {pid: found for when, pid, found in samples if when <= end and pid != os.getpid()}
+    good = len(last) == 2
+    for number, found in enumerate(last.values()):
+        by_shard = [
+            sum(size for name, size in found.items() if name.startswith(f"{shard:05d}-"))
+            / sum(size for name, size in files.items() if name.startswith(f"{shard:05d}-"))
+            for shard in range(2)
+        ]
+        own, other = max(by_shard), min(by_shard)
+        is_good = 0.98 <= own <= 1.02 and other <= 0.05
+        good &= is_good
+        print(
+            f"training rows in the memory of worker {number + 1} after 8 models and 2 epochs: {own:.2f} of its shard "
+            f"(1), {other:.2f} of the other one (0): {'ok' if is_good else 'WRONG'}"
+        )
+    return good
 
 
 # -- the cost of a hop --------------------------------------------------------------------------------
@@ -253,7 +340,10 @@ def measure_hop() -> bool:
 
 if __name__ == "__main__":
     print(f"hopping ({where()})")
-    parts = {"idle": measure_idle, "driver": measure_driver, "scaling": measure_scaling, "hop": measure_hop}
+    parts = {
+        "idle": measure_idle, "driver": measure_driver, "scaling": measure_scaling, "reads": measure_reads,
+        "hop": measure_hop,
+    }  # fmt: skip
     chosen = [part for name, part in parts.items() if name in sys.argv[1:] or not sys.argv[1:]]
     results = [part() for part in chosen]
     sys.exit(not all(results))

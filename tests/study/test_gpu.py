@@ -67,3 +67,20 @@ def test_memory_that_suffices_for_half_a_batch(lab, need):
     resolved = next(lab.folder.glob("trials/*/config.resolved.yaml")).read_text()
     assert "accumulate: 2" in resolved
     assert lab.sweep().best == found.best  # and it can be started again
+
+
+@gpu
+@pytest.mark.parametrize("on", ["inline", "processes"])
+def test_trials_hop_on_a_gpu(lab, on):
+    from tests.study.test_hopping import train_alone, trained
+
+    lab.project.config(lab.project.changed(data__shards=3, train__device="cuda", model__dropout=0.2))
+    lab.write(search__seeds=1, execute={"hop": True, "on": on, "workers": 2})
+    assert not lab.sweep().failures
+    assert all(session["device"].startswith("cuda") for session in sessions(lab))
+    for trial in sorted(p.name for p in (lab.folder / "trials").iterdir())[:3]:
+        (state, events), (alone, rows) = (
+            trained(p) for p in (lab.folder / "trials" / trial, train_alone(lab, trial))
+        )
+        assert [row[:2] for row in events] == [row[:2] for row in rows]
+        assert all(torch.equal(tensor, alone.tensors[name]) for name, tensor in state.tensors.items())

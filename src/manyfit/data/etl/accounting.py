@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from manyfit.core.errors import RunFailed
 from manyfit.core.names import pluralize
 from manyfit.data.etl.plan import EtlOptions, PlannedPart, choose_rows
 from manyfit.data.etl.tables import Table
 from manyfit.data.etl.worker import Done, sum_ids
-from manyfit.data.prepared import FORMAT, read_layout
+from manyfit.data.prepared import FORMAT, HASHES, read_layout
 from manyfit.store import durable
 
 QUARANTINE: Final = "quarantine.csv"
@@ -63,6 +66,16 @@ def make_layout(
             "shards": [shards[key] for key in sorted(shards)],
         }  # fmt: skip
     return {"format": FORMAT, "seed": options.seed, "fraction": options.fraction, "splits": splits}
+
+
+def write_hashes(folder: Path, parts: Sequence[PlannedPart], done: Mapping[tuple[str, str], Done]) -> None:
+    """Write the hashes of the rows of each split, so that splits can be compared without their rows."""
+    for mode in dict.fromkeys(each.part.mode for each in parts):
+        found = [done[each.key].hashes for each in parts if each.part.mode == mode]
+        data = b"".join(base64.b64decode(each) for each in found)
+        file = io.BytesIO()
+        np.save(file, np.frombuffer(data, np.uint64))
+        durable.write_file(folder / mode / HASHES, file.getvalue())
 
 
 def check_forms(mode: str, parts: Sequence[Done]) -> None:

@@ -23,7 +23,7 @@ from manyfit.core.lazy import import_optional
 from manyfit.core.methods import check_methods
 from manyfit.core.names import pluralize
 from manyfit.core.processes import without_main
-from manyfit.data.etl.accounting import EtlResult, make_layout, summarize, write_quarantine
+from manyfit.data.etl.accounting import EtlResult, make_layout, summarize, write_hashes, write_quarantine
 from manyfit.data.etl.plan import EtlOptions, PlannedPart, check_options, plan_parts
 from manyfit.data.etl.spec import EXPECTED, NEEDED
 from manyfit.data.etl.tables import Table, check_features, describe_objects, downloads
@@ -76,6 +76,7 @@ def run_etl(
         parts = [part for table in tables for part in plan_parts(spec, table, folder, options)]
         done = prepare_all(spec, parts, options, misc_path, report)
         layout = make_layout(tables, parts, done, options)
+        write_hashes(folder, parts, done)
         if options.on_error == "quarantine":
             write_quarantine(folder, tables, done)
         durable.write_file(folder / LAYOUT, json.dumps(layout, indent=1) + "\n")

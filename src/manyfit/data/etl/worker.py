@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ from manyfit.core.processes import die_with_parent
 from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.etl.spec import TableRow
-from manyfit.data.row_files import RowForm, flatten_alike, flatten_row, serialize_rows
+from manyfit.data.row_files import RowForm, flatten_alike, flatten_row, hash_rows, serialize_rows
 
 _worker: dict[str, Any] = {}
 """The spec of this process."""
@@ -60,6 +61,8 @@ class Done:
     """The sum of the hashes of all IDs, also of the failed ones."""
     form: dict[str, Any] | None
     failed: dict[str, str]
+    hashes: str
+    """Of the contents of each row, as base64 of numbers of 8 bytes."""
     worker: int = 0
 
 
@@ -108,15 +111,20 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
         for name, array in arrays.items():
             columns.setdefault(name, []).append(array)
     path = folder / part.name
-    size, digest = 0, ""
+    size, digest, hashes = 0, "", b""
     if ids and form is not None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        contents = serialize_rows(ids, form, columns)
+        stacked = {name: np.stack(rows) for name, rows in columns.items()}
+        hashes = hash_rows(stacked).tobytes()
+        contents = serialize_rows(ids, form, stacked)
         size, digest = len(contents), hashlib.sha256(contents).hexdigest()
         temporary.write_bytes(contents)
         temporary.replace(path)
     described = None if form is None else form.to_json()
-    done = Done(part.name, len(ids), size, digest, sum_ids([*ids, *failed]), described, failed, os.getpid())
+    done = Done(
+        part.name, len(ids), size, digest, sum_ids([*ids, *failed]), described, failed,
+        base64.b64encode(hashes).decode(), os.getpid(),
+    )  # fmt: skip
     note = path.with_suffix(".json")
     temporary = note.with_name(f".{note.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(asdict(done)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ComponentFailed, Interrupted, UsageError
@@ -11,6 +12,7 @@ from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor
 from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.search.plan import StudyPlan
+from manyfit.study.work.hops import place_shards
 from manyfit.study.work.points import Candidate
 from manyfit.study.work.units import Outcome, Trial, Unit
 
@@ -92,22 +94,26 @@ def rehearsals(
     `note` is called with the structures that are being rehearsed, before each one starts.
     """
     waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
+    spots = Spots(study, engine)
     while waiting or running:
-        while waiting and len(running) < engine.slots:
+        while waiting and (spot := spots.take()) is not None:
             key, item = waiting.popitem()
             trial = Trial(
                 f"rehearsal-{item.id}",
                 str(study.folder / "trials" / ".rehearsal"),
                 item.values,
                 study.seeds[0],
+                spot.changes,
             )
             running[trial.id] = key
+            spots.busy[trial.id] = spot
             note(list(running.values()))
-            engine.submit(Unit((trial,), purpose="rehearse"))
+            engine.submit(Unit((trial,), place=spot.place, purpose="rehearse"))
         if asking is not None and asking.watch.number:
             raise Interrupted("interrupted before anything was trained", asking.watch.number)
         for outcome in engine.wait(None, asking.wake if asking is not None else ()):
             key = running.pop(outcome.trial)
+            spots.give_back(outcome)
             if outcome.facts:
                 found.facts.append(dict(outcome.facts))
             if reason := _mistake(outcome):
@@ -115,6 +121,43 @@ def rehearsals(
                 failed[key] = f"{reason} (with {values})" if values else reason
     note([])
     return failed
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a rehearsal takes place, and what is changed in its config for that."""
+
+    place: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Spots:
+    """The free workers. Trials that hop are rehearsed where the shard is that they begin with.
+
+    How many shards there are is known after the first rehearsal, which takes place on the first worker.
+    """
+
+    def __init__(self, study: StudyConfig, engine: Executor) -> None:
+        self._engine = engine
+        self.busy: dict[str, Spot] = {}
+        """By trial."""
+        is_placed = study.execute.hop and engine.places
+        self._free = [Spot(engine.places[0])] if is_placed else [Spot() for _ in range(engine.slots)]
+        self._waits = bool(is_placed)
+
+    def take(self) -> Spot | None:
+        """Return a free worker, if there is one."""
+        return self._free.pop(0) if self._free else None
+
+    def give_back(self, outcome: Outcome) -> None:
+        """Free the worker of a rehearsal that has ended."""
+        spot, shards = self.busy.pop(outcome.trial), int(outcome.facts.get("shards", 0))
+        if self._waits and shards:
+            self._waits = False
+            workers = place_shards(list(self._engine.places), shards, self._engine.speeds)
+            self._free = [Spot(worker.name, {"data.first_shard": worker.shards[0]}) for worker in workers]
+        else:
+            self._free.append(spot)
 
 
 def _mistake(outcome: Outcome) -> str:
