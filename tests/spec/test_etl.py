@@ -140,7 +140,10 @@ def kill_etl(tmp_path, seed, rows, kills):
     def start():
         command = [sys.executable, str(script), str(tmp_path), str(dice.randint(1, 7)), capacities]
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": here}
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{here}:{os.environ.get('PYTHONPATH', '')}"},
         )
 
     for _ in range(kills):
@@ -263,3 +266,102 @@ def test_rows_of_another_shape_are_named(tmp_path):
     table = read_table("train", str(write_csv(tmp_path / "t.csv", 20)))
     with pytest.raises(RunFailed, match=r"r7.* row_prep returned x \(3,\)"):
         run_etl(Odd(), [table], tmp_path / "etl", EtlOptions(shards=1, workers=1))
+
+
+def test_row_prep_may_use_one_array_for_all_rows(tmp_path):
+    class Buffered(ETLSpec):
+        def __init__(self):
+            self.buffer = np.zeros(2)
+
+        def row_prep(self, row, mode, object_dir):
+            self.buffer[:] = row["value"]
+            return self.buffer, np.array(row["value"], ">f4")
+
+    table = read_table("predict", str(write_csv(tmp_path / "t.csv", 9)))
+    found = run_etl(Buffered(), [table], tmp_path / "etl", EtlOptions(shards=2, workers=1))
+    batch = open_split(found.folder, "predict").gather(np.arange(9))
+    assert batch.inputs[:, 1].tolist() == batch.target.tolist() == [i * 0.5 for i in range(9)]
+    again = run_etl(Buffered(), [table], tmp_path / "etl", EtlOptions(shards=2, workers=1))
+    assert again.is_reused
+
+
+class Odd(ETLSpec):
+    """What its rows become depends on the attribute `what`."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def set_features(self):
+        if self.what == "features":
+            raise KeyError("no features")
+
+    def initialize_worker(self):
+        if self.what == "initialize":
+            raise OSError("no license")
+
+    def row_prep(self, row, mode, object_dir):
+        if self.what == "exit":
+            sys.exit(0)
+        if self.what == "shape" and row.id in ("r0", "r7"):
+            return np.zeros(3), 1
+        values = {
+            "text": "abc",
+            "same": {"a.b": 1.0, "a": {"b": 2.0}},
+            "masked": np.ma.array([1], mask=[True]),
+        }
+        return values.get(self.what, np.zeros(2)), 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("features", "set_features failed: KeyError: 'no features'"),
+        ("initialize", r"initialize_worker failed: OSError: no license\n  at .*test_etl.py"),
+        ("exit", "the row 'r.*' of train failed: SystemExit"),
+        ("text", "rows must consist of numbers"),
+        ("same", "two values of a row have the same name: x.a.b"),
+        ("masked", "must not have masked values"),
+    ],
+)
+def test_mistakes_of_a_spec_are_named(tmp_path, what, message, workers):
+    table = read_table("train", str(write_csv(tmp_path / "t.csv", 100)))
+    with pytest.raises(ManyfitError, match=message):
+        run_etl(Odd(what), [table], tmp_path / "etl", EtlOptions(workers=workers))
+
+
+def test_few_rows_of_another_shape_are_left_out(tmp_path):
+    table = read_table("predict", str(write_csv(tmp_path / "t.csv", 20)))
+    found = run_etl(Odd("shape"), [table], tmp_path / "etl", EtlOptions(workers=1, on_error="skip"))
+    assert found.failed == {"predict": 2}
+    with pytest.raises(ManyfitError, match="2 rows could not be prepared in an earlier call"):
+        run_etl(Odd("shape"), [table], tmp_path / "etl", EtlOptions(workers=1))
+    again = run_etl(Odd("shape"), [table], tmp_path / "etl", EtlOptions(workers=1, on_error="quarantine"))
+    assert (again.folder / "quarantine.csv").read_text().count("\n") == 3
+
+
+def test_a_missing_file_is_prepared_again(tmp_path):
+    table = read_table("train", str(write_csv(tmp_path / "t.csv", 300)))
+    found = run_etl(Numbers(), [table], tmp_path / "etl", EtlOptions(workers=1))
+    before = open_split(found.folder, "train").fingerprint()
+    next((found.folder / "train").glob("*.arrow")).unlink()
+    again = run_etl(Numbers(), [table], tmp_path / "etl", EtlOptions(workers=1))
+    assert not again.is_reused
+    assert open_split(again.folder, "train").fingerprint() == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fraction": 0},
+        {"fraction": "x"},
+        {"shards": 2.5},
+        {"workers": -1},
+        {"on_error": "foo"},
+        {"capacities": (1, 0)},
+    ],
+)
+def test_impossible_options_are_named(tmp_path, options):
+    table = read_table("train", str(write_csv(tmp_path / "t.csv", 10)))
+    with pytest.raises(ManyfitError, match="must be"):
+        run_etl(Numbers(), [table], tmp_path / "etl", EtlOptions(**options))

@@ -150,7 +150,11 @@ def test_the_direction_of_a_metric_is_known_or_asked_for():
     assert find_mode("val_accuracy") == find_mode("val_auc") == find_mode("val_f1") == "max"
     assert find_mode("val_loss") == find_mode("val_error_rate") == find_mode("train_mse") == "min"
     with pytest.raises(ManyfitError, match="Say mode='max' or mode='min'"):
-        find_mode("val_fid")
+        find_mode("val_novelty")
+    for name in ("val_brier_score", "val_inaccuracy", "val_fid_score"):
+        with pytest.raises(ManyfitError, match="Say mode"):
+            find_mode(name)
+    assert find_mode("val_mape") == find_mode("val_jaccard_distance") == "min"
 
 
 def test_etl_from_the_command_line(place, cli, monkeypatch):

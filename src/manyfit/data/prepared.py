@@ -128,6 +128,29 @@ def read_layout(folder: Path) -> dict[str, Any]:
     return found
 
 
+def find_missing(folder: Path) -> Path | None:
+    """Return the first file of prepared data that is missing or has another size."""
+    for split, found in read_layout(folder)["splits"].items():
+        for file in (file for shard in found["shards"] for file in shard if file["rows"]):
+            path = Path(folder, split, file["name"])
+            if not path.is_file() or path.stat().st_size != file["bytes"]:
+                return path
+        if not (folder / split / HASHES).is_file():
+            return Path(folder, split, HASHES)
+    return None
+
+
+def digest_layout(folder: Path, splits: Sequence[str]) -> str:
+    """Return a hash of the rows of some splits, and of their division into shards."""
+    found = read_layout(folder)["splits"]
+    parts = {
+        split: [[[file["sha256"], file["rows"]] for file in shard] for shard in found[split]["shards"]]
+        for split in splits
+        if split in found
+    }
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
 def open_split(folder: Path, split: str) -> PreparedRows | None:
     """Return the prepared rows of a split; None if there are none."""
     found = read_layout(folder)["splits"].get(split)

@@ -68,6 +68,8 @@ def flatten_row(inputs: Any, target: Any) -> tuple[RowForm, dict[str, npt.NDArra
         array = to_array(value)
         if array.dtype.kind not in "biufc":
             raise UsageError(f"rows must consist of numbers, not {value!r:.60}")
+        if prefix in arrays:
+            raise UsageError(f"two values of a row have the same name: {prefix}")
         arrays[prefix] = np.ascontiguousarray(array).reshape(array.shape)
         return prefix
 
@@ -78,8 +80,8 @@ def flatten_row(inputs: Any, target: Any) -> tuple[RowForm, dict[str, npt.NDArra
 
 def flatten_alike(inputs: Any, target: Any, form: RowForm) -> dict[str, npt.NDArray[Any]] | None:
     """Return the arrays of a row by column, if it is plain and of a known form; otherwise None."""
-    is_plain = form.inputs == "x" and type(inputs) is np.ndarray and inputs.flags.c_contiguous
-    if not is_plain or (form.target is None) != (target is None) or isinstance(target, Mapping | tuple):
+    is_simple = form.inputs == "x" and type(inputs) is np.ndarray and inputs.flags.c_contiguous
+    if not is_simple or (form.target is None) != (target is None) or isinstance(target, Mapping | tuple):
         return None
     found = {"x": inputs} if target is None else {"x": inputs, "y": to_array(target)}
     columns = form.columns
@@ -95,7 +97,10 @@ def to_array(value: Any) -> npt.NDArray[Any]:
     """Return an array of a tensor, an image, a list or a number; single numbers keep their usual types."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
-    return np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError("rows must not have masked values: fill them")
+    array = np.asarray(value)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def hash_rows(columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:

@@ -10,7 +10,7 @@ from annotated_types import Gt
 from manyfit.config.typed.kinds import FromProject, Kind
 from manyfit.core.errors import FolderError
 from manyfit.data import Split
-from manyfit.data.prepared import LAYOUT, PreparedRows, open_split
+from manyfit.data.prepared import LAYOUT, PreparedRows, digest_layout, open_split
 
 SPLITS: Final = {"train": "train", "validation": "val", "test": "test"}
 
@@ -22,11 +22,19 @@ class EtlData:
     """
 
     def __init__(
-        self, etl_dir: Annotated[str, Kind.NEUTRAL, FromProject], batch_size: Annotated[int, Gt(0)] = 32
+        self,
+        etl_dir: Annotated[str, Kind.NEUTRAL, FromProject],
+        batch_size: Annotated[int, Gt(0)] = 32,
+        layout: str = "",
     ) -> None:
-        """`etl_dir` is the folder of one layout, or a folder with a single one."""
+        """`etl_dir` is the folder of one layout, or a folder with a single one.
+
+        `layout` is the hash of the expected rows of training and validation, as an experiment writes it.
+        """
         self.batch_size = batch_size
         self.folder = find_layout_folder(Path(etl_dir))
+        if layout and digest_layout(self.folder, ("train", "val")) != layout:
+            raise FolderError(f"{self.folder} has other rows than the config expects (data.layout)")
 
     def source(self, split: Split) -> PreparedRows | None:
         """Return the rows of one split."""

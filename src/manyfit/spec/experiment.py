@@ -59,7 +59,7 @@ class ExperimentParams:
                 hint = f"did you mean {best!r}? " if (best := nearest(name, known)) else ""
                 there = listing(known, 20)
                 raise UsageError(f"params: there is no parameter {name!r}; {hint}There are: {there}")
-        if "train_main" not in given:
+        if not given.get("train_main"):
             raise UsageError("params: train_main is missing: the CSV file with the training rows")
         values: dict[str, Any] = {name: str(value) for name, value in given.items() if value is not None}
         misc = given.get("misc") or ()
@@ -183,7 +183,11 @@ class Experiment:
         """Evaluate the best model on the test rows."""
         from manyfit.run.reuse import evaluate
 
-        report = evaluate(self.result.best_folder, "test", trust=True)
+        if "test" not in self.etl.rows:
+            raise UsageError("params: test_main is missing: the CSV file with the test rows")
+        place = self.result.best_folder
+        moved = [] if not place.is_dir() else [f"data.etl_dir={self.etl.folder.resolve()}"]
+        report = evaluate(place, "test", overrides=moved, allow_change=["data.test"], trust=True)
         return TestResult(dict(report.values), len(report))
 
     def run_predict(self) -> Predictions:

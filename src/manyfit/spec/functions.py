@@ -34,6 +34,8 @@ class SpecFunctions(Functions):
         self._aggregates = has_method(owner, "metrics_agg")
         self._has_warned = False
         self._learner: Any = None
+        self._objects = {k: v for k, v in owner.model_object.items() if hasattr(v, "state_dict")}
+        """The models and optimizers, which training may change but not replace."""
 
     @property
     def step_name(self) -> str:
@@ -73,11 +75,9 @@ class SpecFunctions(Functions):
                 owner.collected.setdefault(name, []).append(keep_value(value))
 
     def _check_model(self, model: Any) -> None:
-        known = self.owner.model_object
-        if model is known:
-            return
-        is_same = isinstance(model, Mapping) and model.keys() == known.keys()
-        if not is_same or any(model[name] is not known[name] for name in known):
+        is_given = model is self.owner.model_object
+        is_same = isinstance(model, Mapping) and model.keys() >= self.owner.model_object.keys()
+        if not (is_given or is_same) or any(model.get(k) is not v for k, v in self._objects.items()):
             raise RunFailed(
                 f"{self.step_name} must return the model object that it was given: its models and its "
                 "optimizer may change, but not be replaced"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, Self
+from weakref import WeakKeyDictionary
 
+GIVEN: Final[WeakKeyDictionary[Any, tuple[tuple[Any, ...], dict[str, Any]]]] = WeakKeyDictionary()
+"""By spec: the arguments that it was created with."""
 Metrics = dict[str, list[Any]]
 """By name: what each minibatch has returned, in order."""
 
@@ -15,6 +19,13 @@ class MinibatchSpec:
     `model_object` is what `create_model_components` has returned, and `minibatch` a pair of inputs and
     targets on the device; the targets are None where rows have none.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember the arguments, with which other processes make the spec again."""
+        made = super().__new__(cls)
+        with suppress(TypeError):  # a spec that cannot be hashed has no arguments
+            GIVEN[made] = args, kwargs
+        return made
 
     def initialize_worker(self) -> None:
         """Prepare a worker. Called exactly once on each."""

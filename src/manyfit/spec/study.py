@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from manyfit.config.tree.project import project_root
+from manyfit.core.code_hash import hash_code
 from manyfit.core.errors import UsageError
+from manyfit.data.etl.run import digest_folder
+from manyfit.data.prepared import digest_layout
+from manyfit.spec.minibatch import GIVEN
 
 BATCH_SIZE: Final = 32
-HIGHER: Final = ("acc", "auc", "f1", "precision", "recall", "iou", "bleu", "r2", "map", "score")
-LOWER: Final = ("loss", "error", "mse", "mae", "rmse", "perplexity", "nll")
+HIGHER: Final = re.compile("accuracy|acc|auc|auroc|f1|precision|recall|iou|dice|bleu|rouge|r2|map|ap|score")
+LOWER: Final = re.compile(
+    "loss|errors?|err|mse|mae|rmse|mape|perplexity|ppl|nll|distance|divergence|brier|fid|wer|cer"
+)
 
 
 def describe_study(
@@ -32,6 +39,7 @@ def describe_study(
     """Return the base, the objective and the space of a study over a grid of hyperparameters."""
     if not isinstance(grid, Mapping) or not grid:
         raise UsageError("param_grid must have at least one hyperparameter with its values")
+    check_grid(grid)
     mode = mode or find_mode(metric)
     fixed = {name: value for name, value in grid.items() if not is_axis(value)}
     axes = {name: value for name, value in grid.items() if is_axis(value)}
@@ -47,13 +55,14 @@ def describe_study(
         "hyperparams": hyperparams,
     }
     if misc_path:
-        trainer["misc_path"] = relative(Path(misc_path), root)
+        trainer |= {"misc_path": relative(Path(misc_path), root), "misc_digest": digest_folder(misc_path)}
     base: dict[str, Any] = {
         "seed": seed,
         **find_source(type(spec), root),
         "data": {
             "class": "manyfit.spec.EtlData",
             "etl_dir": relative(etl, root),
+            "layout": digest_layout(etl, ("train", "val")),
             "batch_size": "${trainer.hyperparams.batch_size}",
         },
         "trainer": trainer,
@@ -67,17 +76,25 @@ def describe_study(
     }
 
 
+def check_grid(grid: Mapping[str, Any]) -> None:
+    """Raise an error for names and values that mean something else in a config."""
+    for name, value in grid.items():
+        if not isinstance(name, str) or not name or "." in name:
+            raise UsageError(f"param_grid: {name!r} is not a name of a hyperparameter: text without a dot")
+        if "${" in str(value):
+            raise UsageError(f"param_grid: {name}: text with ${{ is a reference in a config: {value!r}")
+
+
 def find_mode(metric: str) -> Literal["min", "max"]:
     """Return the direction of a metric by its name; raise if the name does not tell.
 
     >>> find_mode("val_accuracy"), find_mode("val_loss")
     ('max', 'min')
     """
-    name = metric.lower()
-    if any(word in name for word in LOWER):
-        return "min"
-    if any(word in name for word in HIGHER):
-        return "max"
+    words = re.findall("[a-z]+[0-9]*", metric.lower())
+    is_higher, is_lower = (any(map(pattern.fullmatch, words)) for pattern in (HIGHER, LOWER))
+    if is_higher != is_lower:
+        return "max" if is_higher else "min"
     raise UsageError(f"metric: is a higher or a lower {metric!r} better? Say mode='max' or mode='min'")
 
 
@@ -105,20 +122,45 @@ def name_spec(spec: Any) -> str:
 
 
 def arguments_of(spec: Any) -> dict[str, Any]:
-    """Return the arguments of a spec, from its attributes of the same names."""
-    found: dict[str, Any] = {}
-    for parameter in list(inspect.signature(type(spec).__init__).parameters.values())[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        value = getattr(spec, parameter.name, parameter.default)
-        if value is parameter.empty:
+    """Return the arguments that a spec was created with, which a config can hold."""
+    name, (args, kwargs) = type(spec).__name__, GIVEN.get(spec, ((), {}))
+    found = inspect.signature(type(spec)).bind(*args, **kwargs).arguments
+    kinds = inspect.signature(type(spec)).parameters
+    given: dict[str, Any] = {}
+    for key, value in found.items():
+        if kinds[key].kind is inspect.Parameter.VAR_POSITIONAL:
+            raise UsageError(f"{name}: arguments without a name cannot be passed to other processes: {value}")
+        given |= value if kinds[key].kind is inspect.Parameter.VAR_KEYWORD else {key: value}
+    for key, value in given.items():
+        if not is_writable(value):
             raise UsageError(
-                f"{type(spec).__name__} has a parameter {parameter.name!r}, but no attribute of this name, "
-                "from which a worker could make it again"
+                f"{name}: the argument {key!r} must consist of numbers, text, lists and dicts, so that other "
+                f"processes can make the spec again, not {type(value).__name__}; use read_misc for arrays"
             )
-        if value != parameter.default:
-            found[parameter.name] = value
-    return found
+    again = type(spec)(**given)
+    changed = {
+        k for k in {**vars(spec), **vars(again)} if hash_attribute(spec, k) != hash_attribute(again, k)
+    }
+    if changed:
+        raise UsageError(
+            f"{name}: {', '.join(sorted(changed))} was changed after the spec was created, which other "
+            "processes do not see: pass it as an argument, or as a hyperparameter"
+        )
+    return given
+
+
+def hash_attribute(spec: Any, name: str) -> str:
+    """Return a hash of an attribute, which changes with its value."""
+    return hash_code(getattr(spec, name)) if hasattr(spec, name) else ""
+
+
+def is_writable(value: Any) -> bool:
+    """Return whether a config can hold a value."""
+    if isinstance(value, list | tuple):
+        return all(map(is_writable, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_writable(item) for key, item in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def find_source(cls: type, root: Path) -> dict[str, Any]:

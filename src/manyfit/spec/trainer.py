@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from manyfit.config.typed.kinds import FromProject, Kind
 from manyfit.config.typed.roles import SPEC
+from manyfit.core.code_hash import hash_code
 from manyfit.core.errors import UsageError
 from manyfit.core.methods import check_methods
+from manyfit.data.etl.run import digest_folder
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.functions.functions import BUILDING
 from manyfit.spec.functions import SpecFunctions
 from manyfit.spec.minibatch import EXPECTED, NEEDED, MinibatchSpec
 
-_prepared: dict[Any, Any] = {}
-"""The specs of this worker, after `initialize_worker` and `read_misc`."""
+_prepared: dict[Any, dict[str, Any]] = {}
+"""By spec: what `initialize_worker` and `read_misc` have stored on it, in this worker."""
 
 
 class SpecTrainer:
@@ -30,7 +31,11 @@ class SpecTrainer:
         spec: Annotated[MinibatchSpec, SPEC],
         hyperparams: Mapping[str, Any] | None = None,
         misc_path: Annotated[str, Kind.NEUTRAL, FromProject] = "",
+        misc_digest: str = "",
     ) -> None:
+        """`misc_digest` is a hash of the contents of the folder `misc_path`, which are part of the run."""
+        if misc_digest and digest_folder(misc_path) != misc_digest:
+            raise UsageError(f"{misc_path} has changed: it has other contents than the run was made for")
         check_methods(spec, EXPECTED, NEEDED)
         self.spec = prepare_spec(spec, misc_path)
         self.spec.hyperparams = dict(hyperparams or {})
@@ -60,16 +65,23 @@ class SpecTrainer:
 
 
 def prepare_spec(spec: Any, misc_path: str) -> Any:
-    """Return a copy of a spec for one run; the worker is initialized once, for the first of them."""
-    key = type(spec), misc_path, repr(sorted(vars(spec).items()))
+    """Prepare the spec of one run. The worker is initialized for the first of them.
+
+    What `initialize_worker` and `read_misc` store on the spec is given to the later ones; everything else
+    belongs to the run alone.
+    """
+    key = type(spec), misc_path, hash_code(vars(spec))
     if key not in _prepared:
+        before = {name: hash_code(value) for name, value in vars(spec).items()}
         with own_randomness():  # the first run of a worker must not draw other numbers than the next
             spec.initialize_worker()
             spec.read_misc(misc_path if not misc_path or misc_path.endswith("/") else f"{misc_path}/")
-        _prepared[key] = spec
-    made = copy.copy(_prepared[key])
-    made.worker_attributes = (*vars(_prepared[key]), "worker_attributes")
-    return made
+        _prepared[key] = {
+            name: value for name, value in vars(spec).items() if before.get(name) != hash_code(value)
+        }
+    vars(spec).update(_prepared[key])
+    spec.worker_attributes = (*_prepared[key], "worker_attributes")
+    return spec
 
 
 def check_same_batch_size(hyperparams: Mapping[str, Any], batch_size: int) -> None:

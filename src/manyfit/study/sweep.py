@@ -159,7 +159,7 @@ def run(
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
     driver.dispatch.shards = int(ledger.get("shards") or 0)
     if study.execute.hop:
-        check_hop(driver.dispatch.shards)
+        check_hop(ledger.get("shards"))
         measured = int(ledger.get("validation_shards") or 0)
         driver.hopping = Hopping(study, folder, engine, driver.dispatch.shards, measured, allowed)
     begin_study(driver, found, wish)

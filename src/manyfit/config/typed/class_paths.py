@@ -86,7 +86,7 @@ def activate(source: Path) -> None:
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.startswith(others) or file.startswith(own):
             continue
-        if not is_installed(name, file):
+        if not is_installed(name, file) and name != "__main__":
             del sys.modules[name]
     _activated[:] = [here]
 

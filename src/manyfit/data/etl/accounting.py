@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from manyfit.data.etl.tables import Table
 from manyfit.data.etl.worker import Done, sum_ids
 from manyfit.data.prepared import FORMAT, HASHES, read_layout
 from manyfit.store import durable
+
+log = logging.getLogger("manyfit")
 
 QUARANTINE: Final = "quarantine.csv"
 
@@ -65,6 +68,7 @@ def make_layout(
             "rows_in": len(expected), "rows": out, "failed": len(failed), "ids": sum_ids(expected),
             "shards": [shards[key] for key in sorted(shards)],
         }  # fmt: skip
+    warn_about_shapes(done)
     return {"format": FORMAT, "seed": options.seed, "fraction": options.fraction, "splits": splits}
 
 
@@ -87,6 +91,20 @@ def check_forms(mode: str, parts: Sequence[Done]) -> None:
                 f"{mode}: row_prep returned other shapes or types for the rows of {part.name} than for those "
                 f"of {known[0].name}: {part.form} and {known[0].form}"
             )
+
+
+def warn_about_shapes(done: Mapping[tuple[str, str], Done]) -> None:
+    """Log a warning if the inputs of two splits differ in shape or type: one model takes both."""
+    known: dict[str, str] = {}
+    for (mode, _), each in done.items():
+        if each.form is not None:
+            columns = {name: c for name, c in each.form["columns"].items() if name.partition(".")[0] == "x"}
+            known.setdefault(mode, str(columns))
+    first = next(iter(known), "")
+    for mode, inputs in known.items():
+        if inputs != known[first]:
+            log.warning("the rows of %s have other inputs than those of %s: %s and %s",
+                        mode, first, inputs, known[first])  # fmt: skip
 
 
 def write_quarantine(folder: Path, tables: Sequence[Table], done: Mapping[tuple[str, str], Done]) -> None:

@@ -70,4 +70,9 @@ def load_spec(path: str, source: Path) -> Any:
         ) from error
     if not isinstance(found, type) or not issubclass(found, ETLSpec):
         raise UsageError(f"{path} is not an ETL spec: derive it from manyfit.spec.ETLSpec")
-    return found()
+    try:
+        return found()
+    except Exception as error:
+        raise UsageError(
+            f"{path}() failed: {type(error).__name__}: {error}\n  at {user_frame(error)}"
+        ) from error

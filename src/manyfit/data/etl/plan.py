@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -39,6 +39,15 @@ class EtlOptions:
 
 def check_options(options: EtlOptions) -> None:
     """Raise an error for impossible options."""
+    numbers = (options.fraction, *options.capacities)
+    if not all(isinstance(number, int | float | np.number) for number in numbers):
+        raise UsageError(f"fraction and capacities must be numbers, not {list(numbers)}")
+    if type(options.shards) is not int or type(options.workers or 1) is not int or (options.workers or 1) < 1:
+        raise UsageError(
+            f"shards and workers must be positive integers, not {options.shards!r} and {options.workers!r}"
+        )
+    if options.on_error not in get_args(Policy):
+        raise UsageError(f"on_error must be one of {', '.join(get_args(Policy))}, not {options.on_error!r}")
     if not 0 < options.fraction <= 1:
         raise UsageError(f"fraction must be greater than 0 and at most 1, not {options.fraction}")
     if options.shards < 1:

@@ -18,12 +18,19 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from manyfit.core.code_hash import hash_code
-from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.errors import ComponentFailed, RunFailed, UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.methods import check_methods
 from manyfit.core.names import pluralize
 from manyfit.core.processes import without_main
-from manyfit.data.etl.accounting import EtlResult, make_layout, summarize, write_hashes, write_quarantine
+from manyfit.data.etl.accounting import (
+    QUARANTINE,
+    EtlResult,
+    make_layout,
+    summarize,
+    write_hashes,
+    write_quarantine,
+)
 from manyfit.data.etl.plan import EtlOptions, PlannedPart, check_options, plan_parts
 from manyfit.data.etl.spec import EXPECTED, NEEDED
 from manyfit.data.etl.tables import Table, check_features, describe_objects, downloads
@@ -31,7 +38,9 @@ from manyfit.data.etl.worker import (
     Done,
     EtlPart,
     RowFailed,
+    WorkerFailed,
     begin_worker,
+    call_user,
     describe,
     describe_failure,
     prepare_part,
@@ -40,7 +49,7 @@ from manyfit.data.etl.worker import (
     prepare_worker,
     sum_ids,
 )
-from manyfit.data.prepared import LAYOUT
+from manyfit.data.prepared import LAYOUT, find_missing
 from manyfit.data.row_files import digest_file
 from manyfit.store import durable
 from manyfit.store.lock import hold_lock
@@ -70,8 +79,8 @@ def run_etl(
     check_spec(spec, tables)
     folder = etl_dir / make_key(spec, tables, options, misc_path, etl_dir)
     etl_dir.mkdir(parents=True, exist_ok=True)
-    if (folder / LAYOUT).is_file():
-        return summarize(folder, is_reused=True)
+    if (known := find_prepared(folder, options)) is not None:
+        return known
     with hold_lock(folder):
         parts = [part for table in tables for part in plan_parts(spec, table, folder, options)]
         done = prepare_all(spec, parts, options, misc_path, report)
@@ -86,7 +95,7 @@ def run_etl(
 def check_first_rows(spec: Any, tables: Sequence[Table], place: Path, misc_path: str = "") -> list[str]:
     """Prepare the first row of each table, and describe what it becomes; `place` is for temporary files."""
     check_spec(spec, tables)
-    made, lines = prepare_worker(spec, misc_path), []
+    made, lines = prepare_worker(pack_spec(spec), misc_path), []
     for table in tables:
         part = EtlPart(str(place), "", table.mode, table.object_dir, table.ids[:1], downloads=downloads(spec))
         try:
@@ -100,8 +109,28 @@ def check_first_rows(spec: Any, tables: Sequence[Table], place: Path, misc_path:
 def check_spec(spec: Any, tables: Sequence[Table]) -> None:
     """Raise an error for methods that do not fit, and for features that are not columns."""
     check_methods(spec, EXPECTED, NEEDED)
-    spec.set_features()
+    call_user(spec.set_features)
     check_features(spec, tables)
+
+
+def find_prepared(folder: Path, options: EtlOptions) -> EtlResult | None:
+    """Return what was prepared earlier; None if it is not complete, or if failed rows are to be written."""
+    if not (folder / LAYOUT).is_file():
+        return None
+    found = summarize(folder, is_reused=True)
+    if missing := find_missing(folder):
+        log.warning("%s is missing or damaged, and is prepared again", missing)
+        (folder / LAYOUT).unlink()
+        return None
+    failed = sum(found.failed.values())
+    if failed and options.on_error == "quarantine" and not (folder / QUARANTINE).is_file():
+        return None
+    if failed and options.on_error == "stop":
+        raise RunFailed(
+            f"{pluralize(failed, 'row')} could not be prepared in an earlier call, which left them out: see "
+            f"{folder}; on_error='skip' uses the others, and 'quarantine' also writes these to a file"
+        )
+    return found
 
 
 def make_key(spec: Any, tables: Sequence[Table], options: EtlOptions, misc_path: str, etl_dir: Path) -> str:
@@ -109,17 +138,14 @@ def make_key(spec: Any, tables: Sequence[Table], options: EtlOptions, misc_path:
     described = {
         "spec": hash_code(spec),
         "tables": {t.mode: [t.digest, describe_objects(t.object_dir, etl_dir.resolve())] for t in tables},
-        "misc": digest_misc(misc_path),
-        "options": [
-            options.fraction, options.seed, options.shards, list(options.capacities),
-            options.on_error == "stop",
-        ],
+        "misc": digest_folder(misc_path),
+        "options": [options.fraction, options.seed, options.shards, list(options.capacities)],
     }  # fmt: skip
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def digest_misc(folder: str) -> str:
-    """Return a hash of the contents of further files."""
+def digest_folder(folder: str) -> str:
+    """Return a hash of the names and contents of the files in a folder."""
     digest = hashlib.sha256()
     for path in sorted(Path(folder).rglob("*")) if folder else ():
         if path.is_file():
@@ -156,11 +182,11 @@ def _results(
     """Yield the parts as they are prepared."""
     try:
         if workers <= 1:
-            made = prepare_worker(spec, misc) if todo else spec
+            made = prepare_worker(pack_spec(spec), misc) if todo else spec
             yield from ((each, prepare_rows(made, each.fill())) for each in todo)
             return
         context = multiprocessing.get_context("spawn")
-        arguments = (pack_spec(spec), misc)
+        arguments = (pack_spec(spec), misc, os.getpid())
         with ProcessPoolExecutor(workers, context, begin_worker, arguments) as pool:
             waiting, futures = deque(todo), dict[Future[Done], PlannedPart]()
             try:
@@ -172,17 +198,21 @@ def _results(
                     for future in wait(futures, return_when=FIRST_COMPLETED).done:
                         yield futures.pop(future), future.result()
             except BaseException:
+                for process in list((pool._processes or {}).values()):
+                    process.kill()  # a row may hang
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
     except RowFailed as error:
         raise RunFailed(
-            f"{error}\n  everything prepared so far is kept: correct the row or row_prep, or leave such rows "
-            "out with on_error='skip' or 'quarantine'"
+            f"{error}\n  correct the row or row_prep, or leave such rows out with on_error='skip' or "
+            "'quarantine'; rows that are prepared are kept as long as the code and the files stay the same"
         ) from None
+    except WorkerFailed as error:
+        raise ComponentFailed(str(error)) from None
     except BrokenProcessPool:
         raise RunFailed(
-            "a process of ETL has ended unexpectedly, perhaps because memory ran out, or because "
-            "initialize_worker or read_misc failed; everything prepared so far is kept"
+            "a process of ETL has ended unexpectedly, perhaps because memory ran out, or because row_prep "
+            "ended it; everything prepared so far is kept"
         ) from None
 
 
@@ -192,13 +222,19 @@ def pack_spec(spec: Any) -> bytes:
     name = type(spec).__module__
     module = sys.modules.get(name)
     is_importable = name == "__main__" or PathFinder.find_spec(name.partition(".")[0]) is not None
-    if module is None or is_importable:
-        return bytes(cloudpickle.dumps(spec))
-    cloudpickle.register_pickle_by_value(module)
+    by_value = module is not None and not is_importable
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
     try:
         return bytes(cloudpickle.dumps(spec))
+    except Exception as error:
+        raise UsageError(
+            f"{type(spec).__name__} cannot be passed to other processes: {type(error).__name__}: {error}; "
+            "create what cannot be pickled in initialize_worker"
+        ) from error
     finally:
-        cloudpickle.unregister_pickle_by_value(module)
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def read_done(part: EtlPart) -> Done | None:
@@ -216,16 +252,25 @@ def read_done(part: EtlPart) -> Done | None:
 
 
 def collect_misc(files: Sequence[str], folder: Path) -> str:
-    """Copy further files, local or remote, into one folder; return its path, which ends in a slash."""
+    """Copy further files, local or remote, into one folder; return its path, which ends in a slash.
+
+    The folder is below the given one and is named after the contents, so that other files are elsewhere.
+    """
     fsspec = import_optional("fsspec", "etl")
-    folder.mkdir(parents=True, exist_ok=True)
     names = [Path(file).name for file in files]
-    if len(set(names)) != len(names):
-        raise UsageError(f"misc: the names of the files must be distinct: {', '.join(names)}")
-    for file, name in zip(files, names, strict=True):
-        try:
-            with fsspec.open(file, "rb") as source, (folder / name).open("wb") as target:
+    if len(set(names)) != len(names) or not all(names):
+        raise UsageError(f"misc: the names of the files must be distinct: {', '.join(map(repr, names))}")
+    temporary = folder / f".{os.getpid()}.tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    try:
+        for file, name in zip(files, names, strict=True):
+            with fsspec.open(file, "rb") as source, (temporary / name).open("wb") as target:
                 shutil.copyfileobj(source, target)
-        except FileNotFoundError:
-            raise UsageError(f"misc: there is no file {file}") from None
-    return f"{folder}/"
+        final = folder / digest_folder(str(temporary))[:16]
+        if not final.is_dir():
+            temporary.rename(final)
+        return f"{final}/"
+    except (OSError, ImportError, ValueError) as error:
+        raise UsageError(f"misc: {file} cannot be read: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -60,7 +60,7 @@ def read_table(mode: Mode, main: str, object_dir: str = "") -> Table:
         named = csv.read_csv(pa.BufferReader(data), convert_options=text)  # as written: 007 is not 7
     except FileNotFoundError:
         raise UsageError(f"{mode}_main: there is no file {main}") from None
-    except (OSError, ValueError, pa.ArrowInvalid) as error:
+    except (OSError, ValueError, ImportError, pa.ArrowInvalid) as error:
         raise UsageError(f"{mode}_main: {main} cannot be read as CSV: {error}") from error
     if not table.num_columns or not table.num_rows:
         raise UsageError(f"{mode}_main: {main} has no rows")

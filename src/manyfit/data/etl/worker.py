@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.processes import die_with_parent
 from manyfit.core.seeds import derive
@@ -70,22 +71,41 @@ class RowFailed(Exception):
     """A row that could not be prepared."""
 
 
-def begin_worker(spec: bytes, misc_path: str) -> None:
-    """Prepare this process: called once."""
-    die_with_parent()
+class WorkerFailed(Exception):
+    """A process that could not be initialized."""
+
+
+def begin_worker(spec: bytes, misc_path: str, parent: int) -> None:
+    """Prepare this process: called once. An error is raised by its first part, so that it can be shown."""
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker["spec"] = prepare_worker(pickle.loads(spec), misc_path)
+    try:
+        _worker["spec"] = prepare_worker(spec, misc_path)
+    except Exception as error:
+        _worker["error"] = str(error)
 
 
-def prepare_worker(spec: Any, misc_path: str) -> Any:
-    """Call the methods of a spec that prepare a worker."""
-    spec.initialize_worker()
-    spec.read_misc(misc_path)
-    return spec
+def prepare_worker(spec: bytes, misc_path: str) -> Any:
+    """Return the spec of this process, after calling the methods that prepare a worker."""
+    made = pickle.loads(spec)
+    call_user(made.initialize_worker)
+    call_user(made.read_misc, misc_path)
+    return made
+
+
+def call_user(method: Any, *arguments: Any) -> Any:
+    """Call a method of a spec; an error in it is named, with its place."""
+    try:
+        return method(*arguments)
+    except (Exception, SystemExit) as error:
+        text = f"{method.__qualname__} failed: {type(error).__name__}: {error}\n  at {user_frame(error)}"
+        raise ComponentFailed(text) from error
 
 
 def prepare_part(part: EtlPart) -> Done:
     """Prepare a part in this process."""
+    if "error" in _worker:
+        raise WorkerFailed(_worker["error"])
     return prepare_rows(_worker["spec"], part)
 
 
@@ -96,17 +116,25 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
     form: RowForm | None = None
     columns: dict[str, list[Any]] = {}
     folder = Path(part.folder)
+    made: list[tuple[str, RowForm, dict[str, Any]]] = []
     for id_, row in zip(part.ids, part.rows, strict=True):
         try:
             found, arrays = prepare_row(spec, part, id_, row, form)
-            if form is not None and found != form:
+            if part.stops and form is not None and found != form:
                 raise UsageError(f"row_prep returned {describe(found)}, but {describe(form)} for other rows")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if part.stops:
                 raise RowFailed(describe_failure(part, id_, error)) from None
             failed[id_] = f"{type(error).__name__}: {error}"
             continue
-        form = found
+        form = form or found
+        # Copied: row_prep may use the same array for every row.
+        made.append((id_, found, {name: array.copy() for name, array in arrays.items()}))
+    form = find_usual_form(made)
+    for id_, found, arrays in made:
+        if form is None or found != form:
+            failed[id_] = f"row_prep returned {describe(found)}, but other shapes or types for most rows"
+            continue
         ids.append(id_)
         for name, array in arrays.items():
             columns.setdefault(name, []).append(array)
@@ -132,7 +160,14 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
     return done
 
 
-def describe_failure(part: EtlPart, id_: str, error: Exception) -> str:
+def find_usual_form(made: Sequence[tuple[str, RowForm, Any]]) -> RowForm | None:
+    """Return the form that most rows have."""
+    counts = Counter(repr(form) for _, form, _ in made)
+    usual = max(counts, key=lambda text: counts[text], default="")
+    return next((form for _, form, _ in made if len(counts) == 1 or repr(form) == usual), None)
+
+
+def describe_failure(part: EtlPart, id_: str, error: BaseException) -> str:
     """Return which row failed, why, and where in the user's code."""
     where = user_frame(error) or traceback.format_exc(limit=-1).strip()
     return f"the row {id_!r} of {part.mode} failed: {type(error).__name__}: {error}\n  at {where}"

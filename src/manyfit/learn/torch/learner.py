@@ -192,6 +192,8 @@ class TorchLearner(BaseLearner):
     ) -> dict[str, RowSums]:
         """Add the rows of some batches to sums."""
         sums: dict[str, RowSums] = known or {}
+        for each in sums.values():
+            each.move_to(self.device)
         for batch, output, target, rows, _ in self._evaluate(batches):
             for name, values in rows.items():
                 if name not in sums:

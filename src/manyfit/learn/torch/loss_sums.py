@@ -173,6 +173,11 @@ class RowSums:
         sums = [each.cpu() for each in self._sums]
         return {**self.__dict__, "_device": torch.device("cpu"), "_sums": sums, "_counts": counts}
 
+    def move_to(self, device: torch.device) -> None:
+        """Continue on a device."""
+        self._device = torch.device("cpu") if device.type == "mps" else device
+        self._sums = [each.to(self._device) for each in self._sums]
+
     def add(self, values: Tensor) -> None:
         """Add the values of a batch."""
         values = values.detach().to(self._device, torch.float64)

@@ -183,7 +183,11 @@ class Driver(Assigning):
         """Return why the study must stop, if so: all trials would fail like this, or `--fail-fast` is set."""
         failure = trial.failure
         assert failure is not None
-        some = any(t.state in ("finished", "paused") for t in self.ledger.trials.values())
+        some = any(
+            t.state in ("finished", "paused") or t.epoch >= 1
+            for t in self.ledger.trials.values()
+            if t is not trial
+        )
         first = point.number == 0 and not some and failure.kind in ("user error", "data")
         if not (first or self.options.fail_fast):
             return ""

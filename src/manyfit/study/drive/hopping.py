@@ -183,8 +183,10 @@ class Hopping:
             if outcome.failure is None and not (stage and stage.measures(self.measured)):
                 self._cost[outcome.trial] = outcome.seconds * worker.speed
             self.stages[outcome.trial] = read_stage(keeper.note)
+        is_measured = keeper.note is None or keeper.note.measured
+        epoch = keeper.epoch if is_measured else math.nextafter(keeper.epoch, 0.0)  # not complete yet
         return replace(
-            outcome, parcel=None, step=keeper.step, epoch=keeper.epoch,
+            outcome, parcel=None, step=keeper.step, epoch=epoch,
             curve=curve_of(keeper.events, self.study.objective.metric),
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from manyfit.config.typed.cadence import Cadence
 from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import FolderError, RunConflict, UsageError
 from manyfit.core.names import pluralize
-from manyfit.run.build.user_code import hash_imported
+from manyfit.run.build.user_code import hash_imported, hash_main_classes
 from manyfit.run.session.resume_check import is_allowed
 from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.search.decisions import Stopper, next_pause, pauses_of
@@ -176,10 +176,16 @@ def check_base(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> 
             )
 
 
+def hash_study_code(study: StudyConfig) -> dict[str, str]:
+    """Return hashes of the user's modules, and of the classes of the running script."""
+    source = study.base.project / study.base.run.src_code_path
+    return {**hash_imported(source), **hash_main_classes(study.base)}
+
+
 def check_study_code(study: StudyConfig, ledger: Ledger, allowed: Collection[str]) -> None:
     """Raise if the user's code differs from the code that trained the study so far."""
     source = study.base.project / study.base.run.src_code_path
-    before, now = ledger.get("modules") or {}, hash_imported(source)
+    before, now = ledger.get("modules") or {}, hash_study_code(study)
     changed = [
         name for name in now
         if before.get(name, now[name]) != now[name] and not is_allowed(f"code.{name}", allowed, "code")
@@ -199,7 +205,7 @@ def keep_base(study: StudyConfig, ledger: Ledger) -> None:
     now = study.base.snapshot
     values = {key: value for key, value in now.values.items() if _is_plain(value)}
     kinds_now = {key: str(kind) for key, kind in now.kinds.items()}
-    ledger.set("modules", hash_imported(study.base.project / study.base.run.src_code_path))
+    ledger.set("modules", hash_study_code(study))
     ledger.set("base_values", {key: v for key in study.space.keys if _is_plain(v := study.value(key))})
     ledger.set("base", {"values": values, "kinds": kinds_now, "given": _list_given(study)})
 

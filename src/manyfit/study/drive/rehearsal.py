@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manyfit.config.study.study import StudyConfig
-from manyfit.core.errors import ComponentFailed, Interrupted, UsageError
+from manyfit.core.errors import ComponentFailed, Interrupted, RunFailed, UsageError
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor
 from manyfit.study.ledger.ledger import Ledger
@@ -35,6 +35,8 @@ def rehearse_points(
 ) -> None:
     """Rehearse one point of each structure that is new; report all that cannot be trained in one error."""
     done = {*(ledger.get("rehearsed") or []), *(ledger.get("rehearsing") or [])}
+    if study.execute.hop and ledger.get("shards") is None:
+        done = set()  # the number of shards must be known
     ledger.set("rehearsed", sorted(done))
     todo = {key: item for key, item in found.structures.items() if key not in done}
     # A rehearsal that crashed the process (no isolation) is not repeated at the next start: the failure
@@ -68,8 +70,10 @@ def count_shards(study: StudyConfig, found: StudyPlan) -> dict[str, int]:
     return counts
 
 
-def check_hop(shards: int, grain: int = 1) -> None:
+def check_hop(shards: int | None, grain: int = 1) -> None:
     """Raise an error if trials cannot hop."""
+    if shards is None:
+        raise RunFailed("the processes that tried out the model died: see output.log in the study folder")
     if not shards:
         raise UsageError(
             "execute.hop: the training rows are not divided into shards; set data.shards in the base config"
@@ -94,7 +98,7 @@ def rehearsals(
     `note` is called with the structures that are being rehearsed, before each one starts.
     """
     waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
-    spots = Spots(study, engine)
+    spots, deaths = Spots(study, engine), 0
     while waiting or running:
         while waiting and (spot := spots.take()) is not None:
             key, item = waiting.popitem()
@@ -116,6 +120,10 @@ def rehearsals(
             spots.give_back(outcome)
             if outcome.facts:
                 found.facts.append(dict(outcome.facts))
+            died = outcome.failure is not None and outcome.failure.process_died
+            if died and study.execute.hop and engine.isolates and deaths <= study.execute.retries:
+                deaths += 1
+                waiting[key] = todo[key]  # what it finds out about the shards is needed
             if reason := _mistake(outcome):
                 values = todo[key].values
                 failed[key] = f"{reason} (with {values})" if values else reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from manyfit.config.tree.project import project_root
 from manyfit.core.errors import UsageError
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint
@@ -57,5 +58,7 @@ def start(folder: StudyFolder, project: Path, point: PointRecord, trial: TrialRe
     parent, _, steps = point.parent.partition("@")
     known = {int(seed): int(step) for seed, step in (item.split(":") for item in steps.split(","))}
     seed = trial.seed if trial.seed in known else next(iter(known))
-    path = folder.weights / f"{trial_name(parent, seed)}-{known[seed]}"
-    return {"path": str(path.resolve().relative_to(project.resolve()))}
+    path = (folder.weights / f"{trial_name(parent, seed)}-{known[seed]}").resolve()
+    # Workers load the base from the study folder, which may not be in a project.
+    is_there = project_root(folder.path / "base" / "config.yaml").resolve() == project.resolve()
+    return {"path": str(path.relative_to(project.resolve()) if is_there else path)}
