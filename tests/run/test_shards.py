@@ -34,6 +34,14 @@ def test_the_layout_and_the_first_shard_change_results_and_are_guarded(project):
         manyfit.train(found.folder, ["data.shards=2", "train.epochs=2"], callbacks=[])
 
 
+def test_a_limit_is_divided_among_the_shards(project, cli):
+    tree = project.changed(data__shards=3, data__batch_size=4, train__limit={"train": 6}, train__epochs=1)
+    found = manyfit.train(project.config(tree), callbacks=[])
+    assert RunFolder(found.folder).checkpoints()[-1].step == 6
+    place = project.config(project.changed(data__shards=3), "b").parent
+    assert cli("train", place, "--fast-dev-run").code == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -41,7 +49,7 @@ def test_the_layout_and_the_first_shard_change_results_and_are_guarded(project):
         ({"data__shards": 4000}, "data.shards: .* rows cannot be divided into 4000 shards"),
         ({"data__first_shard": 1}, "data.first_shard: the data has no shards"),
         ({"data__shards": 2, "data__first_shard": 2}, "there are 2 shards, numbered from 0"),
-        ({"data__shards": 2, "train__limit": {"train": 1}}, "train.limit.train: rows that are divided"),
+        ({"data__shards": 2, "train__limit": {"overfit": 1}}, "train.limit.overfit: rows that are divided"),
     ],
 )
 def test_mistakes_about_shards_are_named(project, changes, message):

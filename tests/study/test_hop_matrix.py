@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -224,3 +225,25 @@ def test_killed_and_resumed_at_random(project, learner, seed):
         pytest.importorskip("tensorflow")
     dice = random.Random(seed)
     kill(project, learner, dice.choice([2, 3, 7]), dice.randint(1, 4), seed, kills=3)
+
+
+@pytest.mark.parametrize("learner", ["torch", "spec"])
+def test_stoppers_decide_on_complete_epochs(project, learner):
+    """Validation rows are in shards: an epoch is complete when all of them were visited."""
+    folder, _ = write_study(project, learner, 3, on="inline")
+    text = (folder / "study.yaml").read_text()
+    tables = []
+    for hop in ("true", "false"):
+        (folder / "study.yaml").write_text(
+            text.replace("hop: true", f"hop: {hop}").replace(
+                "method: grid", "method: grid\n  stop: {class: halving, factor: 3}"
+            )
+        )
+        found = manyfit.sweep(folder, ["set={train.epochs: 3}"], progress=False)
+        tables.append([(p.id, p.state, p.value) for p in found.points])
+        shutil.rmtree(folder / "trials")
+        for file in folder.glob("ledger.db*"):
+            file.unlink()
+    assert tables[0] == tables[1]
+    assert [state for _, state, _ in tables[0]].count("stopped") == 2
+    assert all(value is not None for _, _, value in tables[0])

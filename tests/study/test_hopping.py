@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -314,6 +315,7 @@ def test_a_worker_dies_in_a_visit(hopping):
     assert not lab.sweep().failures
     outcomes = [row[0] for row in lab.rows("select outcome from unit_trials")]
     assert outcomes.count("infrastructure") == 1
+    assert not list(lab.folder.glob("trials/*/failure.json"))
     for trial in sorted(p.name for p in (lab.folder / "trials").iterdir())[:2]:
         assert_same(lab.folder / "trials" / trial, train_alone(lab, trial))
 
@@ -391,3 +393,49 @@ def test_more_trials_than_open_files_hop(hopping, monkeypatch):
     for trial in sorted(p.name for p in (lab.folder / "trials").iterdir())[:2]:
         visits = read_visits(lab, trial)
         assert_same(lab.folder / "trials" / trial, train_alone(lab, trial, f"data.visits={visits}"))
+
+
+def test_values_of_stopped_points_survive_states_that_were_not_on_disk(hopping):
+    lab = hopping(3)
+    lab.write(execute={"hop": True}, search={"method": "grid", "stop": "halving"}, set={"train.epochs": 3})
+    lab.sweep()
+    expected = lab.table()
+    query = "select trials.id from trials join points on number=point where points.state='stopped'"
+    ((stopped,), *_) = lab.rows(query)
+    shutil.rmtree(RunFolder(lab.folder / "trials" / stopped).checkpoints()[-1].path)
+    lab.sweep()
+    assert lab.table() == expected
+
+
+def test_a_lost_ledger_is_rebuilt_from_trials_that_keep_their_first_shard(hopping):
+    lab = hopping(3)
+    for rates in ([0.001, 0.01], [0.0001, 0.001, 0.01]):
+        lab.write(execute={"hop": True}, search__seeds=1, space={"train.optimizer.lr": rates})
+        lab.sweep()
+    for file in lab.folder.glob("ledger.db*"):
+        file.unlink()
+    lab.project.config(lab.project.changed(data__shards=3, train__epochs=4, model__dropout=0.2))
+    assert not lab.sweep().failures
+    for trial in sorted(p.name for p in (lab.folder / "trials").iterdir()):
+        assert_same(lab.folder / "trials" / trial, train_alone(lab, trial))
+
+
+def test_parts_of_a_sharded_study_can_be_trained_elsewhere(hopping, cli):
+    lab = hopping(3)
+    lab.write(search__seeds=1, space={"train.optimizer.lr": [0.001, 0.01, 0.1]})
+    for number in (1, 0):
+        assert cli("study", "share", lab.folder, number, 2).code == 0
+    assert not lab.sweep().failures
+
+
+def test_batches_that_are_split_for_lack_of_memory_are_recorded(hopping):
+    lab = hopping(3)
+    lab.project.write(
+        "src/rare.py",
+        RARE.replace('raise ValueError("fails here")', 'raise __import__("torch").OutOfMemoryError("no")'),
+    )
+    lab.project.config(lab.project.changed(data__shards=3, train__epochs=2, model={"class": "rare.Rare"}))
+    lab.write(space={"model.fails_at": [7]}, search__seeds=1, execute={"hop": True})
+    lab.sweep()
+    (trial,) = (lab.folder / "trials").iterdir()
+    assert "accumulate: 2" in (trial / "config.resolved.yaml").read_text()

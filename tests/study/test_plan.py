@@ -1,5 +1,6 @@
 """The plan of a study: points that are known and checked before training."""
 
+import numpy as np
 import pytest
 
 from manyfit.config.study.study import load_study
@@ -76,3 +77,13 @@ def test_spaces_that_cannot_be_searched(lab, cli, space, method, says):
     lab.write(space=space, search={"method": method, "trials": 3} if method != "grid" else {"method": "grid"})
     said = cli("sweep", lab.folder)
     assert said.code == 2 and says in said.err and "Traceback" not in said.err
+
+
+def test_random_draws_of_two_axes_are_not_correlated(lab):
+    axes = ["train.optimizer.lr", "train.optimizer.weight_decay"]
+    lab.write(
+        search={"method": "random", "trials": 200}, space={axis: {"log": [1e-4, 1e-1]} for axis in axes}
+    )
+    drawn = [[np.log(c.values[axis]) for axis in axes] for c in plan_study(load_study(lab.folder)).candidates]
+    assert len(drawn) == 200
+    assert abs(np.corrcoef(np.array(drawn).T)[0, 1]) < 0.2

@@ -31,6 +31,8 @@ class Layout:
 
     Data sets are often sorted by class, and a model that visits one class at a time forgets the others.
     """
+    most: int | None = None
+    """The most rows of a shard that are used, to try something out; None for all."""
 
     @staticmethod
     def divide(rows: int, shards: int, is_scattered: bool = True) -> Layout:
@@ -49,18 +51,20 @@ class Layout:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of rows of each shard."""
-        return tuple(end - begin for begin, end in pairwise(self.bounds))
+        whole = (end - begin for begin, end in pairwise(self.bounds))
+        return tuple(size if self.most is None else min(size, self.most) for size in whole)
 
     def rows(self, shard: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the rows of a shard, in storage order."""
-        begin, end = self.bounds[shard], self.bounds[shard + 1]
+        begin = self.bounds[shard]
+        end = begin + self.sizes[shard]
         if not self.is_scattered:
             return np.arange(begin, end, dtype=np.int64)
         return np.sort(_scatter(self.bounds[-1])[begin:end])
 
     def derive_fingerprint(self, whole: str) -> str:
         """Return the fingerprint of divided rows, from that of the rows."""
-        text = f"{self.bounds} {self.is_scattered}"
+        text = f"{self.bounds} {self.is_scattered}" + (f" {self.most}" if self.most is not None else "")
         return f"{whole}:shards-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

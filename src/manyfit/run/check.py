@@ -242,6 +242,7 @@ def rehearse_run(config: Config, steps: int = 5, shared: SharedData | None = Non
         shards = built.order.layout.shards if built.order.layout is not None else 0
         return {
             "epoch_seconds": per_epoch, "bytes": size, "shards": shards, "grain": grain,
+            "reads_data": built.learner.reads_data,
             "validation_shards": count_validation_shards(built),
         }  # fmt: skip
 

@@ -84,6 +84,8 @@ class Experiment:
     workers: int | None = None
     """The number of processes; by default, one per core."""
     progress: bool = True
+    allow_overlap: bool = False
+    """Whether rows of validation or test may also be training rows."""
     _etl: EtlResult | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -156,6 +158,7 @@ class Experiment:
             spec, param_grid, self.etl.folder, self._collect_misc(), self.folder,
             epochs=num_epochs, seed=seed, metric=metric, mode=mode,
         )  # fmt: skip
+        tree["base"]["data"] |= {"allow_overlap": True} if self.allow_overlap else {}
         given = {"method": search} if isinstance(search, str) else dict(search)
         tree["search"] = {"method": "grid", "seed": seed, **given}
         tree["search"] |= {"stop": name_class(callback)} if callback is not None else {}

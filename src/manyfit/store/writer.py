@@ -212,6 +212,7 @@ class Writer:
                     self._error, self._busy = error, False
                     self._changed.notify_all()
                 return
+            del found  # its memory may be an open file
 
     def _write(self, found: _Waiting) -> None:
         self._log.write_out()

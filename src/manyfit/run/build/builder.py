@@ -256,7 +256,7 @@ def limit_splits(config: Config, found: BuiltData) -> tuple[Order, dict[str, Sou
     """Return the order of rows and the source of each split, within the limits of the config."""
     run, size, sources = config.run, found.batch_size, dict(found.sources)
     limit = run.train.limit
-    layout = find_layout(config, sources["train"])
+    layout = find_layout(config, sources["train"], size)
     if run.train.steps is not None:
         set_steps(config, sources["train"], run.train.steps * size)
     if limit.overfit is not None and sources["train"] is not None:
@@ -264,7 +264,7 @@ def limit_splits(config: Config, found: BuiltData) -> tuple[Order, dict[str, Sou
         sources |= {"train": first, "validation": first}
     for split in SPLITS:
         batches, source = getattr(limit, split), sources[split]
-        if batches is not None and source is not None:
+        if batches is not None and source is not None and (split != "train" or layout is None):
             sources[split] = Limited(source, batches * size, run.seed)
     start = run.data.beside.get("first_shard") or 0
     order = Order(size, run.seed, layout=layout, first_shard=start, visits=find_visits(config, layout))

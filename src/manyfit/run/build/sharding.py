@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from manyfit.config import Config
@@ -10,8 +11,11 @@ from manyfit.data.layout import Layout
 from manyfit.data.order import Order
 
 
-def find_layout(config: Config, source: Any) -> Layout | None:
-    """Return how training rows are divided into shards; None if they are not."""
+def find_layout(config: Config, source: Any, batch_size: int) -> Layout | None:
+    """Return how training rows are divided into shards; None if they are not.
+
+    A limit on training rows is divided among the shards.
+    """
     own: Layout | None = getattr(source, "layout", None)
     wanted = config.run.data.beside.get("shards")
     first = config.run.data.beside.get("first_shard")
@@ -28,7 +32,12 @@ def find_layout(config: Config, source: Any) -> Layout | None:
             f"{where}: data.shards: a {type(source).__name__} cannot be divided into shards, because its "
             "rows cannot be read in any order; use arrays, a map-style data set or TFRecord files"
         )
-    check_no_limit(config, where)
+    limit = config.run.train.limit
+    if limit.overfit is not None:
+        raise UsageError(
+            f"{config.origin('train.limit.overfit') or where}: train.limit.overfit: rows that are divided "
+            "into shards cannot be overfitted; remove it, or data.shards"
+        )
     try:
         is_scattered = not getattr(source, "is_read_in_ranges", False)
         found = own or Layout.divide(len(source), wanted or 1, is_scattered)
@@ -39,7 +48,9 @@ def find_layout(config: Config, source: Any) -> Layout | None:
             f"{config.origin('data.first_shard')}: data.first_shard: there are {found.shards} shards, "
             f"numbered from 0, so there is no shard {first}"
         )
-    return found
+    if limit.train is None:
+        return found
+    return replace(found, most=max(1, -(-limit.train * batch_size // found.shards)))
 
 
 def find_visits(config: Config, layout: Layout | None) -> tuple[tuple[int, ...], ...]:
@@ -64,15 +75,4 @@ def check_visits(config: Config, order: Order) -> None:
             raise UsageError(
                 f"{where}: data.shards: drop_remainder leaves no batch of shard {shard}, which has {size} "
                 f"rows: a batch has {order.batch_size}"
-            )
-
-
-def check_no_limit(config: Config, where: object) -> None:
-    """Raise an error for limits on training rows, which would leave some shards empty."""
-    limit = config.run.train.limit
-    for name in ("train", "overfit"):
-        if getattr(limit, name) is not None:
-            raise UsageError(
-                f"{config.origin(f'train.limit.{name}') or where}: train.limit.{name}: rows that are divided "
-                "into shards cannot be limited; remove it, or data.shards"
             )

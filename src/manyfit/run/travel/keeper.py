@@ -109,6 +109,9 @@ class Keeper:
         """Take over the work of a visit. What `is_whole` is not was ended by an error or a signal."""
         self._writer.check()
         before = self.step
+        if self._has_failed and is_whole:
+            self.run.failure_file.unlink(missing_ok=True)
+            self._has_failed = False
         if not self._is_begun:
             self._begin(parcel.facts)
         if parcel.messages:
@@ -135,9 +138,6 @@ class Keeper:
 
     def _begin(self, facts: Mapping[str, Any]) -> None:
         """Record the start in the folder, before the first state is committed."""
-        if self._has_failed:
-            self.run.failure_file.unlink(missing_ok=True)
-            self._has_failed = False
         if facts:
             session = provenance.brief_session(self._start.study, facts)
             record_config(self.config, self.run, session, self._start.given)

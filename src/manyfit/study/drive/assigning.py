@@ -12,6 +12,7 @@ from manyfit.study.drive.dispatch import Visit
 from manyfit.study.drive.hopping import Hopping
 from manyfit.study.drive.inbox import Inbox
 from manyfit.study.drive.point_control import PointControl
+from manyfit.study.work import policy
 from manyfit.study.work.failures import failure_of
 from manyfit.study.work.hops import Hop
 from manyfit.study.work.records import PointRecord
@@ -73,7 +74,8 @@ class Assigning(PointControl):
             while self._queue:
                 item = self._queue.popleft()
                 if self._is_ready(item):
-                    hopping.enlist(item, self.dispatch.first_shard(item.point, item.trial), self.epochs)
+                    first = self.dispatch.first_shard(item.point, item.trial) or 0
+                    hopping.enlist(item, first, self.epochs)
             found = hopping.pick()
             if found is None:
                 if not self._ask():
@@ -108,12 +110,17 @@ class Assigning(PointControl):
             self.shown.show_started(item.point, trial)
 
     def _refuse(self, item: Ready, failure: Failure) -> None:
-        """Record that a trial cannot be trained, because its folder cannot be used."""
+        """Record that a trial cannot be trained now, because its folder cannot be used."""
+        found = policy.verdict(item.trial, failure, self.study.execute.retries)
         with self.ledger.transaction():
-            item.trial.state, item.trial.failure = "failed", failure
+            item.trial.deaths += found.died
+            item.trial.state = found.state
+            item.trial.failure = failure if found.state != "waiting" else None
             self.ledger.save_trial(item.trial)
-            self.ledger.decide(item.point, f"{failure.kind} → failed", f"trial {item.trial.id}")
+            self.ledger.decide(item.point, f"{failure.kind} → {found.state}", f"trial {item.trial.id}")
             self._close(item.point)
+        if found.state == "waiting":
+            self._queue.append(item)
         self._undecided = True
         self.shown.show_ended(item.point, item.trial, Outcome(item.trial.id, failure=failure))
 

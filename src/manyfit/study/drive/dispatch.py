@@ -42,6 +42,7 @@ class Dispatch:
         self._count: dict[int, int] = {}
         """By unit: how many of its trials have no outcome yet."""
         self._outbox: list[Unit] = []
+        self._first_shards: dict[str, int | None] = {}
         self.shards = 0
         """The number of shards of the training rows; 0 if they are not divided."""
         self.alone: set[str] = set()
@@ -95,15 +96,21 @@ class Dispatch:
             del self._count[number]
         self.ledger.end_trial(number, trial.id, outcome, steps, is_last)
 
-    def first_shard(self, point: PointRecord, trial: TrialRecord) -> int:
+    def first_shard(self, point: PointRecord, trial: TrialRecord) -> int | None:
         """Return the shard at which a trial begins: the trials of a study are spread over the shards.
 
-        It depends on the trial alone, so that it stays the same when seeds are added or reordered.
+        It depends on the trial alone, so that it stays the same when seeds are added or reordered. A trial
+        that was trained already stays as it is, also without a first shard.
         """
-        given: int | None = self.study.base.run.data.beside.get("first_shard")
-        if given is not None:
-            return given
-        return (point.number + trial.seed) % self.shards
+        if trial.id not in self._first_shards:
+            given: int | None = self.study.base.run.data.beside.get("first_shard")
+            known = self.folder.trial(trial.id).snapshot() if self.executor.keeps_folders else None
+            if given is None and known is not None:
+                given = known.values.get("data.first_shard")
+            elif given is None:
+                given = (point.number + trial.seed) % self.shards
+            self._first_shards[trial.id] = given
+        return self._first_shards[trial.id]
 
     def as_trial(self, point: PointRecord, trial: TrialRecord) -> Trial:
         """Return a trial in the form that executors accept."""
@@ -115,7 +122,7 @@ class Dispatch:
         if trial.split > 1:
             given = point.values.get("train.accumulate", self.study.base.run.train.accumulate)
             changes["train.accumulate"] = given * trial.split
-        if self.shards and self.study.base.run.data.beside.get("first_shard") is None:
-            changes["data.first_shard"] = self.first_shard(point, trial)
+        if self.shards and (first := self.first_shard(point, trial)) is not None:
+            changes["data.first_shard"] = first
         folder = self._absolute.trial(trial.id).path
         return Trial(trial.id, str(folder), point.values, trial.seed, changes)

@@ -134,6 +134,8 @@ class Driver(Assigning):
             self._note_time()
         if trial.state == "waiting":
             self._queue.append(Ready(point, trial))
+        if self.hopping is not None and outcome.failure is not None:
+            self.hopping.note_failure(trial, outcome.failure)
         self._undecided = True
         self.shown.show_ended(point, trial, outcome)
         return self._reason_to_stop(point, trial) if trial.state in ("failed", "infeasible") else ""

@@ -23,10 +23,10 @@ from manyfit.study.work.failures import failure_of
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.hops import Hop, Hops, Stage, Worker, pick, place_shards
 from manyfit.study.work.points import trial_config
-from manyfit.study.work.records import epochs_of
+from manyfit.study.work.records import TrialRecord, epochs_of
 from manyfit.study.work.schedule import Ready
 from manyfit.study.work.training import OURS, STUDY_FILE, curve_of, text_of
-from manyfit.study.work.units import Outcome, Trial
+from manyfit.study.work.units import Failure, Outcome, Trial
 
 log = logging.getLogger("manyfit")
 
@@ -171,8 +171,6 @@ class Hopping:
             if outcome.parcel is not None:
                 reached = keeper.take(outcome.parcel, outcome.failure is None)
                 outcome = replace(outcome, trained=reached.trained, over=reached.over, reason=reached.reason)
-            if outcome.failure is not None and outcome.failure.kind != "preempted":
-                keeper.fail(outcome.failure.kind, outcome.failure.message)
         except (ManyfitError, OSError) as error:
             self.abandon(outcome.trial)
             return replace(outcome, parcel=None, failure=failure_of(error))
@@ -193,6 +191,14 @@ class Hopping:
     def _advance(self, hop: Hop, outcome: Outcome, worker: Worker) -> None:
         self._cost[outcome.trial] = outcome.seconds * worker.speed
         self.stages[outcome.trial] = self.stages[outcome.trial].after(hop.shard, self.shards)
+
+    def note_failure(self, trial: TrialRecord, failure: Failure) -> None:
+        """Record in the folder of a trial why it cannot continue; one that is retried is opened again."""
+        keeper = self._keepers.get(trial.id)
+        if keeper is not None and trial.state in ("failed", "infeasible"):
+            keeper.fail(failure.kind, failure.message)
+        elif keeper is not None and failure.kind == "out of memory":
+            self.abandon(trial.id)  # its config has changed
 
     def close(self, trial: str) -> None:
         """Write the state of a trial to disk, and give its folder back."""

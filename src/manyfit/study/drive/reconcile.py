@@ -84,7 +84,9 @@ def _update_trial(
         log.warning("the folder of trial %s is missing: the trial is trained again", trial.id)
         trial.state, trial.step, trial.epoch, trial.over = "waiting", 0, 0.0, False
         trial.curve, trial.value, trial.failure = (), None, None
-    if folders and study.execute.hop and trial.state in ("running", "waiting", "paused") and trial.step:
+    # What is known about a point that was stopped stays: nothing will train it again.
+    is_open = point.state == "open" and trial.state in ("running", "waiting", "paused")
+    if folders and study.execute.hop and is_open and trial.step:
         _rewind(trial, folder, study)
     if trial.state == "running":
         trial.state = "waiting"

@@ -67,6 +67,8 @@ def count_shards(study: StudyConfig, found: StudyPlan) -> dict[str, int]:
     if study.execute.hop and counts:
         grain = max(int(facts.get("grain", 1)) for facts in found.facts)
         check_hop(counts["shards"], grain)
+        if any(facts.get("reads_data") for facts in found.facts):
+            raise UsageError("execute.hop: the model reads all rows at once and cannot hop; set hop: false")
     return counts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -31,8 +32,10 @@ def receive(pipe: Connection) -> Any:
     count, files = int.from_bytes(data[:4], "little"), list[int]()
     while len(files) < count:
         with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
-            found, more, _, _ = socket.recv_fds(channel, 1, MOST_FILES)
+            found, more, flags, _ = socket.recv_fds(channel, 1, MOST_FILES)
         files += more
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "too many open files: raise the limit (ulimit -n)")
         if not found:
             for file in files:
                 os.close(file)
