@@ -30,6 +30,7 @@ SLOW = (
     "11_five_components",
     "13_trainers",
     "14_wrapper",
+    "15_specs",
 )
 """What other tests prove as well, in less time."""
 

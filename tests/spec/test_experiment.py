@@ -71,10 +71,11 @@ def run(place):
     return check(place, out)
 
 
-def kill(place, seed, kills, only_workers=False):
-    dice, whole = random.Random(seed), place.with_name("whole")
-    shutil.copytree(place, whole)
-    expected = run(whole)
+def kill(place, seed, kills, only_workers=False, whole=None):
+    dice = random.Random(seed)
+    whole = whole or run
+    shutil.copytree(place, place.with_name("whole"))
+    expected = whole(place.with_name("whole"))
     for _ in range(kills):
         process = start(place)
         time.sleep(dice.uniform(4, 9))
@@ -95,10 +96,6 @@ def kill(place, seed, kills, only_workers=False):
     assert [{k: v for k, v in row.items() if k not in times} for row in found[1]] == expected[1]
 
 
-def test_the_script_is_killed_and_started_again(place):
-    kill(place, seed=3, kills=1)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4))
 def test_the_script_is_killed_many_times(place, seed):
@@ -111,7 +108,8 @@ def test_workers_of_the_script_are_killed(place, seed):
     kill(place, seed=60 + seed, kills=1, only_workers=True)
 
 
-def test_a_notebook_does_the_same(place):
+def run_notebook(place):
+    """Run the script as a notebook."""
     text = (place / "digits.py").read_text().partition("\n\nif __name__")[0]
     cells = [nbformat.v4.new_code_cell(source) for source in (text, "main()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -120,11 +118,11 @@ def test_a_notebook_does_the_same(place):
     outputs = [
         output.get("text", "") for output in notebook.cells[1].outputs if output.get("name") == "stdout"
     ]
-    check(place, "".join(outputs))
+    return check(place, "".join(outputs))
 
 
-def test_the_commands_accept_the_study_of_an_experiment(place, cli, monkeypatch):
-    run(place)
+def test_a_killed_script_and_a_notebook_have_the_same_results(place, cli, monkeypatch):
+    kill(place, seed=3, kills=1, whole=run_notebook)
     monkeypatch.chdir(place)
     assert "finished" in cli("status", "models/study").out
     facts = json.loads(cli("status", "models/study", "--json").out)

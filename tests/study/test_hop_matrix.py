@@ -126,8 +126,8 @@ def describe(learner, pause):
         return base, {"trainer.hyperparams.lr": [0.003, 0.01, 0.03]}
     if learner == "keras":
         base["model"] = {"class": "keras_nets.Builder"}
-        base["train"] |= {"loss": None, "optimizer": None}
-        return base, {"model.rate": [0.003, 0.01, 0.03]}
+        base["train"] |= {"loss": None, "optimizer": None, "epochs": 1}  # each visit compiles the model
+        return base, {"model.rate": [0.003, 0.03]}
     base["model"] = {"class": "nets.Net", "pause": pause}
     base["train"] |= {
         "loss": "cross_entropy", "metrics": ["accuracy"], "optimizer": {"class": "adamw", "lr": 0.01},
@@ -152,7 +152,7 @@ def write_study(project, learner, shards, pause=0.0, **execute):
 def check(project, folder, learner):
     """Every trial ends as its own config does, trained as a single run."""
     trials = sorted((folder / "trials").iterdir())
-    assert len(trials) == 3
+    assert len(trials) == (2 if learner == "keras" else 3)
     for trial in trials:
         project.write(f"runs/{trial.name}/config.yaml", (trial / "config.yaml").read_text())
         manyfit.train(project.root / "runs" / trial.name, callbacks=[])

@@ -61,7 +61,7 @@ class MinibatchSpec:
     def metrics_agg(self, mode: str, hyperparams: dict[str, Any], metrics: Metrics) -> dict[str, float]:
         """Return the numbers of an epoch or a split: their means by default.
 
-        `mode` is `train`, `val`, `test` or `predict`.
+        `mode` is `train`, `val` or `test`.
         """
         return {name: average_values(values) for name, values in metrics.items() if values}
 
