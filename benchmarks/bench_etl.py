@@ -70,7 +70,7 @@ def main() -> bool:
 
         def bare() -> None:
             table = read_table("train", str(root / "train.csv"), objects)
-            rows = table.take(range(len(table)))
+            rows = table.take(list(range(len(table))))
             target = root / f"bare-{next(number)}"
             target.mkdir()
             jobs = [
