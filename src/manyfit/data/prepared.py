@@ -95,7 +95,7 @@ class PreparedRows:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the layout, which has the checksums of all files."""
-        text = json.dumps([[file["sha256"], file["rows"]] for file in self._files])
+        text = json.dumps([[file["digest"], file["rows"]] for file in self._files])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def contents(self, most: int) -> Contents:
@@ -144,7 +144,7 @@ def digest_layout(folder: Path, splits: Sequence[str]) -> str:
     """Return a hash of the rows of some splits, and of their division into shards."""
     found = read_layout(folder)["splits"]
     parts = {
-        split: [[[file["sha256"], file["rows"]] for file in shard] for shard in found[split]["shards"]]
+        split: [[[file["digest"], file["rows"]] for file in shard] for shard in found[split]["shards"]]
         for split in splits
         if split in found
     }

@@ -62,7 +62,7 @@ def make_layout(
         check_forms(table.mode, mine)
         shards: dict[str, list[dict[str, Any]]] = {}
         for found in mine:
-            entry = {"name": found.name, "rows": found.rows, "bytes": found.bytes, "sha256": found.sha256}
+            entry = {"name": found.name, "rows": found.rows, "bytes": found.bytes, "digest": found.digest}
             shards.setdefault(found.name.partition("-")[0], []).append(entry)
         splits[table.mode] = {
             "rows_in": len(expected), "rows": out, "failed": len(failed), "ids": sum_ids(expected),

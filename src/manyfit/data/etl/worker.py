@@ -57,7 +57,8 @@ class Done:
     name: str
     rows: int
     bytes: int
-    sha256: str
+    digest: str
+    """Of the rows: their contents, IDs and form. It does not depend on how they are written."""
     ids: str
     """The sum of the hashes of all IDs, also of the failed ones."""
     form: dict[str, Any] | None
@@ -132,7 +133,7 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
         made.append((id_, found, {name: array.copy() for name, array in arrays.items()}))
     form = find_usual_form(made)
     for id_, found, arrays in made:
-        if form is None or found != form:
+        if found is not form and found != form:
             failed[id_] = f"row_prep returned {describe(found)}, but other shapes or types for most rows"
             continue
         ids.append(id_)
@@ -145,7 +146,7 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
         stacked = {name: np.stack(rows) for name, rows in columns.items()}
         hashes = hash_rows(stacked).tobytes()
         contents = serialize_rows(ids, form, stacked)
-        size, digest = len(contents), hashlib.sha256(contents).hexdigest()
+        size, digest = len(contents), digest_rows(ids, form, hashes)
         temporary.write_bytes(contents)
         temporary.replace(path)
     described = None if form is None else form.to_json()
@@ -162,9 +163,18 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
 
 def find_usual_form(made: Sequence[tuple[str, RowForm, Any]]) -> RowForm | None:
     """Return the form that most rows have."""
+    first = made[0][1] if made else None
+    if all(form is first for _, form, _ in made):  # as usual: equal forms are one object
+        return first
     counts = Counter(repr(form) for _, form, _ in made)
-    usual = max(counts, key=lambda text: counts[text], default="")
-    return next((form for _, form, _ in made if len(counts) == 1 or repr(form) == usual), None)
+    usual = max(counts, key=lambda text: counts[text])
+    return next(form for _, form, _ in made if repr(form) == usual)
+
+
+def digest_rows(ids: Sequence[str], form: RowForm, hashes: bytes) -> str:
+    """Return a hash of rows, from the hashes of their contents: hashing every byte again would be slow."""
+    described = json.dumps([list(ids), form.to_json()], sort_keys=True)
+    return hashlib.sha256(hashes + described.encode()).hexdigest()[:32]
 
 
 def describe_failure(part: EtlPart, id_: str, error: BaseException) -> str:
