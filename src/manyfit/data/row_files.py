@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,50 @@ def flatten_alike(inputs: Any, target: Any, form: RowForm) -> dict[str, npt.NDAr
         if array.dtype.str != columns[name].dtype or array.shape != columns[name].shape:
             return None
     return found
+
+
+class RowStack:
+    """Rows that become a file: those of the first form in one array a column, and any others beside them.
+
+    Rows are copied, since they may all be made in one buffer.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.form: RowForm | None = None
+        """Of the first row."""
+        self._most = most
+        self._ids: list[str] = []
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._others: list[tuple[str, RowForm, dict[str, npt.NDArray[Any]]]] = []
+
+    def add(self, id_: str, form: RowForm, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Add a row."""
+        if self.form is None:
+            self.form = form
+            self._columns = {
+                name: np.empty((self._most, *array.shape), array.dtype) for name, array in arrays.items()
+            }
+        if form is not self.form and form != self.form:
+            self._others.append((id_, form, {name: array.copy() for name, array in arrays.items()}))
+            return
+        for name, array in arrays.items():
+            self._columns[name][len(self._ids)] = array
+        self._ids.append(id_)
+
+    def finish(self) -> tuple[list[str], RowForm | None, dict[str, npt.NDArray[Any]], dict[str, RowForm]]:
+        """Return the IDs, the form and the columns of the rows whose form is usual, and the other rows."""
+        count = len(self._ids)
+        counts = Counter(repr(form) for _, form, _ in self._others)
+        usual = max(counts, key=lambda text: counts[text], default="")
+        if counts[usual] <= count:
+            odd = {id_: form for id_, form, _ in self._others}
+            return self._ids, self.form, {name: data[:count] for name, data in self._columns.items()}, odd
+        assert self.form is not None
+        odd = dict.fromkeys(self._ids, self.form)
+        odd |= {id_: form for id_, form, _ in self._others if repr(form) != usual}
+        chosen = [row for row in self._others if repr(row[1]) == usual]
+        columns = {name: np.stack([arrays[name] for *_, arrays in chosen]) for name in chosen[0][2]}
+        return [id_ for id_, _, _ in chosen], chosen[0][1], columns, odd
 
 
 def to_array(value: Any) -> npt.NDArray[Any]:

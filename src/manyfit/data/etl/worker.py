@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from manyfit.core.processes import die_with_parent
 from manyfit.core.seeds import derive
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.etl.spec import TableRow
-from manyfit.data.row_files import RowForm, flatten_alike, flatten_row, hash_rows, serialize_rows
+from manyfit.data.row_files import RowForm, RowStack, flatten_alike, flatten_row, hash_rows, serialize_rows
 
 _worker: dict[str, Any] = {}
 """The spec of this process."""
@@ -112,44 +111,34 @@ def prepare_part(part: EtlPart) -> Done:
 
 def prepare_rows(spec: Any, part: EtlPart) -> Done:
     """Prepare the rows of a part and write them. The file is complete once its description is there."""
-    ids: list[str] = []
     failed: dict[str, str] = {}
-    form: RowForm | None = None
-    columns: dict[str, list[Any]] = {}
-    folder = Path(part.folder)
-    made: list[tuple[str, RowForm, dict[str, Any]]] = []
+    stack = RowStack(len(part.ids))
     for id_, row in zip(part.ids, part.rows, strict=True):
         try:
-            found, arrays = prepare_row(spec, part, id_, row, form)
-            if part.stops and form is not None and found != form:
-                raise UsageError(f"row_prep returned {describe(found)}, but {describe(form)} for other rows")
+            form, arrays = prepare_row(spec, part, id_, row, stack.form)
+            if part.stops and form is not stack.form and stack.form is not None and form != stack.form:
+                raise UsageError(
+                    f"row_prep returned {describe(form)}, but {describe(stack.form)} for other rows"
+                )
         except (Exception, SystemExit) as error:
             if part.stops:
                 raise RowFailed(describe_failure(part, id_, error)) from None
             failed[id_] = f"{type(error).__name__}: {error}"
             continue
-        form = form or found
-        # Copied: row_prep may use the same array for every row.
-        made.append((id_, found, {name: array.copy() for name, array in arrays.items()}))
-    form = find_usual_form(made)
-    for id_, found, arrays in made:
-        if found is not form and found != form:
-            failed[id_] = f"row_prep returned {describe(found)}, but other shapes or types for most rows"
-            continue
-        ids.append(id_)
-        for name, array in arrays.items():
-            columns.setdefault(name, []).append(array)
-    path = folder / part.name
+        stack.add(id_, form, arrays)
+    ids, usual, columns, odd = stack.finish()
+    for id_, form in odd.items():
+        failed[id_] = f"row_prep returned {describe(form)}, but other shapes or types for most rows"
+    path = Path(part.folder) / part.name
     size, digest, hashes = 0, "", b""
-    if ids and form is not None:
+    if ids and usual is not None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        stacked = {name: np.stack(rows) for name, rows in columns.items()}
-        hashes = hash_rows(stacked).tobytes()
-        contents = serialize_rows(ids, form, stacked)
-        size, digest = len(contents), digest_rows(ids, form, hashes)
+        hashes = hash_rows(columns).tobytes()
+        contents = serialize_rows(ids, usual, columns)
+        size, digest = len(contents), digest_rows(ids, usual, hashes)
         temporary.write_bytes(contents)
         temporary.replace(path)
-    described = None if form is None else form.to_json()
+    described = None if usual is None else usual.to_json()
     done = Done(
         part.name, len(ids), size, digest, sum_ids([*ids, *failed]), described, failed,
         base64.b64encode(hashes).decode(), os.getpid(),
@@ -159,16 +148,6 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
     temporary.write_text(json.dumps(asdict(done)))
     temporary.replace(note)
     return done
-
-
-def find_usual_form(made: Sequence[tuple[str, RowForm, Any]]) -> RowForm | None:
-    """Return the form that most rows have."""
-    first = made[0][1] if made else None
-    if all(form is first for _, form, _ in made):  # as usual: equal forms are one object
-        return first
-    counts = Counter(repr(form) for _, form, _ in made)
-    usual = max(counts, key=lambda text: counts[text])
-    return next(form for _, form, _ in made if repr(form) == usual)
 
 
 def digest_rows(ids: Sequence[str], form: RowForm, hashes: bytes) -> str:
