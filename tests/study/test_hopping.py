@@ -206,6 +206,17 @@ def test_mistakes_of_a_hopping_study_are_found_before_the_first_step(hopping, cl
     assert not list(lab.folder.glob("trials/*/checkpoints/*"))
 
 
+@pytest.mark.parametrize("on", ["inline", "processes"])
+def test_a_mistake_in_the_base_config_is_shown_where_it_was_written(hopping, cli, on):
+    lab = hopping(500, on=on)
+    swept = cli("sweep", lab.folder)
+    assert swept.code == 2
+    assert re.search(r"runs/a/config.yaml:\d+: data.shards: ", swept.err), swept.err
+    assert swept.err.count("rows cannot be divided into 500 shards") == 1
+    assert "(with {'train.optimizer.lr': " in swept.err
+    assert swept.err.endswith("and 3 others)\n")
+
+
 def test_a_dry_run_says_who_has_which_shard(hopping, cli):
     lab = hopping(3, on="processes", workers=2)
     out = cli("sweep", lab.folder, "--dry-run").out
@@ -260,7 +271,7 @@ class Dies(nn.Module):
 """
 
 
-@pytest.mark.parametrize("order", ["cyclic", "free"])
+@pytest.mark.parametrize("order", [pytest.param("cyclic", marks=pytest.mark.soak), "free"])
 def test_the_newest_checkpoints_are_damaged_in_the_middle_of_an_epoch(hopping, cli, order):
     """A trial goes on from an older state; each epoch still visits each shard once."""
     lab = hopping(4, on="inline", order=order)
@@ -301,6 +312,7 @@ def test_a_hopping_study_goes_on_without_hops_in_the_middle_of_an_epoch(hopping)
         assert_same(lab.folder / "trials" / trial, train_alone(lab, trial, f"data.visits={visits}"))
 
 
+@pytest.mark.soak
 def test_other_seeds_and_more_epochs_do_not_move_the_first_shard(hopping):
     lab = hopping(3)
     lab.write(execute={"hop": True}, search={"method": "grid", "seeds": [3, 8]}, space=RATES)
@@ -352,7 +364,7 @@ def test_a_full_disk_fails_a_trial_and_loses_nothing(hopping, monkeypatch):
         assert steps == sorted(set(steps))
 
 
-@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("drop", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_records_of_files_are_visited_in_ranges(lab, drop):
     """A feeder has a batch size of its own, and may drop incomplete batches of a visit."""
     pytest.importorskip("google_crc32c")
@@ -412,6 +424,7 @@ def test_values_of_stopped_points_survive_states_that_were_not_on_disk(hopping):
     assert lab.table() == expected
 
 
+@pytest.mark.soak
 def test_a_lost_ledger_is_rebuilt_from_trials_that_keep_their_first_shard(hopping):
     lab = hopping(3)
     for rates in ([0.001, 0.01], [0.0001, 0.001, 0.01]):

@@ -12,12 +12,12 @@ from typing import Any, Final
 from manyfit.config import Config
 from manyfit.config.study.study import StudyConfig, load_study
 from manyfit.config.tree.overrides import Overrides
-from manyfit.core.errors import ComponentFailed, ManyfitError
+from manyfit.core.errors import ManyfitError
 from manyfit.core.names import pluralize
 from manyfit.core.signals import Watch
 from manyfit.run.check import Finding
 from manyfit.study.drive.display import duration
-from manyfit.study.drive.rehearsal import count_shards, rehearsals
+from manyfit.study.drive.rehearsal import count_shards, explain_failed, rehearsals
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import places, usable_cores
 from manyfit.study.ledger.reader import read_only
@@ -27,6 +27,7 @@ from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.hops import place_shards
 from manyfit.study.work.records import PointRecord
 from manyfit.study.work.training import Training
+from manyfit.study.work.units import Failure
 
 EACH: Final = 0.05
 START: Final = 4.0
@@ -44,10 +45,7 @@ def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
     found = plan_study(study, [point for point in before if point.origin == "asked"])
     failed = _rehearse(study, found)
     if failed:
-        lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
-        raise ComponentFailed(
-            f"{len(failed)} of {len(found.structures)} structures cannot be trained:\n{lines}"
-        )
+        raise explain_failed(failed, found.structures)
     shards = count_shards(study, found)
     summary = _summary(study, found, before)
     if study.execute.hop:
@@ -75,7 +73,7 @@ def describe_hopping(study: StudyConfig, shards: int, workers: int) -> str:
     return f"{pluralize(shards, 'shard')}, in {study.execute.order} order{where}"
 
 
-def _rehearse(study: StudyConfig, found: StudyPlan) -> dict[str, str]:
+def _rehearse(study: StudyConfig, found: StudyPlan) -> dict[str, Failure]:
     """Rehearse in this process, from the config in memory: a dry run writes no files."""
     engine = Inline(_InMemory("", study.objective.metric, study_config=study), Watch())
     with contextlib.closing(engine):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyfit.config.study.study import StudyConfig
-from manyfit.core.errors import ComponentFailed, Interrupted, RunFailed, UsageError
+from manyfit.core.errors import ComponentFailed, Interrupted, ManyfitError, RunFailed, UsageError
+from manyfit.core.names import pluralize
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor
 from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.search.plan import StudyPlan
 from manyfit.study.work.hops import place_shards
 from manyfit.study.work.points import Candidate
-from manyfit.study.work.units import Outcome, Trial, Unit
+from manyfit.study.work.units import Failure, Outcome, Trial, Unit
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,21 @@ def rehearse_points(
     note = (lambda keys: ledger.set("rehearsing", keys)) if not engine.isolates else (lambda keys: None)
     failed = rehearsals(study, found, engine, todo, note, asking)
     if failed:
-        lines = "\n".join(f"  {text}" for text in dict.fromkeys(failed.values()))
-        count = (
-            f"{len(failed)} of {len(found.structures)} structures"
-            if len(found.structures) > 1
-            else "the model"
-        )
-        raise ComponentFailed(f"{count} cannot be trained; nothing was started:\n{lines}")
+        raise explain_failed(failed, found.structures)
     ledger.set("rehearsed", sorted({*done, *todo}))
     for name, shards in count_shards(study, found).items():
         ledger.set(name, shards)
+
+
+def explain_failed(failed: Mapping[str, Failure], structures: Mapping[str, Candidate]) -> ManyfitError:
+    """Return the error that says what cannot be trained: one of usage, if the config is the only reason."""
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for key, failure in failed.items():
+        alike.setdefault(failure.message, []).append(structures[key].values)
+    lines = "\n".join(f"  {text}{_show_values(values)}" for text, values in alike.items())
+    count = f"{len(failed)} of {len(structures)} structures" if len(structures) > 1 else "the model"
+    error = UsageError if all(failure.is_usage for failure in failed.values()) else ComponentFailed
+    return error(f"{count} cannot be trained; nothing was started:\n{lines}")
 
 
 def count_shards(study: StudyConfig, found: StudyPlan) -> dict[str, int]:
@@ -94,12 +101,12 @@ def rehearsals(
     todo: Mapping[str, Candidate],
     note: Callable[[list[str]], None] = lambda keys: None,
     asking: Asking | None = None,
-) -> dict[str, str]:
+) -> dict[str, Failure]:
     """Rehearse one point of each structure; return the errors, by structure.
 
     `note` is called with the structures that are being rehearsed, before each one starts.
     """
-    waiting, running, failed = dict(todo), dict[str, str](), dict[str, str]()
+    waiting, running, failed = dict(todo), dict[str, str](), dict[str, Failure]()
     spots, deaths = Spots(study, engine), 0
     while waiting or running:
         while waiting and (spot := spots.take()) is not None:
@@ -126,9 +133,8 @@ def rehearsals(
             if died and study.execute.hop and engine.isolates and deaths <= study.execute.retries:
                 deaths += 1
                 waiting[key] = todo[key]  # what it finds out about the shards is needed
-            if reason := _mistake(outcome):
-                values = todo[key].values
-                failed[key] = f"{reason} (with {values})" if values else reason
+            if (mistake := _mistake(outcome)) is not None:
+                failed[key] = replace(mistake, message=name_origin(mistake.message, study))
     note([])
     return failed
 
@@ -170,9 +176,27 @@ class Spots:
             self._free.append(spot)
 
 
-def _mistake(outcome: Outcome) -> str:
+def _show_values(points: Sequence[Mapping[str, Any]]) -> str:
+    """Return with which values something happened: of the first point."""
+    if not points[0]:
+        return ""
+    others = f", and {pluralize(len(points) - 1, 'other')}" if len(points) > 1 else ""
+    return f" (with {points[0]}{others})"
+
+
+def _mistake(outcome: Outcome) -> Failure | None:
     """Return the error in the user's code or data that a rehearsal found; the policy handles crashes."""
     failure = outcome.failure
     if failure is None or failure.kind not in ("user error", "data") or failure.process_died:
-        return ""
-    return failure.message
+        return None
+    return failure
+
+
+def name_origin(text: str, study: StudyConfig) -> str:
+    """Return a message about the base config with where a value was written: workers read a copy of it."""
+
+    def rename(match: re.Match[str]) -> str:
+        origin = study.base.origin(match["key"])
+        return f"{origin}: {match['key']}:" if origin is not None else match[0]
+
+    return re.sub(r"(?m)^[^\n:]*\bbase/[0-9a-f]{12}\.yaml:\d+: (?P<key>[\w.]+):", rename, text)

@@ -6,7 +6,15 @@ import hashlib
 import traceback
 from typing import Final
 
-from manyfit.core.errors import ConfigError, FolderError, Interrupted, ManyfitError, RunFailed, classify_error
+from manyfit.core.errors import (
+    ConfigError,
+    FolderError,
+    Interrupted,
+    ManyfitError,
+    RunFailed,
+    UsageError,
+    classify_error,
+)
 from manyfit.core.redaction import redact
 from manyfit.core.tracebacks import explain_error, notes, user_frame
 from manyfit.study.work.units import Failure, FailureKind
@@ -24,7 +32,9 @@ def failure_of(error: BaseException) -> Failure:
         text = str(error)
     else:
         text = f"{type(error).__name__}: {explain_error(error)}{notes(error)}\n  at {user_frame(error)}"
-    return Failure(_kind(error), redact(text)[:MOST_TEXT], redact("".join(lines))[-MOST_TEXT:], group)
+    is_usage = isinstance(error, UsageError) and not isinstance(error, FolderError)
+    shown, trace = redact(text)[:MOST_TEXT], redact("".join(lines))[-MOST_TEXT:]
+    return Failure(_kind(error), shown, trace, group, is_usage=is_usage)
 
 
 def _kind(error: BaseException) -> FailureKind:

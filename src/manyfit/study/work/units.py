@@ -78,6 +78,8 @@ class Failure:
     group: str = ""
     """The same for failures that occurred at the same place."""
     process_died: bool = False
+    is_usage: bool = False
+    """Whether the config asks for what cannot be done; otherwise, code has failed."""
 
 
 @dataclass(frozen=True, slots=True)
