@@ -1,5 +1,6 @@
 """Runs the lines of a page as a shell would; calls of manyfit and of scripts skip the seconds of imports."""
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ PRELOADED = ["manyfit.cli", "manyfit.run.train", "manyfit.run.check", "manyfit.r
              "torch._dynamo"]  # fmt: skip
 CHILD = "quick_child"
 VARIABLE = re.compile(r"[A-Z_]+=")
+KEPT = {"PWD", "OLDPWD", "PYTEST_CURRENT_TEST"}
 SPECIAL = set("|&;<>$`*?(){}\n~")
 
 
@@ -51,7 +53,51 @@ def run(line, folder):
         return Done(process.exitcode, out, err)
 
 
-def call(words, variables, folder, out, err):
+class Started:
+    """A command that runs, in a process of its own; used like a `Popen` whose stderr is a pipe."""
+
+    def __init__(self, words, folder, session=False):
+        self._place = tempfile.TemporaryDirectory()
+        pipe = f"{self._place.name}/err"
+        os.mkfifo(pipe)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        variables = {name: value for name, value in os.environ.items() if name not in KEPT}
+        given = {"GIVEN": (words, variables, str(folder), os.devnull, pipe, session)}
+        self._process = context.Process(target=runpy.run_path, args=(__file__, given, CHILD))
+        self._process.start()
+        atexit.register(self.kill)  # which a failed test may have left running
+        self.pid = self._process.pid
+        self.stderr = open(pipe)  # noqa: PTH123, SIM115
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("manyfit", timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self._process.kill()
+
+
+def start(words, folder, session=False):
+    """Start `manyfit` with these words in a folder; it may have its own session."""
+    return Started(["manyfit", *map(str, words)], folder, session)
+
+
+def call(words, variables, folder, out, err, session=False):
+    if session:
+        os.setsid()
     os.chdir(folder)
     os.environ.update(variables)
     for name, number in ((out, 1), (err, 2)):

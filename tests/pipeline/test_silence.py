@@ -251,6 +251,7 @@ def test_models_with_several_inputs_or_outputs_are_served(odd, with_keras, form,
     assert tf.saved_model.load(str(folder / "exported/saved_model")) is not None
 
 
+@pytest.mark.soak
 def test_the_advice_of_load_model_works_in_a_new_process(odd, with_keras):
     folder = odd.write(model_builder_class="builders.WithOwn", model_builder={}, epochs=1)
     manyfit.train(folder, callbacks=[])

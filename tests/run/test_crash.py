@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import Project
+from tests.examples import quick
 
 import manyfit
 from manyfit.core.errors import FolderError
@@ -273,8 +274,7 @@ def test_a_signal_writes_a_checkpoint_and_ends_the_run(place, number, code):
     name = f"signal-{code}"
     tree = project.changed(train__epochs=4000, train__every={"log": "40ep", "validate": "40ep"})
     project.config(tree, run=name)
-    words = [sys.executable, "-m", "manyfit", "train", f"runs/{name}"]
-    process = subprocess.Popen(words, cwd=project.root, stderr=subprocess.PIPE, text=True)
+    process = quick.start(["train", f"runs/{name}"], project.root)
     for line in process.stderr:
         if line.startswith("epoch"):
             break
@@ -293,10 +293,9 @@ def test_two_commands_on_one_folder(place):
     project, _ = place
     tree = project.changed(train__epochs=150)
     project.config(tree, run="two")
-    words = [sys.executable, "-m", "manyfit", "train", "runs/two"]
-    both = [subprocess.Popen(words, cwd=project.root, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[1] for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2]
+    both = [quick.start(["train", "runs/two"], project.root) for _ in range(2)]
+    said = [process.stderr.read() for process in both]
+    assert sorted(process.wait() for process in both) == [0, 2]
     assert sum("is in use by another process" in text for text in said) == 1
     assert len(RunFolder(project.root / "runs/two").events()) == 150
 
@@ -306,12 +305,12 @@ def test_killed_from_outside_at_random_instants(place, times):
     """Whatever the process was doing; a restart at once finds the folder free, also with workers."""
     project, reference = place
     chance = random.Random(5)
-    words = [sys.executable, "-m", "manyfit", "train", "runs/a", *overrides("augmentation", workers=2)]
+    words = ["train", "runs/a", *overrides("augmentation", workers=2)]
     run = project.root / "runs" / "a"
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
     killed = 0
     for _ in range(times):
-        process = subprocess.Popen(words, cwd=project.root, stderr=subprocess.PIPE, text=True)
+        process = quick.start(words, project.root)
         for line in process.stderr:
             if line.startswith("training"):
                 time.sleep(chance.random() * 0.5)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from tests.examples import quick
 
 import manyfit
 from manyfit.core.errors import UsageError
@@ -84,17 +82,16 @@ def streams(project):
 def interrupted(project, number):
     """Train in a process of its own, and send it a signal as soon as it waits for data."""
     (project.root / "wait").touch()
-    words = [sys.executable, "-m", "manyfit", "train", "runs/a"]
-    with subprocess.Popen(words, cwd=project.root, stderr=subprocess.PIPE, text=True) as process:
-        ends = time.monotonic() + 120
-        while not (project.root / "waiting").exists() and time.monotonic() < ends:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.02)
-        time.sleep(0.1)
-        began = time.monotonic()
-        os.kill(process.pid, number)
-        said = process.communicate(timeout=60)[1]
-        took = time.monotonic() - began
+    process = quick.start(["train", "runs/a"], project.root)
+    ends = time.monotonic() + 120
+    while not (project.root / "waiting").exists() and time.monotonic() < ends:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    time.sleep(0.1)
+    began = time.monotonic()
+    process.send_signal(number)
+    process.wait(timeout=60)
+    took, said = time.monotonic() - began, process.stderr.read()
     (project.root / "wait").unlink()
     assert took < 15
     assert "Traceback" not in said

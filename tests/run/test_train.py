@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tests.examples import quick
 from tests.run.cut import same
 
 import manyfit
@@ -81,9 +82,7 @@ def test_the_same_twice_in_another_process_and_from_python(project, cli):
     for name in ("b", "c", "d"):
         project.config(project.changed(model__dropout=0.3), run=name)
     cli("train", "runs/b")
-    done = subprocess.run(
-        [sys.executable, "-m", "manyfit", "train", "runs/c"], capture_output=True, text=True, check=True
-    )
+    done = quick.run("manyfit train runs/c", project.root)
     assert "c finished" in done.stdout
     torch.rand(3), random.random(), np.random.rand()
     manyfit.train(project.changed(model__dropout=0.3), folder="runs/e", callbacks=[])
@@ -560,9 +559,7 @@ def kill_and_resume(project, kills, seed):
     manyfit.train("runs/b", callbacks=[])
     killed = 0
     for _ in range(kills):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "manyfit", "train", "runs/c"], stderr=subprocess.PIPE, text=True
-        )
+        process = quick.start(["train", "runs/c"], project.root)
         for line in process.stderr:
             if line.startswith("epoch") and chance.random() < 0.15:
                 time.sleep(chance.random() * 0.02)

@@ -3,13 +3,12 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.examples import quick
 
 from manyfit.study.status import status
 
@@ -55,10 +54,7 @@ either = pytest.mark.parametrize("slow", ["plain", "hops"], indirect=True)
 
 
 def start(lab, *words):
-    command = [sys.executable, "-m", "manyfit", "sweep", str(lab.folder), *words]
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    return quick.start(["sweep", lab.folder, *words], lab.root, session=True)
 
 
 def descendants(pid):
@@ -114,7 +110,7 @@ def kill_drivers(lab, expected, seed, kills):
     starts = Counter()
     for _ in range(kills):
         driver = start(lab)
-        time.sleep(dice.uniform(0.3, 9.0))
+        time.sleep(dice.uniform(0.3, 6.0))
         below = descendants(driver.pid)
         before = committed(lab)
         driver.send_signal(signal.SIGKILL)

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.examples import quick
 
 from manyfit.config.study.study import load_study
 from manyfit.study.drive.driver import Driver, StudyMoved
@@ -677,10 +678,10 @@ def test_a_decision_takes_time_linear_in_the_points(stopper):
         here = board(count)
         stopper.decide(here)
         best = 1e9
-        for _ in range(3):
-            began = time.perf_counter()
+        for _ in range(7):
+            began = time.thread_time()  # others may use the cores
             stopper.decide(here)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
         return best
 
     assert took(8000) / took(1000) < 24  # linear is 8, quadratic 64
@@ -723,22 +724,21 @@ def slow(lab):
     lab.project.write("src/slow.py", SLOW)
     lab.project.config(lab.project.changed(model={"class": "slow.Slow", "hidden": 4}))
     lab.write(space={"train.optimizer.lr": [0.001, 0.01, 0.1]}, search={"method": "grid", "seeds": 1},
-              set={"train.epochs": 12}, execute={"workers": 2})  # fmt: skip
+              set={"train.epochs": 5}, execute={"workers": 2})  # fmt: skip
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("on", [pytest.param("inline", marks=pytest.mark.soak), "processes"])
+@pytest.mark.parametrize("on", ["inline", pytest.param("processes", marks=pytest.mark.soak)])
 def test_a_study_that_is_moved_while_it_runs_is_not_made_anew(lab, on):
     slow(lab)
-    words = [sys.executable, "-m", "manyfit", "sweep", str(lab.folder), f"execute.on={on}"]
-    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = quick.start(["sweep", lab.folder, f"execute.on={on}"], lab.root)
     deadline = time.monotonic() + 60
     while not list(lab.folder.glob("trials/*/checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     moved = lab.folder.with_name("moved")
     lab.folder.rename(moved)
-    _, err = running.communicate(timeout=60)
-    assert running.returncode == 1, err
+    err = running.stderr.read()
+    assert running.wait(timeout=60) == 1, err
     assert "was moved or removed while the study was running" in err
     time.sleep(0.5)
     assert not lab.folder.exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.examples import quick
 from tests.study.points import points
 
 import manyfit
@@ -176,25 +177,25 @@ def test_the_same_command_does_nothing_twice(lab):
 
 
 def test_an_extension_trains_exactly_what_is_missing(lab):
-    """Three values and 10 epochs become five and 20; then seeds; then the whole is as if it had been so at once."""
-    lab.write(space={"train.optimizer.lr": [0.001, 0.01, 0.1]}, set={"train.epochs": 10}, search__seeds=1)
+    """Three values and 4 epochs become five and 8; then seeds; then the whole is as if it had been so at once."""
+    lab.write(space={"train.optimizer.lr": [0.001, 0.01, 0.1]}, set={"train.epochs": 4}, search__seeds=1)
     lab.sweep()
     per_epoch = lab.rows("select step / epoch from trials limit 1")[0][0]
-    assert lab.steps() == 3 * 10 * per_epoch
+    assert lab.steps() == 3 * 4 * per_epoch
     lab.write(
         space={"train.optimizer.lr": [0.001, 0.003, 0.01, 0.03, 0.1]},
-        set={"train.epochs": 20},
+        set={"train.epochs": 8},
         search__seeds=1,
     )
     lab.sweep()
-    assert lab.steps() == 5 * 20 * per_epoch  # nothing was trained twice
+    assert lab.steps() == 5 * 8 * per_epoch  # nothing was trained twice
     lab.write(
         space={"train.optimizer.lr": [0.001, 0.003, 0.01, 0.03, 0.1]},
-        set={"train.epochs": 20},
+        set={"train.epochs": 8},
         search__seeds=2,
     )
     lab.sweep()
-    assert lab.steps() == 10 * 20 * per_epoch
+    assert lab.steps() == 10 * 8 * per_epoch
     extended = {row[0]: row[6:8] for row in lab.table()}
     lab.clear()
     lab.sweep()
@@ -377,11 +378,7 @@ def test_a_mistake_in_the_first_trial_stops_the_study_and_is_tried_again(failing
     failing.project.write(
         "src/failing.py", FAILS.replace('raise ZeroDivisionError("as it was told")', "pass")
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "manyfit", "sweep", str(failing.folder), "--allow-change", "code"],
-        capture_output=True,
-        text=True,
-    )
+    done = quick.run(f"manyfit sweep {failing.folder} --allow-change code", failing.root)
     assert done.returncode == 0, done.stderr
 
 

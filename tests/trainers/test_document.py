@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.examples.quick import run
 from tests.run.cut import same
 
 import manyfit
@@ -47,7 +46,7 @@ class Digits(Dataset):
 '''
 SCRIPT = """
 import sys
-from digits import Digits
+from guide_digits import Digits
 from new_network import LernomaticModelNet
 from new_trainer import NewTrainer
 
@@ -76,35 +75,45 @@ def blocks():
 def guide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     network, new = blocks()
-    for name, text in (("new_network", network), ("new_trainer", new), ("digits", DATA), ("go", SCRIPT)):
+    for name, text in (
+        ("new_network", network),
+        ("new_trainer", new),
+        ("guide_digits", DATA),
+        ("go", SCRIPT),
+    ):
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
 
 
-def run(folder, *words):
-    found = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+BOTH = """
+import runpy, sys, torch
+
+for folder, epochs in (("runs/parts", "2"), ("runs/whole", "3")):
+    torch.manual_seed(0)
+    sys.argv = ["go.py", folder, epochs]
+    runpy.run_path("go.py")
+"""
 
 
-def test_the_guide_trains_resumes_and_is_loaded_in_another_process(guide):
-    """In Python for two epochs, on the command line for a third: as three at once."""
-    torch_seed = "import torch; torch.manual_seed(0); import runpy, sys; sys.argv = ['go.py', {!r}, {!r}]; runpy.run_path('go.py')"
-    run(guide, "-c", torch_seed.format("runs/parts", "2"))
-    run(guide, "-m", "manyfit", "train", "runs/parts", "train.epochs=3")
-    count, loss = run(guide, "-c", torch_seed.format("runs/whole", "3")).split()
+def test_the_guide_trains_resumes_and_is_loaded_in_another_process(guide, cli):
+    """In Python for two epochs, and here, on the command line, for a third: as three at once."""
+    (guide / "both.py").write_text(BOTH)
+    done = run("python both.py", guide)
+    assert done.returncode == 0, done.stderr
+    count, loss = done.stdout.split()[-2:]
     assert (count, float(loss) < 2.4) == ("3", True)
+    answer = cli("train", "runs/parts", "train.epochs=3")
+    assert answer.code == 0, answer.err
     assert same(type("Here", (), {"root": guide}), "parts", "whole") == ""
-    loaded = run(guide, "-c", "import manyfit; print(type(manyfit.load_model('runs/parts')).__name__)")
-    assert loaded.strip() == "LernomaticModelNet"
+    assert type(manyfit.load_model("runs/parts")).__name__ == "LernomaticModelNet"
 
 
 def test_its_trainer_works_in_a_config(guide):
     (guide / "src").mkdir()
-    for name in ("new_network", "new_trainer", "digits"):
+    for name in ("new_network", "new_trainer", "guide_digits"):
         (guide / f"{name}.py").rename(guide / "src" / f"{name}.py")
     splits = {
-        split: {"class": "digits.Digits", "part": part}
+        split: {"class": "guide_digits.Digits", "part": part}
         for split, part in (("train", "train"), ("validation", "val"))
     }
     tree = {
