@@ -90,7 +90,7 @@ def test_a_run_is_trained_exported_and_loaded(tiny):
     assert train(folder, ["epochs=4"], callbacks=[]).trained_steps == 10
 
 
-@pytest.mark.parametrize("has_input", [True, False])
+@pytest.mark.parametrize("has_input", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_a_warm_start_of_a_model_with_and_without_an_input_shape(tiny, has_input):
     model = {**KERAS, "model_builder": {**KERAS.get("model_builder", {}), "has_input": has_input}}
     first = tiny.write(**model, epochs=1)
@@ -152,6 +152,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tiny, kills):
     assert not difference(RunFolder(tiny.root / "runs" / "whole"), RunFolder(tiny.root / "runs" / "killed"))
 
 
+@pytest.mark.soak
 def test_the_torch_backend(tiny):
     folder = tiny.write(**KERAS, epochs=2)
     code = f"""

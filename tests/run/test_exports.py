@@ -130,8 +130,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "words",
     [
-        *(pytest.param(words, marks=pytest.mark.soak) for words in (["train"], ["sweep", "inline"])),
-        ["sweep", "processes"],
+        ["sweep", "inline"],
+        *(pytest.param(words, marks=pytest.mark.soak) for words in (["train"], ["sweep", "processes"])),
     ],
 )
 def test_classes_of_a_script_are_said_at_the_start(project, words):

@@ -554,7 +554,8 @@ class Ends(nn.Module):
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("exit", marks=pytest.mark.soak), "hard"])
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["exit", "hard"])
 def test_nothing_is_left_by_code_that_ends_its_process(planted, how):
     planted.write("src/ends.py", ENDS)
     planted.config(planted.changed(model={"class": "ends.Ends", "a": "${secret:PLANTED_TOKEN}", "how": how}))
