@@ -507,7 +507,7 @@ import keras
 def net(hidden: int = 8) -> keras.Model:
     model = keras.Sequential([
         keras.layers.Input((1,)), keras.layers.Embedding(100, hidden), keras.layers.Flatten(), keras.layers.Dense(100)])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"], jit_compile=False)
     return model
 """
 

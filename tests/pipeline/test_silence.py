@@ -70,7 +70,7 @@ class Base(ModelBuilderBase):
     def get_compiled_model(self):
         model = self.get_model()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(0.01), loss)
+        model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=False)
         return model
 
     def create_model(self):
@@ -123,7 +123,7 @@ class Two(Base):
     def get_compiled_model(self):
         model = self.get_model()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", {"classes": loss} if self.form == "outputs" else loss)
+        model.compile("adam", {"classes": loss} if self.form == "outputs" else loss, jit_compile=False)
         return model
 '''
 

@@ -347,7 +347,7 @@ def test_tensorflow_says_nothing_about_functions_of_many_learners(caplog):
 
     def measured():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", jit_compile=False)
         rows = ArraySource(np.zeros((7, 3), "float32"), np.zeros((7, 1), "float32"))
         learner = KerasLearner(model, 2, lambda: next(once(rows, 4)))
         return sum(len(outputs.index) for outputs in learner.evaluate(once(rows, 4)))

@@ -87,7 +87,7 @@ class Builder(ModelBuilderBase):
         layers = [keras.layers.Dense(6, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)]
         model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(self.rate), loss, metrics=["accuracy"])
+        model.compile(keras.optimizers.Adam(self.rate), loss, metrics=["accuracy"], jit_compile=False)
         return model
 """
 ROWS, VALIDATION_ROWS = 140, 41
