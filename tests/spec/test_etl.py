@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -322,6 +323,26 @@ def test_row_prep_may_use_one_array_for_all_rows(tmp_path):
     assert batch.inputs[:, 1].tolist() == batch.target.tolist() == [i * 0.5 for i in range(9)]
     again = run_etl(Buffered(), [table], tmp_path / "etl", EtlOptions(shards=2, workers=1))
     assert again.is_reused
+
+
+class Drawing(ETLSpec):
+    """Draws from every generator."""
+
+    def row_prep(self, row, mode, object_dir):
+        return np.array([random.random(), np.random.random(), float(torch.rand(()))]), None
+
+
+def test_random_numbers_do_not_depend_on_the_number_of_workers(tmp_path):
+    table = read_table("train", str(write_csv(tmp_path / "t.csv", 300)))
+    found = []
+    for seed, workers in ((1, 1), (1, 3), (2, 1)):
+        options = EtlOptions(shards=2, workers=workers, seed=seed)
+        folder = run_etl(Drawing(), [table], tmp_path / f"etl{workers}", options).folder
+        found.append(open_split(folder, "train").gather(np.arange(300)).inputs)
+    one, three, other = found
+    assert np.array_equal(one, three)
+    assert len(np.unique(one)) == one.size
+    assert not np.isin(other, one).any()
 
 
 class Odd(ETLSpec):

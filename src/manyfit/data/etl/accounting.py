@@ -53,8 +53,8 @@ def make_layout(
         expected = [table.ids[i] for i in choose_rows(table, options)]
         out = sum(found.rows for found in mine)
         failed = {id_: text for found in mine for id_, text in found.failed.items()}
-        total = sum(int(found.ids, 16) for found in mine) % (1 << 128)
-        if out + len(failed) != len(expected) or f"{total:032x}" != sum_ids(expected):
+        total, known = sum(int(found.ids, 16) for found in mine) % (1 << 128), sum_ids(expected)
+        if out + len(failed) != len(expected) or f"{total:032x}" != known:
             raise RunFailed(
                 f"{table.mode}: {len(expected)} rows were read, but {out} prepared and {len(failed)} failed: "
                 "rows are missing or repeated"
@@ -65,7 +65,7 @@ def make_layout(
             entry = {"name": found.name, "rows": found.rows, "bytes": found.bytes, "digest": found.digest}
             shards.setdefault(found.name.partition("-")[0], []).append(entry)
         splits[table.mode] = {
-            "rows_in": len(expected), "rows": out, "failed": len(failed), "ids": sum_ids(expected),
+            "rows_in": len(expected), "rows": out, "failed": len(failed), "ids": known,
             "shards": [shards[key] for key in sorted(shards)],
         }  # fmt: skip
     warn_about_shapes(done)

@@ -99,7 +99,7 @@ def check_first_rows(spec: Any, tables: Sequence[Table], place: Path, misc_path:
     for table in tables:
         part = EtlPart(str(place), "", table.mode, table.object_dir, table.ids[:1], downloads=downloads(spec))
         try:
-            form, _ = prepare_row(made, part, table.ids[0], table.take([0])[0], None)
+            form, _ = prepare_row(made, part, table.take([0])[0], None)
         except Exception as error:
             raise RunFailed(describe_failure(part, table.ids[0], error)) from None
         lines.append(f"{table.mode}: {pluralize(len(table), 'row')}; {describe(form)}")

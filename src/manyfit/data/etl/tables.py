@@ -113,13 +113,13 @@ def describe_objects(folder: str, except_for: Path) -> str:
     """Return a hash of the names, sizes and times of the files of a folder, except for one below it."""
     if not folder:
         return ""
-    digest = hashlib.sha256()
+    lines: list[str] = []
     if "://" in folder:
         files, path = import_optional("fsspec", "etl").core.url_to_fs(folder)
         for name, entry in sorted(files.find(path, detail=True).items()):
             stamps = [str(entry.get(key, "")) for key in ("size", "mtime", "ETag", "etag", "LastModified")]
-            digest.update(f"{name} {stamps}\n".encode())
-        return digest.hexdigest()
+            lines.append(f"{name} {stamps}\n")
+        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
     todo = [folder]
     while todo:
         with os.scandir(todo.pop()) as entries:
@@ -128,7 +128,5 @@ def describe_objects(folder: str, except_for: Path) -> str:
                     todo += [entry.path] if Path(entry.path).resolve() != except_for else []
                 else:
                     found = entry.stat()
-                    digest.update(
-                        f"{entry.path[len(folder) :]} {found.st_size} {found.st_mtime_ns}\n".encode()
-                    )
-    return digest.hexdigest()
+                    lines.append(f"{entry.path[len(folder) :]} {found.st_size} {found.st_mtime_ns}\n")
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()

@@ -46,7 +46,7 @@ class EtlPart:
     stops: bool = True
     """Whether the first row that fails ends everything."""
     seed: int = 0
-    """Random numbers that `row_prep` draws depend on this and on the ID of the row."""
+    """Random numbers that `row_prep` draws depend on this, and on the place of the row in its part."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,10 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
     """Prepare the rows of a part and write them. The file is complete once its description is there."""
     failed: dict[str, str] = {}
     stack = RowStack(len(part.ids))
+    seed_generators(derive(part.seed, "part", part.name))  # seeding for each row would be slow
     for id_, row in zip(part.ids, part.rows, strict=True):
         try:
-            form, arrays = prepare_row(spec, part, id_, row, stack.form)
+            form, arrays = prepare_row(spec, part, row, stack.form)
             if part.stops and form is not stack.form and stack.form is not None and form != stack.form:
                 raise UsageError(
                     f"row_prep returned {describe(form)}, but {describe(stack.form)} for other rows"
@@ -163,14 +164,13 @@ def describe_failure(part: EtlPart, id_: str, error: BaseException) -> str:
 
 
 def prepare_row(
-    spec: Any, part: EtlPart, id_: str, row: dict[str, Any], known: RowForm | None
+    spec: Any, part: EtlPart, row: dict[str, Any], known: RowForm | None
 ) -> tuple[RowForm, dict[str, Any]]:
     """Return the form and the arrays of one row; `known` is the form of earlier rows."""
     folder, fetched = part.object_dir, None
     if "://" in folder and part.downloads:
         fetched = fetch_objects(part, row)
         folder = f"{fetched}/"
-    seed_row(derive(part.seed, "row", id_))
     try:
         made = spec.row_prep(TableRow(row), part.mode, folder)
     finally:
@@ -182,7 +182,7 @@ def prepare_row(
     return (known, alike) if known is not None and alike is not None else flatten_row(*made)
 
 
-def seed_row(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed the generators that `row_prep` may draw from; PyTorch's only if it is loaded."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
