@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from manyfit.core.errors import UsageError
+from manyfit.core.names import nearest
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.etl.accounting import EtlResult
 from manyfit.data.etl.plan import EtlOptions
@@ -58,16 +59,18 @@ def load_spec(path: str, source: Path) -> Any:
         raise UsageError(f"{path!r} is not a class path; expected: module.Class")
     sys.path.insert(0, str(source.resolve()))
     try:
-        found = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"there is no module {error.name!r} in {source}/") from None
-    except AttributeError:
-        raise UsageError(f"the module {module!r} has no class {name!r}") from None
+        here = importlib.import_module(module)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise UsageError(f"there is no module {error.name!r} in {source}/") from None
         text = f"{type(error).__name__}: {error}"
         raise UsageError(
             f"the module {module!r} cannot be imported: {text}\n  at {user_frame(error)}"
         ) from error
+    found = getattr(here, name, None)
+    if found is None:
+        hint = f"; did you mean {best!r}?" if (best := nearest(name, vars(here))) else ""
+        raise UsageError(f"the module {module!r} has no class {name!r}{hint}")
     if not isinstance(found, type) or not issubclass(found, ETLSpec):
         raise UsageError(f"{path} is not an ETL spec: derive it from manyfit.spec.ETLSpec")
     try:

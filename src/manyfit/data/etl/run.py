@@ -205,7 +205,8 @@ def _results(
     except RowFailed as error:
         raise RunFailed(
             f"{error}\n  correct the row or row_prep, or leave such rows out with on_error='skip' or "
-            "'quarantine'; rows that are prepared are kept as long as the code and the files stay the same"
+            "'quarantine' (--on-error on the command line); rows that are prepared are kept as long as the "
+            "code and the files stay the same"
         ) from None
     except WorkerFailed as error:
         raise ComponentFailed(str(error)) from None

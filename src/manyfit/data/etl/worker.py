@@ -112,7 +112,7 @@ def prepare_part(part: EtlPart) -> Done:
 def prepare_rows(spec: Any, part: EtlPart) -> Done:
     """Prepare the rows of a part and write them. The file is complete once its description is there."""
     failed: dict[str, str] = {}
-    stack = RowStack(len(part.ids))
+    stack, has_torch = RowStack(len(part.ids)), "torch" in sys.modules
     seed_generators(derive(part.seed, "part", part.name))  # seeding for each row would be slow
     for id_, row in zip(part.ids, part.rows, strict=True):
         try:
@@ -127,6 +127,8 @@ def prepare_rows(spec: Any, part: EtlPart) -> Done:
             failed[id_] = f"{type(error).__name__}: {error}"
             continue
         stack.add(id_, form, arrays)
+    if not has_torch and "torch" in sys.modules:
+        return prepare_rows(spec, part)  # row_prep has imported torch, whose generator was not seeded
     ids, usual, columns, odd = stack.finish()
     for id_, form in odd.items():
         failed[id_] = f"row_prep returned {describe(form)}, but other shapes or types for most rows"
