@@ -43,14 +43,21 @@ def run(line, folder):
         return Done(done.returncode, done.stdout, done.stderr)
     with tempfile.TemporaryDirectory() as place:
         files = Path(place) / "out", Path(place) / "err"
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        given = {"GIVEN": (words, variables, str(folder), *map(str, files))}
-        process = context.Process(target=runpy.run_path, args=(__file__, given, CHILD))
-        process.start()
+        process = begin(words, variables, folder, *files)
         process.join()
         out, err = (file.read_text() if file.exists() else "" for file in files)
         return Done(process.exitcode, out, err)
+
+
+def begin(words, variables, folder, out, err, session=False):
+    """Start a process for some words, with the environment of this moment."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    here = {name: value for name, value in os.environ.items() if name not in KEPT}
+    given = {"GIVEN": (words, {**here, **variables}, str(folder), str(out), str(err), session)}
+    process = context.Process(target=runpy.run_path, args=(__file__, given, CHILD))
+    process.start()
+    return process
 
 
 class Started:
@@ -60,12 +67,7 @@ class Started:
         self._place = tempfile.TemporaryDirectory()
         pipe = f"{self._place.name}/err"
         os.mkfifo(pipe)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        variables = {name: value for name, value in os.environ.items() if name not in KEPT}
-        given = {"GIVEN": (words, variables, str(folder), os.devnull, pipe, session)}
-        self._process = context.Process(target=runpy.run_path, args=(__file__, given, CHILD))
-        self._process.start()
+        self._process = begin(words, {}, folder, os.devnull, pipe, session)
         atexit.register(self.kill)  # which a failed test may have left running
         self.pid = self._process.pid
         self.stderr = open(pipe)  # noqa: PTH123, SIM115
