@@ -10,6 +10,7 @@ from manyfit.core.version import __version__
 if TYPE_CHECKING:
     from manyfit.config import Component, Config, Derived, Kind, load_config
     from manyfit.core.errors import ConfigError, ManyfitError
+    from manyfit.learn.step_log import log
     from manyfit.report.compare import compare
     from manyfit.run.result import RunResult, load_model
     from manyfit.run.reuse import evaluate, export, predict
@@ -31,6 +32,7 @@ _PUBLIC = {
     "export": "manyfit.run.reuse",
     "load_config": "manyfit.config",
     "load_model": "manyfit.run.result",
+    "log": "manyfit.learn.step_log",
     "predict": "manyfit.run.reuse",
     "sweep": "manyfit.study.sweep",
     "train": "manyfit.run.train",
@@ -51,6 +53,7 @@ __all__ = [
     "export",
     "load_config",
     "load_model",
+    "log",
     "predict",
     "sweep",
     "train",

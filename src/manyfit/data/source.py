@@ -18,6 +18,7 @@ from manyfit.data.batch import Array, Batch, Inputs
 from manyfit.data.dataset import DatasetSource, IterableSource, check_ids
 from manyfit.data.layout import Layout
 from manyfit.data.loader import LoaderSource, is_loader, take_apart
+from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
 
@@ -64,7 +65,7 @@ class Data(Protocol):
 class ArraySource:
     """Arrays in memory (or memory-mapped) with the same number of rows; a batch is one gather.
 
-    `weight` is the weight of each row in training.
+    The target is an array, or a dict or a tuple of them. `weight` is the weight of each row in training.
 
     >>> source = ArraySource(np.zeros((5, 2)), np.arange(5))
     >>> [len(batch) for batch, _ in zip(source.batches(Order(batch_size=2)), range(3))]
@@ -79,12 +80,12 @@ class ArraySource:
     def __init__(
         self,
         inputs: Inputs,
-        target: Array | None = None,
+        target: Nested = None,
         ids: Sequence[object] | None = None,
         weight: Array | None = None,
     ) -> None:
         self.inputs = _arrays(inputs)
-        self.target = None if target is None else np.asarray(target)
+        self.target = map_arrays(np.asarray, target) if isinstance(target, dict | tuple) else _array(target)
         self.weight = None if weight is None else np.asarray(weight)
         lengths = {name: len(array) for name, array in self._columns()}
         if ids is not None:
@@ -109,7 +110,7 @@ class ArraySource:
                     index,
                     None if weight is None else gather(weight, index),
                 )
-        elif inputs.ndim > 1 and target.ndim == 1:
+        elif isinstance(target, np.ndarray) and inputs.ndim > 1 and target.ndim == 1:
             take = inputs.take
             for index in order.walk(self._rows, start):
                 yield Batch(take(index, 0), target[index], index)
@@ -151,14 +152,19 @@ class ArraySource:
         else:
             columns = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
             yield from ((f"inputs.{i}", array) for i, array in enumerate(columns))
-        if self.target is not None:
-            yield "target", self.target
+        yield from named_arrays(self.target, "target")
         if self.weight is not None:
             yield "weight", self.weight
 
 
-def gather(array: Array, index: npt.NDArray[np.int64]) -> Array:
-    """Return some rows of an array, by the faster of two ways."""
+def _array(values: Any) -> Any:
+    return None if values is None else np.asarray(values)
+
+
+def gather(array: Nested, index: npt.NDArray[np.int64]) -> Nested:
+    """Return some rows of an array, by the faster of two ways; or of several arrays."""
+    if isinstance(array, dict | tuple):
+        return map_arrays(lambda each: gather(each, index), array)
     return array.take(index, 0) if array.ndim > 1 else array[index]
 
 

@@ -8,7 +8,8 @@
 | `kind` | kinds of learners, and their registration |
 | `models` | models as a builder returns them |
 | `torch`, `keras`, `estimator` | the built-in kinds |
-| `metrics`, `split_metrics` | metrics of a row, metrics of a whole split |
+| `metrics`, `split_metrics`, `streaming_metrics` | metrics of a row, metrics of a whole split |
+| `step_log` | values that user code logs inside a step |
 | `row_outputs` | which outputs of a model have one entry per row |
 | `packing` | nested states as flat tensors and plain values |
 | `exporting` | descriptions of inputs, and the comparison of an export with the original |

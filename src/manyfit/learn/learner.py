@@ -6,6 +6,7 @@ state of each run is the same as if the run were trained alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -37,6 +38,9 @@ class Outputs:
     the data have them.
 
     `output` and `target` are then the main ones. It is called only for row reports."""
+
+    has_heads: bool = False
+    """Whether every output has a target of its own, so that columns of a report name them all."""
 
     def every(self, member: int) -> tuple[Nested, Nested]:
         """Return all outputs and targets of one run of a cohort."""
@@ -384,7 +388,7 @@ class BaseLearner:
                 sums.setdefault(name, RowMeans(name)).add(values)
             for member, metrics in enumerate(further):
                 target = None if outputs.target is None else outputs.target[member]
-                metrics.update(outputs.output[member], target)
+                metrics.update(outputs.output[member], target, functools.partial(outputs.every, member))
         own = self.whole()
         means: dict[str, Any] = {name: each.mean() for name, each in sums.items()}
         return means | {name: np.array([row[name] for row in own]) for name in own[0]}

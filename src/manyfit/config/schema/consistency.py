@@ -46,6 +46,7 @@ def contradictions(run: Run) -> Iterator[Contradiction]:
     yield from _times(run)
     yield from _metrics(run)
     yield from _directions(run)
+    yield from _heads(run)
     yield from _optimizers(run)
     yield from _patterns(run)
     yield from _formats(run)
@@ -62,6 +63,31 @@ def _plateaus(run: Run) -> Iterator[Contradiction]:
         yield Contradiction(path, text, f"one of {listing(names)}", repr(metric), best)
 
 
+def _heads(run: Run) -> Iterator[Contradiction]:
+    """Yield weights and metrics of outputs that have no loss."""
+    train, heads = run.train, run.train.heads()
+    for name in train.loss_weights:
+        if name not in heads:
+            expected = f"one of {listing(heads)}" if heads else "nothing: train.loss is not several losses"
+            path = ("train", "loss_weights", name)
+            yield Contradiction(path, "no loss of this name", expected, name, nearest(name, heads))
+    if not heads:
+        return
+    if train.class_weights is not None:
+        text = "there are several losses; set the weight of the loss that it belongs to"
+        yield Contradiction(("train", "class_weights"), text)
+    by_head = train.metric_heads()
+    for name, key, _ in train.list_metrics():
+        if name not in by_head:
+            form = f"by output: metrics: {{{heads[0]}: [...]}}"
+            where = ("train", "metrics", *key.split("."))
+            yield Contradiction(where, "there are several outputs to measure", form, name)
+    for name in dict.fromkeys(by_head.values()):
+        if name not in heads:
+            path, expected = ("train", "metrics", name), f"one of {listing(heads)}"
+            yield Contradiction(path, "no loss of this name", expected, name, nearest(name, heads))
+
+
 def _formats(run: Run) -> Iterator[Contradiction]:
     """Yield unknown export formats; custom kinds of learners are already registered at this point."""
     known = [*FORMATS, *(name for names in extensions.FORMATS.values() for name in names)]
@@ -72,7 +98,9 @@ def _formats(run: Run) -> Iterator[Contradiction]:
 
 
 def _names(run: Run) -> Iterator[Contradiction]:
-    named = [(name, ("train", "metrics", key)) for name, key, _ in run.train.list_metrics()]
+    named: list[tuple[str, tuple[str, ...]]] = [
+        (name, ("train", "metrics", *key.split("."))) for name, key, _ in run.train.list_metrics()
+    ]
     named += [(name, ("evaluate", "functions", name)) for name in run.evaluate.functions]
     seen: set[str] = set()
     for name, where in named:
@@ -113,7 +141,9 @@ def _metrics(run: Run) -> Iterator[Contradiction]:
         )
 
 
-HIGHER: Final = ("accuracy", "top_k_accuracy", "binary_accuracy")
+HIGHER: Final = (
+    "accuracy", "top_k_accuracy", "binary_accuracy", "F1", "Precision", "Recall", "Auroc", "AveragePrecision",
+)  # fmt: skip
 """Built-in metrics for which higher is better."""
 
 

@@ -14,6 +14,7 @@ from pydantic import StringConstraints
 from manyfit.config.typed.cadence import PATTERN, SEVERAL
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.kinds import Derived, Kind
+from manyfit.config.typed.logged_names import find_logged_names
 from manyfit.config.typed.roles import (
     DATA,
     EVALUATOR,
@@ -57,6 +58,11 @@ def by_name(given: Component | Mapping[str, Component] | None) -> dict[str, Comp
     if given is None:
         return {}
     return {"": given} if isinstance(given, Component) else dict(given)
+
+
+def short_name(component: Component) -> str:
+    """Return the last part of a class path, as written."""
+    return re.split("[.:]", component.written)[-1]
 
 
 DEVICES: Final = r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$"
@@ -160,8 +166,11 @@ class Train:
     epochs: Annotated[int, Kind.BUDGET, Gt(0)]
     steps: Annotated[int | None, Gt(0)] = None
     """Steps per epoch, for a data stream without a length."""
-    loss: Annotated[Component | None, LOSS] = None
-    """null for a model that returns its own loss; optional with a trainer."""
+    loss: Annotated[Component | Mapping[str, Component] | None, LOSS] = None
+    """One loss, or one for each of several outputs, by name; null for a model that returns its own loss;
+    optional with a trainer."""
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
+    """The weights of several losses in their sum; 1 by default."""
     optimizer: Annotated[Component | Mapping[str, Component] | None, OPTIMIZER] = None
     """null for a model that updates itself; optional with a trainer."""
     groups: Sequence[Group] = ()
@@ -182,7 +191,8 @@ class Train:
     ema: Annotated[float | None, Gt(0), Lt(1)] = None
     class_weights: Literal["balanced"] | Sequence[float] | None = None
     warm_start: WarmStart | None = None
-    metrics: Annotated[Sequence[Metric] | Mapping[str, Metric], Kind.NEUTRAL] = ()
+    metrics: Annotated[Sequence[Metric] | Mapping[str, Metric | Sequence[Metric]], Kind.NEUTRAL] = ()
+    """A list, or metrics by name. A list under a name holds the metrics of the output of this name."""
     every: Every = field(default_factory=Every)
     stop: Annotated[Stop | None, Kind.BUDGET] = None
     guard: Annotated[Guard, Kind.BUDGET] = field(default_factory=Guard)
@@ -193,9 +203,26 @@ class Train:
 
     def list_metrics(self) -> list[tuple[str, str, Component]]:
         """Return each metric with its name and its config key; in a list, names come from the class paths."""
-        if isinstance(self.metrics, Mapping):
-            return [(name, name, component) for name, component in self.metrics.items()]
-        return [(re.split("[.:]", c.written)[-1], str(i), c) for i, c in enumerate(self.metrics)]
+        if not isinstance(self.metrics, Mapping):
+            return [(short_name(c), str(i), c) for i, c in enumerate(self.metrics)]
+        found: list[tuple[str, str, Component]] = []
+        for name, given in self.metrics.items():
+            if isinstance(given, Component):
+                found.append((name, name, given))
+            else:
+                found += [(f"{name}_{short_name(c)}", f"{name}.{i}", c) for i, c in enumerate(given)]
+        return found
+
+    def metric_heads(self) -> dict[str, str]:
+        """Return the output that metrics belong to, by the name of the metric."""
+        if not isinstance(self.metrics, Mapping):
+            return {}
+        lists = {name: c for name, c in self.metrics.items() if not isinstance(c, Component)}
+        return {f"{name}_{short_name(c)}": name for name, given in lists.items() for c in given}
+
+    def heads(self) -> list[str]:
+        """Return the names of the outputs that have a loss of their own; empty if there is one loss."""
+        return list(self.loss) if isinstance(self.loss, Mapping) else []
 
     def optimizers(self) -> dict[str, Component]:
         """Return all optimizers by name; the name of a single one is empty."""
@@ -323,4 +350,7 @@ class Run:
             return None
         if not has_base(product, (MODULE,)) or has_base(product, (KERAS,)):
             return None
-        return ["train_loss", "lr", "val_loss", *(f"val_{name}" for name, _, _ in self.train.list_metrics())]
+        heads = [f"{split}_loss_{head}" for head in self.train.heads() for split in ("train", "val")]
+        own = [f"{split}_{name}" for name in find_logged_names(product) for split in ("train", "val")]
+        metrics = [f"val_{name}" for name, _, _ in self.train.list_metrics()]
+        return ["train_loss", "lr", "val_loss", *heads, *metrics, *own]

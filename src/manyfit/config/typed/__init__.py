@@ -11,5 +11,6 @@
 | `moved_classes` | class paths of earlier versions |
 | `artifacts`, `allowed_classes` | what may be built from files that were written elsewhere |
 | `keyword_reads` | parameters that a function reads from its `**kwargs` |
+| `logged_names` | names that a model passes to `manyfit.log` |
 | `kinds`, `config_struct`, `wording` | kinds of values, configs as objects, types in messages |
 """

@@ -80,6 +80,7 @@ PUBLIC: Final = {
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
     "torch.optim.lr_scheduler.LRScheduler": "torch.optim.lr_scheduler.LRScheduler",
     "torchmetrics.metric.Metric": "torchmetrics.Metric",
+    "manyfit.learn.streaming_metrics.StreamingMetric": "manyfit.metrics",
     "optuna.samplers._base.BaseSampler": "optuna.samplers.BaseSampler",
 }
 
@@ -163,12 +164,13 @@ LOSS = Role(
 )
 METRIC = Role(
     "metric",
-    bases=("torchmetrics.metric.Metric",),
+    bases=("torchmetrics.metric.Metric", "manyfit.learn.streaming_metrics.StreamingMetric"),
     function_of=2,
     short=_table(
         "manyfit.metrics",
         "accuracy=accuracy top_k_accuracy=top_k_accuracy mae=absolute_error "
-        "mse=squared_error binary_accuracy=binary_accuracy",
+        "mse=squared_error binary_accuracy=binary_accuracy f1=F1 precision=Precision recall=Recall "
+        "auroc=Auroc average_precision=AveragePrecision",
     ),
 )
 SAMPLER = Role(

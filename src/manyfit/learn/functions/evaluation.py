@@ -20,7 +20,8 @@ from manyfit.learn.functions.loaders import CountedBatches
 from manyfit.learn.functions.losses import read_losses, to_device
 from manyfit.learn.functions.networks import Networks
 from manyfit.learn.metrics_by_run import Metrics, fetch
-from manyfit.learn.torch.row_metrics import call_metric, check_rows
+from manyfit.learn.step_log import gather_logs
+from manyfit.learn.torch.row_metrics import measure_batch
 
 if TYPE_CHECKING:
     from manyfit.learn.functions.learner import FunctionLearner
@@ -215,7 +216,7 @@ class OwnEvaluation:
     def _evaluate(self, batch: Batch, split: str) -> Any:
         learner, functions = self._learner, self._learner.functions
         moved, self._rows = to_device(batch, learner.objective.tensor), len(batch)
-        with learner.autocast():
+        with learner.autocast(), gather_logs(learner.metrics, len(batch)) as logged:
             is_scored = functions.has_val_step and self._is_complete(batch)
             returned = functions.val_step(moved, split) if is_scored else None
             outputs = None
@@ -226,11 +227,9 @@ class OwnEvaluation:
         rows = row_values(returned, len(batch), f"{functions.name}.val_step", learner.device)
         main = outputs if isinstance(outputs, Tensor) else learner.objective.main_output(outputs, len(batch))
         target = moved.target
-        if isinstance(target, Tensor) and main.numel():
-            for name, metric in learner.metrics.items():
-                rows[name] = call_metric(name, metric, main, target)
-                check_rows(name, rows[name], batch)
-        return batch, main, target, rows, outputs
+        if main.numel():
+            rows |= measure_batch(learner.metrics, batch, main, target, outputs)
+        return batch, main, target, rows | logged, outputs
 
     def _is_complete(self, batch: Batch) -> bool:
         """Return whether a batch has everything that rows of the run have; new rows may have no targets."""

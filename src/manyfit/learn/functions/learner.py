@@ -26,6 +26,7 @@ from manyfit.learn.functions.loaders import RunData, make_loaders
 from manyfit.learn.functions.losses import read_losses, to_device
 from manyfit.learn.functions.networks import Networks
 from manyfit.learn.metrics_by_run import Metrics, split_by_run
+from manyfit.learn.step_log import logging_to
 from manyfit.learn.torch.learner import TorchLearner, numpy_of
 from manyfit.learn.torch.loss_sums import EpochSums
 from manyfit.learn.torch.randomness import seed_slow
@@ -94,11 +95,12 @@ class FunctionLearner(TorchLearner):
             self.bench.is_from_start = True
         if self.update.frozen:
             self.update.thaw(self.step)
-        if self.functions.span != "step":
-            self.own_epochs.train(batches, steps)
-            return
-        for _ in range(steps):
-            self.train_batch(batches)
+        with logging_to(self._step_log):
+            if self.functions.span != "step":
+                self.own_epochs.train(batches, steps)
+            else:
+                for _ in range(steps):
+                    self.train_batch(batches)
 
     def train_batch(self, batches: Iterator[Batch]) -> None:
         """Train one step."""
@@ -182,8 +184,8 @@ class FunctionLearner(TorchLearner):
 
     def add_losses(self, losses: Mapping[str, Tensor], rows: int) -> None:
         """Add losses of some rows to those that are logged."""
+        super().add_losses(losses, rows)
         if losses:
-            self._sums.add(losses, rows)
             self.epoch_sums.add(losses, rows)
 
     def seed_all(self, seed: int) -> None:
@@ -308,7 +310,7 @@ class FunctionLearner(TorchLearner):
             self.bench.check_names([*rows[0], *means, *self._measured, *self.bench.logged])
 
     def take(self) -> Metrics:
-        """Return the mean losses since the last call, and the last learning rates."""
+        """Return mean losses and learning rates."""
         is_epoch = self._sums.has_same_batches(self.epoch_sums)
         found = super().take()
         self.epoch_sums.known = (self.step, found) if is_epoch else None
@@ -370,10 +372,8 @@ class FunctionLearner(TorchLearner):
             self.update.load(again)
             self._reload(again)
         for path in self._found.complete():
-            log.warning(
-                "%s.%s was not there when the run was resumed, so its state is lost: create it in __init__ "
-                "or in setup()", self.functions.name, path,
-            )  # fmt: skip
+            what = f"{self.functions.name}.{path} was not there when the run was resumed"
+            log.warning("%s, so its state is lost: create it in __init__ or in setup()", what)
         self.update.watch(self._found.optimizers())
 
     def copy_state(self) -> State:

@@ -6,7 +6,9 @@
 | `build` | loss, optimizers, schedules and frozen parameters from a config |
 | `learner` | training, evaluation and state of one module |
 | `objective` | from a batch to outputs and a loss |
+| `heads` | several outputs, each with its own target and loss |
 | `row_losses` | per-row losses |
+| `loss_hints` | explanations for losses that fail |
 | `row_metrics` | per-row metrics |
 | `train_step` | the arguments and the return value of a model's own `train_step` |
 | `update` | from gradients to new weights |

@@ -19,6 +19,7 @@ from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Source, once
 from manyfit.data.overlap import inner
+from manyfit.learn.torch.heads import Head
 from manyfit.learn.torch.update import Frozen, Update
 from manyfit.store.weights import read_weights
 
@@ -26,7 +27,10 @@ Named = dict[str, nn.Parameter]
 
 
 def build_loss(config: Config, device: torch.device, train: Source) -> Any:
-    """Build the loss, with class weights if the config has any; None if the model has its own loss."""
+    """Build the loss, with class weights if the config has any; None if the model has its own loss.
+
+    Several losses are returned by the name of their output.
+    """
     given = config.run.train
     if given.loss is None:
         if given.class_weights is not None:
@@ -34,17 +38,26 @@ def build_loss(config: Config, device: torch.device, train: Source) -> Any:
                 f"{config.origin('train.class_weights')}: train.class_weights: there is no loss to weight"
             )
         return None
+    if isinstance(given.loss, Mapping):
+        weights = given.loss_weights
+        return {
+            name: Head(_to_device(each.build(), device), weights.get(name, 1.0))
+            for name, each in given.loss.items()
+        }
     component = given.loss
     if given.class_weights is not None:
         where = config.origin("train.class_weights")
         name = _weight_parameter(component)
         if not name:
             raise UsageError(f"{where}: train.class_weights: {component.path} does not accept class weights")
-        weights = given.class_weights
-        values = balance_classes(train) if isinstance(weights, str) else np.asarray(weights, dtype=np.float64)
+        balance = given.class_weights
+        values = balance_classes(train) if isinstance(balance, str) else np.asarray(balance, dtype=np.float64)
         tensor = torch.tensor(values, dtype=torch.float32, device=device)
         component = dataclasses.replace(component, params={**component.params, name: tensor})
-    loss = component.build()
+    return _to_device(component.build(), device)
+
+
+def _to_device(loss: Any, device: torch.device) -> Any:
     return loss.to(device) if isinstance(loss, nn.Module) else loss
 
 

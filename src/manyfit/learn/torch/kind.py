@@ -21,6 +21,7 @@ from manyfit.learn.models import Compiled, Made
 from manyfit.learn.packing import unpack
 from manyfit.learn.torch.build import build_loss, build_update, load_weights
 from manyfit.learn.torch.exports import write_onnx, write_program
+from manyfit.learn.torch.heads import HeadsObjective
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import TorchObjective
 
@@ -63,6 +64,7 @@ class TorchKind(LearnerKind):
         config, train = setup.config, setup.config.run.train
         compiled = setup.made.compiled or Compiled(module, optimizer=_own_optimizer(config, module))
         loss = build_loss(config, setup.device, setup.train) if train.loss is not None else compiled.loss
+        objective: Any = HeadsObjective if isinstance(loss, dict) else TorchObjective
         if compiled.optimizer is not None and train.optimizer is not None:
             where = config.origin("train.optimizer")
             raise UsageError(f"{where}: train.optimizer: the model already has an optimizer")
@@ -80,7 +82,7 @@ class TorchKind(LearnerKind):
         unused = config.run.data.beside.get("unused", ())
         return {
             "module": module,
-            "objective": TorchObjective(module, loss, setup.device, unused, setup.fed_by, setup.unused_key),
+            "objective": objective(module, loss, setup.device, unused, setup.fed_by, setup.unused_key),
             "update": update,
             "metrics": {**compiled.metrics, **setup.metrics},
             "accumulate": train.accumulate,

@@ -17,17 +17,19 @@ from manyfit.core.errors import FolderError, RunFailed, UsageError
 from manyfit.core.seeds import derive
 from manyfit.core.state import State
 from manyfit.data import Batch
-from manyfit.data.nested import Nested, map_arrays, named_arrays
+from manyfit.data.nested import Nested, is_nested, map_arrays, named_arrays, pair_outputs
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.learner import BaseLearner, Outputs, Weights
 from manyfit.learn.metrics_by_run import Metrics
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.split_metrics import SplitMetrics
+from manyfit.learn.step_log import StepLog, gather_logs, logging_to
+from manyfit.learn.torch.heads import HeadsObjective
 from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.randomness import cuda_generator, random_state, seed_slow, set_random_state
-from manyfit.learn.torch.row_metrics import RowMetric, call_metric, check_rows
+from manyfit.learn.torch.row_metrics import RowMetric, check_rows, measure_batch
 from manyfit.learn.torch.update import Update
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,6 +57,7 @@ class TorchLearner(BaseLearner):
         self._stream = derive(self.seed, "model")
         self._measuring = derive(self.seed, "evaluate")
         self._sums = Sums(self.device)
+        self._step_log = StepLog(self.metrics)
         self._found = self._find_state()
         self.update.watch(self._found.optimizers())
         self._cuda = cuda_generator(self.device)
@@ -70,23 +73,28 @@ class TorchLearner(BaseLearner):
         one = self._one_simple if self._simple else self._one
         if self.update.frozen:
             self.update.thaw(self.step)
-        for _ in range(steps):
-            batch = self._next(batches)
-            self._count(batch, one(batch) if self.step else self._first(batch))
+        with logging_to(self._step_log):
+            for _ in range(steps):
+                batch = self._next(batches)
+                self._count(batch, one(batch) if self.step else self._first(batch))
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """Return the next batch, with the random generators seeded for this step."""
         self._reseed()
+        self._step_log.rows = 0
         batch = next(batches, None)
         if batch is None:
             raise RunFailed(f"the data ended at step {self.step}; a source must continue from epoch to epoch")
+        self._step_log.rows = len(batch)
         return batch
 
     def _count(self, batch: Batch, loss: Tensor | None, rates: Mapping[str, float] | None = None) -> None:
         """Count a step: its loss, the learning rates, schedules, averages and frozen parameters."""
         update = self.update
-        if loss is not None:
-            self._sums.add({"loss": loss}, len(batch))
+        losses = {"loss": loss} if loss is not None else {}
+        if self._step_log:
+            losses |= self._step_log.take()
+        self.add_losses(losses, len(batch))
         self._sums.rates = update.rates() if rates is None else rates
         self.step += 1
         if update.stepping:
@@ -95,6 +103,11 @@ class TorchLearner(BaseLearner):
             self.average.update_parameters(self.module)
         if self.step in update.thaws_at:
             update.thaw(self.step)
+
+    def add_losses(self, losses: Mapping[str, Tensor], rows: int) -> None:
+        """Add losses of some rows to those that are logged."""
+        if losses:
+            self._sums.add(losses, rows)
 
     def take(self) -> Metrics:
         """Return the mean losses since the last call, and the last learning rates."""
@@ -142,6 +155,7 @@ class TorchLearner(BaseLearner):
             self.update.zero()
             total: Tensor | None = None
             for part, share in self._parts(batch):
+                self._step_log.rows = len(part)
                 with self.autocast():
                     _, loss = self.objective(self.module, part)
                 if loss is not None:
@@ -175,9 +189,16 @@ class TorchLearner(BaseLearner):
                 name: numpy_of(values.expand(len(batch))).astype(np.float64)[None]
                 for name, values in rows.items()
             }
-            shown = None if target is None else numpy_of(target)[None]
+            shown = map_arrays(lambda each: numpy_of(each)[None], target)
             several = None if len(list(named_arrays(every))) < 2 else partial(_fetch, every, shown)
-            yield Outputs(batch.index, numpy_of(output)[None], shown, found, shared, several)
+            main = pair_outputs(every, shown)[0][2] if is_nested(shown) else shown
+            index, shape = batch.index, numpy_of(output)[None]
+            yield Outputs(index, shape, main, found, shared, several, self.has_heads)
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether every output has a loss and a target of its own."""
+        return isinstance(self.objective, HeadsObjective)
 
     def measure(self, batches: Iterator[Batch], further: Sequence[SplitMetrics] = ()) -> Metrics:
         """Return means over rows; only they leave the device."""
@@ -194,13 +215,13 @@ class TorchLearner(BaseLearner):
         sums: dict[str, RowSums] = known or {}
         for each in sums.values():
             each.move_to(self.device)
-        for batch, output, target, rows, _ in self._evaluate(batches):
+        for batch, output, target, rows, every in self._evaluate(batches):
             for name, values in rows.items():
                 if name not in sums:
                     sums[name] = RowSums(self.device, skips_undefined=name != "loss")
                 sums[name].add(values.expand(len(batch)))
-            for metrics in further:  # same values as in reports: NumPy has no bfloat16
-                metrics.update(output.float() if output.dtype is torch.bfloat16 else output, target)
+            for metrics in further:
+                metrics.update(output, target, partial(_both, every, target))
         return sums
 
     def summarize(self, collected: Mapping[str, RowSums]) -> Metrics:
@@ -210,8 +231,8 @@ class TorchLearner(BaseLearner):
     @torch.no_grad()
     def _evaluate(
         self, batches: Iterator[Batch]
-    ) -> Iterator[tuple[Batch, Tensor, Tensor | None, dict[str, Tensor], Nested]]:
-        """Yield every batch with its output, its target, its per-row values by name, and all outputs.
+    ) -> Iterator[tuple[Batch, Tensor, Nested, dict[str, Tensor], Nested]]:
+        """Yield every batch with its output, its targets, its per-row values by name, and all outputs.
 
         A loss that couples the rows of a batch is a single number.
         """
@@ -223,17 +244,14 @@ class TorchLearner(BaseLearner):
             self._seed(self._measuring)  # for the source of the first batch
             for number, batch in enumerate(batches):
                 self._seed(self._measuring + number)
-                with self.autocast():
+                with self.autocast(), gather_logs(self.metrics, len(batch)) as logged:
                     output, losses, every = self.objective.rows(module, batch)
-                rows = {} if losses is None else {"loss": losses}
+                rows = {} if losses is None else {"loss": losses, **self.objective.named_losses()}
                 if losses is not None and losses.ndim:
                     check_rows("loss", losses, batch)
-                target = None if batch.target is None else self.objective.tensor(batch.target)
-                if target is not None:
-                    for name, metric in self.metrics.items():
-                        rows[name] = call_metric(name, metric, output, target)
-                        check_rows(name, rows[name], batch)
-                yield batch, output, target, rows, every
+                target = self.objective.targets(batch)
+                rows |= measure_batch(self.metrics, batch, output, target, every)
+                yield batch, output, target, rows | logged, every
 
     @property
     def evaluated(self) -> nn.Module:
@@ -369,6 +387,10 @@ def numpy_of(tensor: Tensor) -> Any:
     """Return a tensor as an array; bfloat16, which NumPy does not have, becomes float32."""
     found = tensor.detach()
     return (found.float() if found.dtype is torch.bfloat16 else found).cpu().numpy()
+
+
+def _both(outputs: Nested, targets: Nested) -> tuple[Nested, Nested]:
+    return outputs, targets
 
 
 def _fetch(outputs: Nested, target: Any) -> tuple[Nested, Any]:

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Batch
-from manyfit.data.nested import Nested, named_arrays
+from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.learn.row_outputs import PerRow
+from manyfit.learn.torch.loss_hints import class_hint, describe_array, loss_hint
 from manyfit.learn.torch.row_losses import is_separable, reduction_of, rowwise
 
 log = logging.getLogger("manyfit")
@@ -193,6 +194,14 @@ class TorchObjective:
         if batch.target is None:
             raise RunFailed("the data has no target, but the loss needs one")
         return self.tensor(batch.target)
+
+    def targets(self, batch: Batch) -> Nested:
+        """Return the target, or several, as tensors on the device; None without targets."""
+        return map_arrays(self.tensor, batch.target)
+
+    def named_losses(self) -> Mapping[str, Tensor]:
+        """Return further per-row losses of the batch that `rows` was called with last, by name."""
+        return {}
 
     def tensor(self, array: Any) -> Tensor:
         """Return an array or a tensor as a tensor on the device."""
@@ -367,34 +376,3 @@ def agree(whole: Tensor, rows: Tensor) -> bool:
     near = NEAR * (30 if rows.dtype in (torch.float16, torch.bfloat16) else 1)
     rows, total = rows.double(), float(whole)
     return any(abs(float(found) - total) <= near * abs(total) + 1e-6 for found in (rows.mean(), rows.sum()))
-
-
-def describe_array(array: Any) -> str:
-    """Return the dtype and shape of an array or a tensor, for messages."""
-    dtype = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
-    return f"{dtype}{list(getattr(array, 'shape', []))}"
-
-
-def class_hint(output: Tensor, target: Tensor, ignored: int | None = None) -> str:
-    """Return what is wrong with targets that are class indices outside the outputs; empty if nothing is."""
-    if output.ndim != target.ndim + 1 or target.is_floating_point() or output.shape[1] < 2:
-        return ""
-    counted = target if ignored is None else target[target != ignored]
-    if not counted.numel():
-        return ""
-    low, high = int(counted.min()), int(counted.max())
-    if low >= 0 and high < output.shape[1]:
-        return ""
-    return f"the model has {output.shape[1]} outputs, but targets range from {low} to {high}: see model"
-
-
-def loss_hint(output: Tensor, target: Tensor) -> str:
-    """Return what is probably wrong with the arguments of a loss; empty if unknown."""
-    is_classes = output.ndim == target.ndim + 1
-    if is_classes and target.is_floating_point() and not target.frac().any():
-        return "class indices must be integers: provide the target as int64"
-    if hint := class_hint(output, target):
-        return hint
-    if not is_classes and output.ndim == target.ndim and target.dtype != output.dtype:
-        return f"provide the target as {str(output.dtype).removeprefix('torch.')}"
-    return ""

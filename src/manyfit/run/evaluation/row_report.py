@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import logging
@@ -146,7 +147,8 @@ def evaluate_rows(
         learner.attend(source)
         for outputs in learner.evaluate(watching(batches, watch)):
             table.add(outputs, member)
-            metrics.update(outputs.output[member], None if outputs.target is None else outputs.target[member])
+            target = None if outputs.target is None else outputs.target[member]
+            metrics.update(outputs.output[member], target, functools.partial(outputs.every, member))
         table.flush()
         measured = {**metrics.values(), **learner.whole()[member]}
         learner.attend(None)
@@ -213,7 +215,9 @@ class ReportTable:
         self.failed: dict[int, str] = {}
         """Error messages by line of the table, for lines on which a function failed."""
         self._mode, self._is_said, self._done = mode, False, 0
-        self._confusion = summary_statistics.Confusion()
+        self._confusions: dict[str, summary_statistics.Confusion] = {}
+        """By output, if every output has a target; otherwise only that of the main output, named ''."""
+        self._has_heads = False
         self.classes = 0
         self.others: set[str] = set()
         """Columns of further outputs, which are shown but not measured."""
@@ -227,6 +231,7 @@ class ReportTable:
         """Add the rows of a batch."""
         self.index.append(outputs.index)
         self.shared |= outputs.shared
+        self._has_heads = outputs.has_heads
         for name, values in outputs.rows.items():
             self.parts.setdefault(name, []).append(values[member])
         every = outputs.every(member)
@@ -246,13 +251,16 @@ class ReportTable:
 
     def _read(self, output: Nested, target: Nested) -> None:
         begin, self._done = self._done, self._done + count_rows(output)
-        (_, main, known), *others = pair_outputs(output, target)
-        prediction, classes = self._show(main, known)
-        self.classes = max(self.classes, classes)
-        if known is not None:
-            self._confusion.add(squeeze(known), prediction, self.classes)
-        for name, other, known in others:
-            self._show(other, known, f"_{name}")
+        pairs = pair_outputs(output, target)
+        for i, (name, other, known) in enumerate(pairs):
+            of = f"_{name}" if i or self._has_heads else ""
+            prediction, classes = self._show(other, known, of)
+            if not i:
+                self.classes = max(self.classes, classes)
+            if known is not None and (not i or self._has_heads):
+                head = name if self._has_heads else ""
+                confusion = self._confusions.setdefault(head, summary_statistics.Confusion())
+                confusion.add(squeeze(known), prediction, self.classes if not i else classes)
         if self._evaluator.functions and target is not None:
             for name, values in self._evaluator(output, target).items():
                 if name in self.others:
@@ -296,7 +304,10 @@ class ReportTable:
 
     def usual(self) -> dict[str, Any]:
         """Return the usual metrics of classes, if the outputs are classes."""
-        return self._confusion.metrics()
+        if not self._has_heads:
+            return self._confusions[""].metrics() if self._confusions else {}
+        found = {name: confusion.metrics() for name, confusion in self._confusions.items()}
+        return {"heads": found} if any(found.values()) else {}
 
 
 def summarize_array(row: npt.NDArray[Any]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -63,8 +65,11 @@ def rehearse_batch(built: Built, config: Config) -> None:
         check_class_weights(built, outputs)
         first.ids(outputs.index)
         metrics = SplitMetrics(built.whole)
-        metrics.update(outputs.output[0], None if outputs.target is None else outputs.target[0])
-        metrics.values()
+        target = None if outputs.target is None else outputs.target[0]
+        with warnings.catch_warnings():  # one batch may lack a class
+            warnings.simplefilter("ignore")
+            metrics.update(outputs.output[0], target, functools.partial(outputs.every, 0))
+            metrics.values()
         if built.evaluator.functions and outputs.target is not None:
             built.evaluator(*outputs.every(0))
         check_outputs(built, outputs)
@@ -142,7 +147,7 @@ def check_target(built: Built, config: Config, outputs: Outputs) -> None:
 def check_outputs(built: Built, outputs: Outputs) -> None:
     """Warn which of several outputs metrics measure, and refuse metrics named like a report column."""
     (first, *_), *others = pair_outputs(*outputs.every(0))
-    if not others:
+    if not others or outputs.has_heads:
         return
     named = [*built.learner.row_metrics, *built.whole, *built.evaluator.named]
     for name, *_ in others:
