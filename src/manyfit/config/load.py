@@ -241,7 +241,7 @@ def _check(given: Given, problems: list[Problem]) -> Config:
     laid = inherit(given.tree, problems)
     artifact = given.artifact
     resolver = Resolver(laid, os.environ, closed=_explain_closed(artifact))
-    resolver.default = Defaults(laid, given.project, given.frozen, artifact, resolver.find).at
+    resolver.default = Defaults(laid, given.project, given.frozen, artifact, resolver.find, given.memo).at
     written = resolver.resolve()
     problems += resolver.problems
     meaning = _translate(written, given.project)

@@ -2,6 +2,9 @@
 
 | module | contents |
 |---|---|
+| `files` | ready data classes for tables, images, text, HDF5 and LMDB |
+| `facts` | facts of the data that a config refers to |
+| `splitting` | rows divided into splits and folds |
 | `source` | the protocols `Source` and `Data`; arrays in memory, and plain data sets per split |
 | `dataset` | map-style data sets and iterables as sources; a source limited to some of its rows |
 | `loader`, `sampler` | PyTorch loaders that are taken apart, and their samplers, seeded for each epoch |
@@ -21,6 +24,7 @@
 
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import DatasetSource, IterableSource, Limited
+from manyfit.data.files.table import Table
 from manyfit.data.order import Order, order_of, steps_of
 from manyfit.data.source import (
     ArraySource,
@@ -48,6 +52,7 @@ __all__ = [
     "Source",
     "Split",
     "Splits",
+    "Table",
     "as_source",
     "once",
     "once_over",

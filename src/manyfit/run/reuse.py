@@ -143,7 +143,11 @@ def predict(
     with reopen_run(Path(place), which, overrides, allow_change, trust) as (_, run, built, _found):
         example = next(once(built.split("validation") or built.train, 1))
         kind = map_arrays(np.asarray, example.target)
-        source = read_rows(Path(data), example.inputs) if data is not None else built.split(split)
+        source = (
+            read_rows(Path(data), example.inputs, built.splits.data)
+            if data is not None
+            else built.split(split)
+        )
         if source is None or not len(source):
             raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
         parts: dict[str, list[Any]] = {}
@@ -154,7 +158,7 @@ def predict(
                 raise UsageError(f"{run.path} has no predictions: its trainer has no model or predict_step")
             index.append(outputs.index)
             for i, (name, output, target) in enumerate(pair_outputs(outputs.every(0)[0], kind)):
-                of = f"_{name}" if i else ""
+                of = f"_{name}" if i or outputs.has_heads else ""
                 prediction, confidence = (
                     (output, None) if of and target is None else _read_outputs(output, target)
                 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Final
 
 from manyfit.config.schema.run import Run
 from manyfit.config.tree.nodes import Leaf, Map, Node, Path, class_word, find, from_plain
@@ -17,7 +18,10 @@ from manyfit.config.typed.class_paths import ResolveError, canonical, resolve
 from manyfit.config.typed.component import Component
 from manyfit.config.typed.roles import ANY, Role, is_record
 from manyfit.config.typed.signatures import INHERITED, REQUIRED, signature_of
-from manyfit.core.errors import ConfigError
+from manyfit.core.errors import ConfigError, ManyfitError
+from manyfit.core.names import listing, nearest
+
+PROVIDER: Final = "manyfit.data.facts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +33,15 @@ class Defaults:
     frozen: Mapping[str, Any]
     artifact: Artifact | None
     resolved: Callable[[Path], Node | None]
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    """Facts of the data that were read for this config or one that it is a patch of."""
 
     def at(self, path: Path) -> Node | None:
         """Return the default of the field or parameter at `path`, or its derived value; None without one."""
         owner, role = self.owner(path[:-1])
         parameter = signature_of(owner).parameters.get(str(path[-1])) if callable(owner) and path else None
         if parameter is None:
-            return None
+            return self.fact(path) if len(path) == 2 and path[0] == "data" else None
         value = parameter.default
         if find_derived_mark(parameter) is not None:
             value = self.derive(path) if is_record(owner) and role is ANY else REQUIRED
@@ -68,6 +74,39 @@ class Defaults:
             return resolve(name, role, source), role
         except ResolveError:
             return None, ANY
+
+    def fact(self, path: Path) -> Node | None:
+        """Return a fact that the built data states about itself, such as its number of classes."""
+        section, name = self.resolved(path[:1]), str(path[1])
+        if not isinstance(section, Map) or self.artifact is not None:
+            return None
+        source = source_folder(self.root, self.project)
+        checker = Checker(section, self.project, source, self.frozen)
+        component = checker.component(section, role_at(path[:1]), path[:1], keep=True)
+        if checker.problems or not isinstance(component, Component):
+            return None  # the check of the data reports them
+        try:
+            found = self.read_facts(component, name)
+        except ManyfitError as error:
+            raise ValueError(f"data.{name} could not be read from the data: {error}") from error
+        if name not in found:
+            known = [*found, *importlib.import_module(PROVIDER).DERIVED]
+            best = nearest(name, known)
+            hint = f"did you mean data.{best}?" if best else f"its facts are {listing(known)}"
+            raise ValueError(f"{component.path} has neither a parameter nor a fact {name!r}; {hint}")
+        return from_plain(found[name])
+
+    def read_facts(self, data: Component, name: str) -> Mapping[str, Any]:
+        """Return the facts of a data set; the trials of a study read those of the same data once.
+
+        The layer of the data is not imported before a config refers to a fact.
+        """
+        known: dict[str, Mapping[str, Any]] = self.memo.setdefault("facts", {})
+        key = f"{data.path} {data.params!r}"
+        if name not in known.get(key, ()):
+            found: Mapping[str, Any] = importlib.import_module(PROVIDER).facts_of(data.build(), name)
+            known[key] = {**known.get(key, {}), **found}
+        return known[key]
 
     def derive(self, path: Path) -> Any:
         """Return a derived field of a section, by building the section."""

@@ -16,7 +16,7 @@ import numpy as np
 from manyfit.core.errors import RunFailed
 from manyfit.core.names import pluralize
 from manyfit.data.etl.plan import EtlOptions, PlannedPart, choose_rows
-from manyfit.data.etl.tables import Table
+from manyfit.data.etl.tables import EtlTable
 from manyfit.data.etl.worker import Done, sum_ids
 from manyfit.data.prepared import FORMAT, HASHES, read_layout
 from manyfit.store import durable
@@ -41,7 +41,7 @@ class EtlResult:
 
 
 def make_layout(
-    tables: Sequence[Table],
+    tables: Sequence[EtlTable],
     parts: Sequence[PlannedPart],
     done: Mapping[tuple[str, str], Done],
     options: EtlOptions,
@@ -107,7 +107,7 @@ def warn_about_shapes(done: Mapping[tuple[str, str], Done]) -> None:
                         mode, first, inputs, known[first])  # fmt: skip
 
 
-def write_quarantine(folder: Path, tables: Sequence[Table], done: Mapping[tuple[str, str], Done]) -> None:
+def write_quarantine(folder: Path, tables: Sequence[EtlTable], done: Mapping[tuple[str, str], Done]) -> None:
     """Write the rows that could not be prepared, with the reasons."""
     found = []
     for table in tables:

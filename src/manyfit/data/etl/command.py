@@ -17,7 +17,7 @@ from manyfit.data.etl.plan import EtlOptions
 from manyfit.data.etl.progress import show_etl
 from manyfit.data.etl.run import check_first_rows, collect_misc, run_etl
 from manyfit.data.etl.spec import ETLSpec
-from manyfit.data.etl.tables import MODES, Table, read_table
+from manyfit.data.etl.tables import MODES, EtlTable, read_table
 
 
 def prepare_from_files(path: str, given: Mapping[str, Any], stream: TextIO | None) -> EtlResult:
@@ -44,7 +44,7 @@ def check_from_files(path: str, given: Mapping[str, Any]) -> list[str]:
         return check_first_rows(spec, tables, Path(place), misc)
 
 
-def read_tables(given: Mapping[str, Any]) -> list[Table]:
+def read_tables(given: Mapping[str, Any]) -> list[EtlTable]:
     """Return the tables that the options name."""
     mains = {mode: given[f"{mode}_main"] for mode in MODES if given.get(f"{mode}_main")}
     if not mains:

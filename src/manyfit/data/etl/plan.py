@@ -12,7 +12,7 @@ import numpy as np
 
 from manyfit.core.errors import UsageError
 from manyfit.core.seeds import derive
-from manyfit.data.etl.tables import Table, downloads
+from manyfit.data.etl.tables import EtlTable, downloads
 from manyfit.data.etl.worker import EtlPart
 
 Policy: TypeAlias = Literal["stop", "skip", "quarantine"]
@@ -64,7 +64,7 @@ class PlannedPart:
     """A part, and the rows of a table that it has."""
 
     part: EtlPart
-    table: Table
+    table: EtlTable
     index: Sequence[int]
 
     @property
@@ -77,7 +77,7 @@ class PlannedPart:
         return replace(self.part, rows=self.table.take(self.index))
 
 
-def plan_parts(spec: Any, table: Table, folder: Path, options: EtlOptions) -> Iterator[PlannedPart]:
+def plan_parts(spec: Any, table: EtlTable, folder: Path, options: EtlOptions) -> Iterator[PlannedPart]:
     """Yield the parts of a table: each row is in exactly one. It does not depend on the number of workers."""
     place = folder / table.mode
     place.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ def plan_parts(spec: Any, table: Table, folder: Path, options: EtlOptions) -> It
         begin += count
 
 
-def choose_rows(table: Table, options: EtlOptions) -> list[int]:
+def choose_rows(table: EtlTable, options: EtlOptions) -> list[int]:
     """Return the rows of a table that are used: shuffled for training, in their order otherwise."""
     seed = derive(options.seed, "rows", table.mode)
     order = np.random.RandomState(np.random.MT19937(seed)).permutation(len(table))

@@ -33,7 +33,7 @@ from manyfit.data.etl.accounting import (
 )
 from manyfit.data.etl.plan import EtlOptions, PlannedPart, check_options, plan_parts
 from manyfit.data.etl.spec import EXPECTED, NEEDED
-from manyfit.data.etl.tables import Table, check_features, describe_objects, downloads
+from manyfit.data.etl.tables import EtlTable, check_features, describe_objects, downloads
 from manyfit.data.etl.worker import (
     Done,
     EtlPart,
@@ -64,7 +64,7 @@ Report: TypeAlias = Callable[[int, int, int], None]
 
 def run_etl(
     spec: Any,
-    tables: Sequence[Table],
+    tables: Sequence[EtlTable],
     etl_dir: Path,
     options: EtlOptions | None = None,
     misc_path: str = "",
@@ -92,7 +92,7 @@ def run_etl(
     return summarize(folder)
 
 
-def check_first_rows(spec: Any, tables: Sequence[Table], place: Path, misc_path: str = "") -> list[str]:
+def check_first_rows(spec: Any, tables: Sequence[EtlTable], place: Path, misc_path: str = "") -> list[str]:
     """Prepare the first row of each table, and describe what it becomes; `place` is for temporary files."""
     check_spec(spec, tables)
     made, lines = prepare_worker(pack_spec(spec), misc_path), []
@@ -106,7 +106,7 @@ def check_first_rows(spec: Any, tables: Sequence[Table], place: Path, misc_path:
     return lines
 
 
-def check_spec(spec: Any, tables: Sequence[Table]) -> None:
+def check_spec(spec: Any, tables: Sequence[EtlTable]) -> None:
     """Raise an error for methods that do not fit, and for features that are not columns."""
     check_methods(spec, EXPECTED, NEEDED)
     call_user(spec.set_features)
@@ -133,7 +133,9 @@ def find_prepared(folder: Path, options: EtlOptions) -> EtlResult | None:
     return found
 
 
-def make_key(spec: Any, tables: Sequence[Table], options: EtlOptions, misc_path: str, etl_dir: Path) -> str:
+def make_key(
+    spec: Any, tables: Sequence[EtlTable], options: EtlOptions, misc_path: str, etl_dir: Path
+) -> str:
     """Return the name of the folder for this spec, these tables and these options."""
     described = {
         "spec": hash_code(spec),

@@ -20,7 +20,7 @@ PLAIN_ID: Final = "id"
 
 
 @dataclass(frozen=True)
-class Table:
+class EtlTable:
     """One CSV file: its rows, their IDs, and the folder of its object files."""
 
     mode: Mode
@@ -46,7 +46,7 @@ class Table:
         return found
 
 
-def read_table(mode: Mode, main: str, object_dir: str = "") -> Table:
+def read_table(mode: Mode, main: str, object_dir: str = "") -> EtlTable:
     """Read a CSV file, local or remote. The ID is the column `id`, or else the first one."""
     csv = import_optional("pyarrow.csv", "etl")
     fsspec = import_optional("fsspec", "etl")
@@ -78,10 +78,10 @@ def read_table(mode: Mode, main: str, object_dir: str = "") -> Table:
     if object_dir and "://" not in object_dir and not Path(object_dir).is_dir():
         raise UsageError(f"{mode}_dir: there is no folder {object_dir}")
     folder = object_dir if not object_dir or object_dir.endswith("/") else f"{object_dir}/"
-    return Table(mode, main, folder, table, ids, hashlib.sha256(data).hexdigest())
+    return EtlTable(mode, main, folder, table, ids, hashlib.sha256(data).hexdigest())
 
 
-def check_features(spec: Any, tables: Sequence[Table]) -> None:
+def check_features(spec: Any, tables: Sequence[EtlTable]) -> None:
     """Raise an error for features that are not columns of every table."""
     features = getattr(spec, "features", None) or ()
     for table in tables:

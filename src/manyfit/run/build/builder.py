@@ -39,7 +39,7 @@ from manyfit.data import (
 from manyfit.learn.kind import LearnerKind, Setup, kind_of
 from manyfit.learn.learner import Learner
 from manyfit.learn.models import LIVE, Made, build_seeded, make_model, seed_everything
-from manyfit.learn.split_metrics import is_split_metric
+from manyfit.learn.split_metrics import HeadMetric, is_split_metric
 from manyfit.run.build.evaluator import Evaluator
 from manyfit.run.build.sharding import check_visits, find_layout, find_visits
 from manyfit.run.build.shared_data import BuiltData, SharedData, read_surroundings
@@ -110,7 +110,7 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     kind = kind_of(made.model if run.trainer is None else product_of(run.trainer.target))
     kind.check(config, made)
     kind.prepare(config, made, device, warm)
-    metrics = {name: component.build() for name, _, component in run.train.list_metrics()}
+    metrics = build_metrics(config)
     splits = read_splits(config, shared)
     order, sources = limit_splits(config, splits)
     train, validation, test = (sources[split] for split in SPLITS)
@@ -121,7 +121,9 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     check_measured(config, validation)
     seed_everything(derive(run.seed, "loss"))
     epochs, steps = kind.budget(run.train, lambda: steps_of(train, order))
-    whole = {name: metric for name, metric in metrics.items() if is_split_metric(metric)}
+    whole = {
+        name: metric for name, metric in metrics.items() if is_split_metric(getattr(metric, "metric", metric))
+    }
     by_row = {name: metric for name, metric in metrics.items() if name not in whole}
     learner = build_learner(
         kind,
@@ -141,6 +143,13 @@ def build(config: Config, *, warm: bool = False, shared: SharedData | None = Non
     )
     log_details(config, made, built)
     return built
+
+
+def build_metrics(config: Config) -> dict[str, Any]:
+    """Build the metrics by name; those of one of several outputs know which."""
+    heads = config.run.train.metric_heads()
+    found = {name: component.build() for name, _, component in config.run.train.list_metrics()}
+    return {name: HeadMetric(each, heads[name]) if name in heads else each for name, each in found.items()}
 
 
 def build_learner(kind: LearnerKind, setup: Setup) -> Learner:
@@ -246,7 +255,7 @@ def read_splits(config: Config, shared: SharedData | None = None) -> BuiltData:
             f"{run.data.origin}: data: the batch_size of {run.data.path} must be a positive integer, "
             f"but is {data.batch_size!r}"
         )
-    found = BuiltData(data.batch_size, {split: split_of(run.data, data, split) for split in SPLITS})
+    found = BuiltData(data.batch_size, {split: split_of(run.data, data, split) for split in SPLITS}, data)
     if shared is None:
         return found
     return shared.put(config, found, was_left_alone=read_surroundings(run.data) == before)

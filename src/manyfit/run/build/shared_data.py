@@ -31,6 +31,8 @@ class BuiltData:
 
     batch_size: int
     sources: Mapping[str, Source | None]
+    data: Any = None
+    """The object of the config, which may read new rows itself."""
     prints: dict[str, str] = field(default_factory=dict)
     """Fingerprints computed so far, by split."""
 

@@ -8,26 +8,39 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
-from manyfit.data import ArraySource
+from manyfit.data import ArraySource, Source
 
 log = logging.getLogger("manyfit")
 
 Columns = dict[str, npt.NDArray[Any]]
 
 
-def read_rows(file: Path, example: Any) -> ArraySource:
-    """Read rows from an .npy array, an .npz with `inputs` or one array per input, or a .csv with columns.
+@runtime_checkable
+class ReadsRows(Protocol):
+    """Data that reads new rows as it reads its own, such as `manyfit.data.Table`."""
+
+    def read(self, file: Path, has_target: bool = True) -> Source:
+        """Return the rows of a file."""
+        ...
+
+
+def read_rows(file: Path, example: Any, data: Any = None) -> Source:
+    """Read new rows: as the data of the run reads its own, or from arrays or columns in a file.
+
+    Otherwise, it is an .npy array, an .npz with `inputs` or one array per input, or a .csv with columns.
 
     `example` is the inputs of a batch of the training data: one array, several, or several by name.
     An array or a column named `ids` or `id` holds the row IDs.
     """
+    if isinstance(data, ReadsRows):
+        return data.read(file, has_target=False)
     if not file.is_file():
         raise UsageError(f"there is no file {file}")
     readers = {".npy": _npy, ".npz": _npz, ".csv": _csv}
