@@ -4,7 +4,7 @@
 |---|---|
 | `files` | ready data classes for tables, images, text, HDF5 and LMDB |
 | `facts` | facts of the data that a config refers to |
-| `splitting` | rows divided into splits and folds |
+| `splitting`, `folds` | rows divided into splits and folds |
 | `source` | the protocols `Source` and `Data`; arrays in memory, and plain data sets per split |
 | `dataset` | map-style data sets and iterables as sources; a source limited to some of its rows |
 | `loader`, `sampler` | PyTorch loaders that are taken apart, and their samplers, seeded for each epoch |

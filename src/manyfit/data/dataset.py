@@ -54,6 +54,15 @@ class DatasetSource:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether its rows can be divided anew: it reads them in the order of the run."""
+        return type(self) is DatasetSource
+
+    def over(self, dataset: Any) -> DatasetSource:
+        """Return a source of the same settings over another data set."""
+        return DatasetSource(dataset, self.workers)
+
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
         """Yield batches from step `start`, epoch after epoch."""
         from torch.utils.data import DataLoader

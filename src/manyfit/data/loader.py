@@ -60,6 +60,15 @@ class LoaderSource(DatasetSource):
         """Whether it has neither a sampler nor a collate function of its own."""
         return self._collate is None and self._sampler is None and self._batch_sampler is None
 
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether its rows can be divided anew: it has no sampler of its own."""
+        return self._sampler is None and self._batch_sampler is None
+
+    def over(self, dataset: Any) -> LoaderSource:
+        """Return a source of the same settings over another data set."""
+        return LoaderSource(dataset, self.workers, self.shuffle, self.drop_last, self._collate)
+
     def __len__(self) -> int:
         return len(self.dataset) if self._rows is None else len(self._rows)
 

@@ -85,12 +85,17 @@ class Defaults:
         component = checker.component(section, role_at(path[:1]), path[:1], keep=True)
         if checker.problems or not isinstance(component, Component):
             return None  # the check of the data reports them
+        provider, given = importlib.import_module(PROVIDER), list(section.items)
+        if name not in provider.DERIVED and not hasattr(component.target, "facts"):
+            if nearest(name, [*given, *provider.DERIVED]) not in provider.DERIVED:
+                return None
+            raise ValueError(f"data has no {name!r}; did you mean data.{nearest(name, provider.DERIVED)}?")
         try:
             found = self.read_facts(component, name)
         except ManyfitError as error:
             raise ValueError(f"data.{name} could not be read from the data: {error}") from error
         if name not in found:
-            known = [*found, *importlib.import_module(PROVIDER).DERIVED]
+            known = [*found, *provider.DERIVED, *given]
             best = nearest(name, known)
             hint = f"did you mean data.{best}?" if best else f"its facts are {listing(known)}"
             raise ValueError(f"{component.path} has neither a parameter nor a fact {name!r}; {hint}")

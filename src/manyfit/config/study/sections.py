@@ -54,6 +54,8 @@ class Search:
     """Number of points; a grid tries all."""
     seeds: Annotated[int, Gt(0), Le(10_000)] | Sequence[int] = 1
     """Replicates of every point: a number, with seeds counting up from that of the base, or the seeds."""
+    folds: Annotated[int | None, Ge(2), Le(1_000)] = None
+    """Replicates by cross-validation: every seed of every point is trained once for each fold."""
     seed: Annotated[int, Ge(0)] = 0
     """The seed of the search itself."""
     stop: Annotated[Component | None, STOPPER] = None

@@ -62,10 +62,12 @@ class StudyConfig:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of the replicates."""
+        """The numbers of the replicates: their seeds, or with folds `seed * folds + fold`."""
         given = self.search.seeds
         first = self.base.run.seed
-        return [first + i for i in range(given)] if isinstance(given, int) else list(given)
+        seeds = [first + i for i in range(given)] if isinstance(given, int) else list(given)
+        folds = self.search.folds
+        return seeds if folds is None else [seed * folds + fold for seed in seeds for fold in range(folds)]
 
     @property
     def is_grid(self) -> bool:
@@ -117,6 +119,8 @@ def load_study(
     known = [join_path(path) for path, _ in leaves(base.tree)] if base is not None else []
     known += [join_path(path) for path in base.defaults] if base is not None else []
     space = _space(laid, known, problems)
+    if described is not None and base is not None and described.search.folds is not None:
+        base = _with_folds(base, described.search.folds, space, laid, problems)
     if described is not None:
         _check_hop(laid, described.execute, space, base, problems)
     if problems or base is None or described is None:
@@ -124,6 +128,17 @@ def load_study(
     return StudyConfig(
         folder, base, space, described.objective, described.search, described.execute, described.track, laid
     )
+
+
+def _with_folds(base: Config, folds: int, space: Space, laid: Map, problems: list[Problem]) -> Config:
+    """Return the base of a study whose replicates are folds: it has their number, and no fold."""
+    node = find(laid, ("search", "folds")) or laid
+    taken = [key for key in ("data.fold", "data.folds") if key in space.keys or base.origin(key) is not None]
+    if taken:
+        text = f"{taken[0]} is set by the study for each replicate; remove it from the base and the space"
+        problems.append(Problem("search.folds", node.origin, text))
+        return base
+    return patch(base, [f"data.folds={folds}"])
 
 
 def load_mirrors(place: Path) -> Mirrors:

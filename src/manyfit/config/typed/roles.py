@@ -124,6 +124,10 @@ DATA = Role(
         "shards": Annotated[int, Gt(0)],
         "first_shard": Annotated[int, Ge(0)],
         "visits": Sequence[Sequence[int]],
+        "folds": Annotated[int, Ge(2)],
+        "fold": Annotated[int, Ge(0)],
+        "stratify": str,
+        "fold_seed": int,
     },
 )
 OPTIMIZER = Role(

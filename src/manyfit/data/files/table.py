@@ -19,7 +19,7 @@ from manyfit.data.files.columns import CategoryColumn, Column, NumberColumn, Tar
 from manyfit.data.nested import map_arrays, named_arrays
 from manyfit.data.overlap import Contents, spread
 from manyfit.data.source import ArraySource, Split, gather
-from manyfit.data.splitting import RowNumbers, divide_rows
+from manyfit.data.splitting import RowNumbers, assign_folds, divide_rows
 
 log = logging.getLogger("manyfit")
 
@@ -96,6 +96,8 @@ class Table:
         split: str | None = None,
         stratify: str | None = None,
         split_seed: int = 0,
+        folds: Annotated[int, Ge(2)] | None = None,
+        fold: Annotated[int, Ge(0)] | None = None,
         task: Literal["auto", "classification", "regression"] = "auto",
         encoding: Literal["one_hot", "codes"] = "one_hot",
         standardize: bool = True,
@@ -104,8 +106,9 @@ class Table:
         """`validation` and `test` are fractions of the rows, or further files.
 
         `split` is a column that holds `train`, `validation` or `test`. `stratify` is a column whose values
-        are spread evenly over the splits. With `encoding: codes`, the model receives `numbers` and
-        `categories`, the codes of the categorical columns, for embeddings of the sizes
+        are spread evenly over the splits. With `folds`, the rows that are not for testing are divided into
+        folds, and validation is on the rows of one of them. With `encoding: codes`, the model receives
+        `numbers` and `categories`, the codes of the categorical columns, for embeddings of the sizes
         `${data.cardinalities}`.
         """
         self.file = file
@@ -119,6 +122,12 @@ class Table:
         self.split = split
         self.stratify = stratify
         self.split_seed = split_seed
+        if folds is not None and (fold is None or fold >= folds):
+            raise UsageError(
+                f"fold is {fold}, but must be from 0 to {folds - 1}; to train all folds, use a study with "
+                f"search: {{folds: {folds}}}"
+            )
+        self.folds, self.fold = folds, fold
         self.task = task
         self.encoding = encoding
         self.standardize = standardize
@@ -176,6 +185,19 @@ class Table:
     @cached_property
     def _rows(self) -> dict[str, RowNumbers]:
         """The row numbers of each split in the training file."""
+        found = self._divide()
+        if self.folds is None:
+            return found
+        if isinstance(self.held_out["validation"], Path):
+            raise UsageError("folds divide the rows of one file, so validation cannot be another file")
+        pool = np.sort(np.concatenate([found["train"], found["validation"]]))
+        labels: Any = None
+        if self.stratify is not None:
+            labels = self._column(self._columns, self.stratify).values[pool]
+        which = assign_folds(len(pool), self.folds, self.split_seed, labels)
+        return {**found, "train": pool[which != self.fold], "validation": pool[which == self.fold]}
+
+    def _divide(self) -> dict[str, RowNumbers]:
         columns = self._columns
         total = len(next(iter(columns.values())).values)
         if self.split is not None:

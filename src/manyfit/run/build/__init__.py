@@ -6,5 +6,5 @@
 | `shared_data` | data that the runs of one process share |
 | `evaluator` | evaluation functions of one row |
 | `user_code` | the user's modules that a run has imported |
-| `sharding` | the shards of the training rows |
+| `sharding`, `folds` | the shards of the training rows; the fold of a run |
 """

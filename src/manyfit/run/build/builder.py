@@ -41,6 +41,7 @@ from manyfit.learn.learner import Learner
 from manyfit.learn.models import LIVE, Made, build_seeded, make_model, seed_everything
 from manyfit.learn.split_metrics import HeadMetric, is_split_metric
 from manyfit.run.build.evaluator import Evaluator
+from manyfit.run.build.folds import divide_folds
 from manyfit.run.build.sharding import check_visits, find_layout, find_visits
 from manyfit.run.build.shared_data import BuiltData, SharedData, read_surroundings
 from manyfit.run.loop.plan import Plan
@@ -255,7 +256,8 @@ def read_splits(config: Config, shared: SharedData | None = None) -> BuiltData:
             f"{run.data.origin}: data: the batch_size of {run.data.path} must be a positive integer, "
             f"but is {data.batch_size!r}"
         )
-    found = BuiltData(data.batch_size, {split: split_of(run.data, data, split) for split in SPLITS}, data)
+    sources = divide_folds(run.data, {split: split_of(run.data, data, split) for split in SPLITS})
+    found = BuiltData(data.batch_size, sources, data)
     if shared is None:
         return found
     return shared.put(config, found, was_left_alone=read_surroundings(run.data) == before)

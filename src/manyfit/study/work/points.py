@@ -32,8 +32,20 @@ class Candidate:
 
 def configure_point(base: Config, patch_: Patch, seed: int | None = None) -> Config:
     """Return the validated config of a point."""
-    seeded = to_overrides(to_patch({"seed": seed}, STUDY)) if seed is not None else []
+    seeded = to_overrides(to_patch(read_replicate(base, seed), STUDY)) if seed is not None else []
     return patch(base, [*seeded, *to_overrides(patch_)])
+
+
+def read_replicate(base: Config, number: int) -> dict[str, int]:
+    """Return the values of a replicate: its seed; with folds, which the base has without a fold, also that.
+
+    With folds, the number is `seed * folds + fold`.
+    """
+    if base.origin("data.folds") is None or base.origin("data.fold") is not None:
+        return {"seed": number}
+    data = base.run.data
+    seed, fold = divmod(number, {**data.beside, **data.params}["folds"])
+    return {"seed": seed, "data.fold": fold}
 
 
 def trial_config(base: Config, values: Mapping[str, Any], seed: int, changes: Mapping[str, Any]) -> Config:
