@@ -5,7 +5,7 @@ import pytest
 
 import manyfit
 from manyfit.core.errors import ConfigError, UsageError
-from manyfit.data import ArraySource, DatasetSource, Order
+from manyfit.data import ArraySource, DatasetSource
 from manyfit.data.folds import make_fold
 from manyfit.study.sweep import sweep
 

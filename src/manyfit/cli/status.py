@@ -27,6 +27,7 @@ from manyfit.cli.output import say
 @json_option
 def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -> None:
     """Show the progress of STUDY, also while it is running or after a crash."""
+    from manyfit.report.comparisons import compare_points, comparison_cells, find_ablations
     from manyfit.report.leaderboard import FORMATS, leaderboard, leaderboard_cells
     from manyfit.study.ledger.reader import read_only
     from manyfit.study.result import read_study, rows
@@ -35,7 +36,8 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
 
     place, read = study, read_only(StudyFolder(study).ledger)
     facts = status(place, read)
-    board = leaderboard(read_study(place, read), None if every or form != "text" or json_ else 10)
+    found = read_study(place, read)
+    board = leaderboard(found, None if every or form != "text" or json_ else 10)
     if json_:
         ranking = [
             {"rank": r.rank, "point": r.point, "mean": r.mean.mean, "interval": r.mean.half,
@@ -69,8 +71,14 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
         table(body, header)
         if board.count > len(body):
             say("… and more: --all")
+    if board.note:
+        say(f"\n{board.note}")
     if board.verdict:
         say(f"\n{board.verdict}")
+    if ablations := find_ablations(found):
+        say("\nagainst the base")
+        header, body = comparison_cells(compare_points(found, ablations))
+        table(body, header)
     print_failures(facts["failures"], place, traceback)
 
 

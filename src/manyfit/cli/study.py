@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from manyfit.cli.common import OverrideVerb, Verb, current_overrides, study_argument
+from manyfit.cli.common import (
+    OverrideVerb,
+    Verb,
+    current_overrides,
+    json_option,
+    print_json,
+    study_argument,
+    table,
+)
 from manyfit.cli.output import say
 
 
@@ -31,6 +39,30 @@ def stop(study: Path, points: tuple[str, ...]) -> None:
 def resume(study: Path, points: tuple[str, ...]) -> None:
     """Resume POINTS that were stopped, manually or by a stopper."""
     send_each(study, "resume", points)
+
+
+@command.command(cls=Verb)
+@study_argument
+@click.argument("points", nargs=-1)
+@json_option
+def compare(study: Path, points: tuple[str, ...], json_: bool) -> None:
+    """Compare POINTS with the first of them, seed by seed; without POINTS, an ablation with its base."""
+    from manyfit.report.comparisons import choose_pairs, compare_points, comparison_cells
+    from manyfit.study.result import read_study
+
+    found = read_study(study)
+    compared = compare_points(found, choose_pairs(found, points))
+    if json_:
+        print_json([
+            {"point": c.point.number, "against": c.reference.number, "difference": c.paired.difference.mean,
+             "interval": c.paired.difference.half, "seeds": c.paired.difference.count, "p": c.paired.p,
+             "verdict": c.paired.verdict} for c in compared
+        ])  # fmt: skip
+        return
+    header, body = comparison_cells(compared)
+    table(body, header)
+    for each in compared:
+        say(f"\npoint {each.point.number} against point {each.reference.number}: {each.paired.verdict}")
 
 
 @command.command(cls=OverrideVerb)

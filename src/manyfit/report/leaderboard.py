@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from manyfit.report.replicates import Mean, compare_seeds, mean_of
+from manyfit.report.replicates import Mean, compare_seeds, mean_of, mean_of_winner
 from manyfit.study.result import Point, Study, read_study
 
 
@@ -37,6 +37,8 @@ class Leaderboard:
     verdict: str
     count: int = 0
     """The number of points, shown or not."""
+    note: str = ""
+    """How the interval of the best point was corrected."""
 
 
 def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderboard:
@@ -47,16 +49,21 @@ def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderbo
     failed = [p for p in found.points if p.number not in known and p.state == "failed" and _values(p)]
     shown = [*ranked, *failed]
     keys = list(dict.fromkeys(key for point in shown for key in point.values))
-    rows = [_row(i, point, found.base) for i, point in enumerate(shown[:count], 1)]
-    verdict = _verdict(ranked, 1 if found.mode == "min" else -1)
-    return Leaderboard(found.metric, keys, rows, verdict, len(shown))
+    rows = [_row(i, point, found.base, found.folds) for i, point in enumerate(shown[:count], 1)]
+    verdict = _verdict(ranked, 1 if found.mode == "min" else -1, found.folds)
+    note = ""
+    if rows and len(ranked) > 1 and rows[0].mean.half is not None:
+        first, *others = [_values(point) for point in ranked]
+        rows[0] = replace(rows[0], mean=mean_of_winner(first, others, folds=found.folds))
+        note = f"the interval of the best point is corrected for choosing it among {len(ranked)} points"
+    return Leaderboard(found.metric, keys, rows, verdict, len(shown), note)
 
 
-def _row(rank: int, point: Point, base: Mapping[str, Any]) -> Row:
+def _row(rank: int, point: Point, base: Mapping[str, Any], folds: int | None) -> Row:
     values, seeds = _values(point), len(point.trials)
     shown = str(seeds) if len(values) == seeds else f"{len(values)} of {seeds}"
     given = {**_inherit(base, point.values), **point.values}
-    return Row(rank, point.number, mean_of(values), shown, point.epochs, point.state, given)
+    return Row(rank, point.number, mean_of(values, folds=folds), shown, point.epochs, point.state, given)
 
 
 def _inherit(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,12 +85,12 @@ def _values(point: Point) -> list[float]:
     return [value for value in point.trials.values() if value is not None]
 
 
-def _verdict(ranked: Sequence[Point], sign: int) -> str:
+def _verdict(ranked: Sequence[Point], sign: int, folds: int | None) -> str:
     """Return whether the first point is better than the second, if both were trained to the end."""
     if len(ranked) < 2 or any(point.state != "finished" for point in ranked[:2]):
         return ""
     first, second = ({s: sign * v for s, v in p.trials.items() if v is not None} for p in ranked[:2])
-    found = compare_seeds(first, second)
+    found = compare_seeds(first, second, folds)
     if found is None:
         return ""
     return f"point {ranked[0].number} against point {ranked[1].number}: {found.verdict}"

@@ -59,6 +59,8 @@ class Study:
     seconds: float = 0.0
     base: Mapping[str, Any] = field(default_factory=dict)
     """The values of the base for the keys of the search space."""
+    folds: int | None = None
+    """The number of folds, if the replicates are folds."""
 
     @property
     def best(self) -> Point:
@@ -109,6 +111,7 @@ def read_study(place: str | os.PathLike[str], read: Read | None = None) -> Study
         waiting,
         facts.get("seconds") or 0.0,
         facts.get("base_values") or {},
+        facts.get("folds"),
     )
 
 

@@ -186,6 +186,7 @@ def begin_study(driver: Driver, found: StudyPlan, wish: Wish) -> None:
             driver.add(item)
         ledger.set("objective", {"metric": study.objective.metric, "mode": study.objective.mode})
         ledger.set("seeds", study.seeds)
+        ledger.set("folds", study.search.folds)
         ledger.set("epochs", study.base.run.train.epochs)
         ledger.set("trials", found.planned)
         ledger.set("space", study.space.keys)

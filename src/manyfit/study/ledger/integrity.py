@@ -164,7 +164,7 @@ def check_facts(facts: Mapping[str, Any]) -> None:
         _check(fits and objective.get("mode") in ("min", "max"), "its objective is invalid")
     whole = isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds)
     _check(seeds is None or whole, "its seeds are not a list of integers")
-    for key in ("epochs", "trials", "seconds"):
+    for key in ("epochs", "trials", "seconds", "folds"):
         _check(facts.get(key) is None or _is_amount(facts[key]), f"{key!r} is not a number")
     for key in ("base_values", "base", "modules", "sampler"):
         _check(facts.get(key) is None or isinstance(facts[key], dict), f"{key!r} is not a mapping")
