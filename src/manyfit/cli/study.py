@@ -41,11 +41,11 @@ def resume(study: Path, points: tuple[str, ...]) -> None:
     send_each(study, "resume", points)
 
 
-@command.command(cls=Verb)
+@command.command("compare", cls=Verb)
 @study_argument
 @click.argument("points", nargs=-1)
 @json_option
-def compare(study: Path, points: tuple[str, ...], json_: bool) -> None:
+def compare_command(study: Path, points: tuple[str, ...], json_: bool) -> None:
     """Compare POINTS with the first of them, seed by seed; without POINTS, an ablation with its base."""
     from manyfit.report.comparisons import choose_pairs, compare_points, comparison_cells
     from manyfit.study.result import read_study

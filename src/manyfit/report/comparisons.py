@@ -12,7 +12,7 @@ from manyfit.study.result import Point, Study
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PointComparison:
     """A point against another one, on the same seeds."""
 
     point: Point
@@ -21,7 +21,7 @@ class Comparison:
     """Positive differences mean that the point is better."""
 
 
-def compare_points(study: Study, pairs: Sequence[tuple[Point, Point]]) -> list[Comparison]:
+def compare_points(study: Study, pairs: Sequence[tuple[Point, Point]]) -> list[PointComparison]:
     """Compare points with their references; p-values of several comparisons are corrected (Holm)."""
     sign = 1 if study.mode == "min" else -1
     found = []
@@ -30,7 +30,7 @@ def compare_points(study: Study, pairs: Sequence[tuple[Point, Point]]) -> list[C
         paired = compare_seeds(values[0], values[1], study.folds)
         if paired is None:
             raise UsageError(f"points {point.number} and {reference.number} have no seed in common yet")
-        found.append(Comparison(point, reference, paired))
+        found.append(PointComparison(point, reference, paired))
     if len(found) < 2:
         return found
     corrected = holm([each.paired.p for each in found])
@@ -76,7 +76,7 @@ def choose_pairs(study: Study, names: Sequence[str]) -> list[tuple[Point, Point]
     return [(other, first) for other in others]
 
 
-def comparison_cells(found: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:
+def comparison_cells(found: Sequence[PointComparison]) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows of a table."""
     header = ["point", "against", "difference", "seeds", "p", "verdict"]
     body = []

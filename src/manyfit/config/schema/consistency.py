@@ -225,6 +225,11 @@ def _optimizers(run: Run) -> Iterator[Contradiction]:
                 f"a mapping with the names {listing(names)}" if any(names) else "a single schedule",
                 repr(name) if name else "one schedule",
             )
+    if train.momentum_scheduler is not None and names != [""]:
+        path, received = ("train", "momentum_scheduler"), f"{len(names)} optimizers"
+        yield Contradiction(path, "a momentum schedule needs a single optimizer", "one optimizer", received)
+    if train.momentum_scheduler is not None and train.momentum_scheduler.path.endswith("ReduceLROnPlateau"):
+        yield Contradiction(("train", "momentum_scheduler"), "a plateau schedule cannot set the momentum")
     if any(c.path.endswith(".LBFGS") for c in train.optimizers().values()):
         asked = {
             "precision": train.precision == "fp16",

@@ -36,18 +36,25 @@ from manyfit.config.typed.torch_facts import missing_horizon
 def needs_horizon(scheduler: Component | Mapping[str, Component] | None) -> bool:
     """Return whether the length of a schedule follows from the number of epochs."""
     for each in by_name(scheduler).values():
-        parts = [part for part in each.params.get("schedulers") or () if isinstance(part, Component)]
+        inside = each.params.get("schedulers") or [each.params.get("then")]
+        parts = [part for part in inside if isinstance(part, Component)]
         ending = parts[-1:] if each.params.get("milestones") else parts  # the others end at milestones
         if missing_horizon(each.path, each.params) or any(map(needs_horizon, ending)):
             return True
     return False
 
 
+def find_horizon(train: Train) -> int | None:
+    """Return the number of epochs if the length of a schedule follows from it."""
+    is_needed = needs_horizon(train.scheduler) or needs_horizon(train.momentum_scheduler)
+    return train.epochs if is_needed else None
+
+
 def every_scheduler(scheduler: Component | Mapping[str, Component] | None) -> Iterator[Component]:
     """Yield all schedulers, including nested ones."""
     for each in by_name(scheduler).values():
         yield each
-        inner = each.params.get("schedulers")
+        inner = each.params.get("schedulers") or [each.params.get("then")]
         if isinstance(inner, list | tuple):
             for part in inner:
                 yield from every_scheduler(part if isinstance(part, Component) else None)
@@ -179,11 +186,11 @@ class Train:
     """Scopes, such as `head` or `encoder.layer4`: if given, only the parameters in them are trained."""
     scheduler: Annotated[Component | Mapping[str, Component] | None, SCHEDULER] = None
     scheduler_every: Literal["step", "epoch"] = "step"
+    momentum_scheduler: Annotated[Component | None, SCHEDULER] = None
+    """A schedule of the momentum, or of the first beta, of the only optimizer."""
     scheduler_metric: str = "val_loss"
     """What a plateau schedule waits for. Only with a trainer, it may be a training loss."""
-    horizon: Annotated[
-        int | None, Kind.IDENTITY, Derived(lambda t: t.epochs if needs_horizon(t.scheduler) else None)
-    ] = None
+    horizon: Annotated[int | None, Kind.IDENTITY, Derived(find_horizon)] = None
     accumulate: Annotated[int, Gt(0)] = 1
     clip_norm: Annotated[float | None, Gt(0)] = None
     clip_value: Annotated[float | None, Gt(0)] = None

@@ -162,7 +162,7 @@ class Checker(Values):
         signature = optional_parameters(target) if deferred and role is CALLABLE else signature_of(target)
         keep = kept_as is not None
         waived = ["", ""]
-        if keep or path[:2] == ("train", "scheduler"):  # also inside a sequence of schedulers
+        if keep or path[:2] in (("train", "scheduler"), ("train", "momentum_scheduler")):  # also nested ones
             waived = [torch_facts.missing_horizon(name, params.items)]
             waived.append(torch_facts.missing_rate(name, params.items))
         own = {key for key in role.beside if key in params.items and key not in signature.parameters}

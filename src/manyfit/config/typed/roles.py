@@ -145,7 +145,8 @@ SCHEDULER = Role(
     "scheduler",
     bases=("torch.optim.lr_scheduler.LRScheduler",),
     supplied=("optimizer",),
-    short=_table(
+    short=_table("manyfit.schedules", "log=LogSchedule triangular=Triangular by_epoch=ByEpoch warmup=warmup")
+    | _table(
         "torch.optim.lr_scheduler",
         "chained=ChainedScheduler constant=ConstantLR cosine=CosineAnnealingLR "
         "cosine_restarts=CosineAnnealingWarmRestarts cyclic=CyclicLR exponential=ExponentialLR "

@@ -6,12 +6,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+WARMUP: Final = "manyfit.schedules.warmup"
+"""The schedule that is followed by another one; its length is a share of the training by default."""
 HORIZONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "torch.optim.lr_scheduler.CosineAnnealingLR": ("T_max", ("T_max",)),
     "torch.optim.lr_scheduler.OneCycleLR": ("total_steps", ("total_steps", "epochs", "steps_per_epoch")),
     "torch.optim.lr_scheduler.PolynomialLR": ("total_iters", ("total_iters",)),
     "torch.optim.lr_scheduler.LinearLR": ("total_iters", ("total_iters",)),
     "torch.optim.lr_scheduler.ConstantLR": ("total_iters", ("total_iters",)),
+    "manyfit.schedules.LogSchedule": ("total_iters", ("total_iters",)),
+    "manyfit.schedules.Triangular": ("period", ("period",)),
+    WARMUP: ("steps", ("steps",)),
 }
 """The parameter that sets the length of a schedule, and the parameters of which one must be given.
 

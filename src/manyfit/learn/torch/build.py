@@ -14,12 +14,13 @@ from torch import nn
 
 from manyfit.config import Component, Config
 from manyfit.config.schema.run import Freeze, Train
-from manyfit.config.typed.torch_facts import missing_horizon, missing_rate
+from manyfit.config.typed.torch_facts import WARMUP, missing_horizon, missing_rate
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Source, once
 from manyfit.data.overlap import inner
 from manyfit.learn.torch.heads import Head
+from manyfit.learn.torch.schedules import MomentumSchedule
 from manyfit.learn.torch.update import Frozen, Update
 from manyfit.store.weights import read_weights
 
@@ -104,6 +105,10 @@ def build_update(
         name: build_scheduler(component, train, optimizers[name], steps_per_epoch)
         for name, component in train.schedulers().items()
     }
+    momentum = None
+    if (wanted := train.momentum_scheduler) is not None:
+        (only,) = optimizers.values()
+        momentum = MomentumSchedule(only, lambda o: build_scheduler(wanted, train, o, steps_per_epoch))
     scale = steps_per_epoch if train.scheduler_every == "step" else 1
     scaler: Any = torch.amp.GradScaler(device.type) if train.precision == "fp16" else None
     return Update(
@@ -117,6 +122,7 @@ def build_update(
         train.clip_value,
         scaler,
         frozen,
+        momentum=momentum,
     )
 
 
@@ -262,10 +268,15 @@ def build_scheduler(
 def set_length(component: Component, total: int, rates: list[float]) -> Component:
     """Return a schedule with its length set; in a sequence, each lasts from one milestone to the next."""
     params = dict(component.params)
-    if missing := missing_horizon(component.path, params):
+    if (missing := missing_horizon(component.path, params)) and component.path != WARMUP:
         params[missing] = total
     if missing := missing_rate(component.path, params):
         params[missing] = rates
+    if component.path == WARMUP:
+        rise = params.get("steps") or max(1, round(params.pop("share", 0.05) * total))
+        params["steps"] = min(rise, total)
+        if isinstance(params.get("then"), Component):
+            params["then"] = set_length(params["then"], max(1, total - rise), rates)
     parts = params.get("schedulers")
     if isinstance(parts, list | tuple) and all(isinstance(part, Component) for part in parts):
         ends = [*params.get("milestones", ()), total] if "milestones" in params else [total] * len(parts)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyfit.core.errors import UsageError
+from manyfit.learn.torch.schedules import MomentumSchedule
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
 
@@ -50,13 +51,15 @@ class Update:
     clip_value: float | None = None
     scaler: Any = None
     frozen: Sequence[Frozen] = ()
+    momentum: MomentumSchedule | None = None
     others: Optimizers = field(default_factory=dict)
     """Optimizers of the user's object, which it steps itself; only their rates are logged."""
 
     def __post_init__(self) -> None:
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
         self.waiting = [s for s in self.schedulers.values() if isinstance(s, plateau)]
-        self.stepping = [s for s in self.schedulers.values() if not isinstance(s, plateau)]
+        self.stepping: list[Any] = [s for s in self.schedulers.values() if not isinstance(s, plateau)]
+        self.stepping += [self.momentum] if self.momentum is not None else []
         self.thaws_at = {entry.until for entry in self.frozen}
         self._all = list(self.optimizers.values())
         self._scaled: set[int] = set()
@@ -86,7 +89,8 @@ class Update:
             count += len(each.param_groups)
         if count != self._group_count:
             self.watch(self.others)  # training has added a group
-        return {name: float(o.param_groups[i]["lr"]) for name, o, i in self._rated} or {"lr": 0.0}
+        found = {name: float(o.param_groups[i]["lr"]) for name, o, i in self._rated} or {"lr": 0.0}
+        return {**found, "momentum": self.momentum.read()[0]} if self.momentum is not None else found
 
     def zero(self) -> None:
         """Clear the gradients."""
@@ -227,6 +231,8 @@ class Update:
                 parts[kind] = states[""] if list(states) == [""] else states
         if self.scaler is not None:
             parts["scaler"] = self.scaler.state_dict()
+        if self.momentum is not None:
+            parts["momentum"] = self.momentum.state_dict()
         return parts
 
     def load(self, parts: Mapping[str, Any]) -> None:
@@ -236,5 +242,7 @@ class Update:
                 states = {"": parts[kind]} if list(found) == [""] else parts[kind]
                 for name, each in found.items():
                     each.load_state_dict(states[name])
+        if self.momentum is not None and "momentum" in parts:
+            self.momentum.load_state_dict(parts["momentum"])
         if self.scaler is not None and "scaler" in parts:
             self.scaler.load_state_dict(parts["scaler"])
