@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from manyfit.core.errors import ConfigError, ManyfitError
     from manyfit.learn.step_log import log
     from manyfit.report.compare import compare
+    from manyfit.report.records import open, runs
+    from manyfit.run.find_lr import find_lr
     from manyfit.run.result import RunResult, load_model
     from manyfit.run.reuse import evaluate, export, predict
     from manyfit.run.train import train
@@ -30,10 +32,13 @@ _PUBLIC = {
     "compare": "manyfit.report.compare",
     "evaluate": "manyfit.run.reuse",
     "export": "manyfit.run.reuse",
+    "find_lr": "manyfit.run.find_lr",
     "load_config": "manyfit.config",
     "load_model": "manyfit.run.result",
     "log": "manyfit.learn.step_log",
+    "open": "manyfit.report.records",
     "predict": "manyfit.run.reuse",
+    "runs": "manyfit.report.records",
     "sweep": "manyfit.study.sweep",
     "train": "manyfit.run.train",
 }
@@ -51,10 +56,13 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "find_lr",
     "load_config",
     "load_model",
     "log",
+    "open",
     "predict",
+    "runs",
     "sweep",
     "train",
 ]

@@ -29,8 +29,10 @@ VERBS = {
     "predict": "Predict rows, also for new data.",
     "export": "Export the model in other formats.",
     "compare": "Compare two runs on the same rows.",
-    "list": "List the runs of a project.",
-    "show": "Show one run.",
+    "list": "List the runs and studies of a project.",
+    "show": "Show one run, its model, its schedule, or a checkpoint.",
+    "history": "Draw the curves of runs and studies.",
+    "find-lr": "Find a learning rate for a run.",
     "config": "Show, check and compare configs.",
     "data": "Index, count, verify and convert files of records.",
     "track": "Send trackers what they have missed.",
@@ -71,7 +73,7 @@ class LazyGroup(click.Group):
         """Import one command."""
         if name not in self.verbs:
             return None
-        command: click.Command = importlib.import_module(f"{self.package}.{name}").command
+        command: click.Command = importlib.import_module(f"{self.package}.{name.replace('-', '_')}").command
         return command
 
     def resolve_command(

@@ -16,9 +16,17 @@ from manyfit.core.names import pluralize
 @click.command(cls=Verb)
 @run_argument
 @click.option("--all", "every", is_flag=True, help="Include defaults.")
+@click.option("--model", "is_model", is_flag=True, help="Show the layers, with output shapes from one batch.")
+@click.option("--schedule", "is_schedule", is_flag=True, help="Draw the learning rate of every step.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the drawing to a file.")
 @json_option
-def command(run: Path, every: bool, json_: bool) -> None:
-    """Show one RUN: state, results, config and starts."""
+def command(
+    run: Path, every: bool, is_model: bool, is_schedule: bool, output: Path | None, json_: bool
+) -> None:
+    """Show one RUN: state, results, config and starts; or the tensors of a checkpoint."""
+    if is_model or is_schedule or (run / "manifest.json").is_file():
+        (show_model if is_model else show_schedule if is_schedule else show_checkpoint)(run, output, json_)
+        return
     from manyfit.store.describe import details
     from manyfit.store.folder import RunFolder
 
@@ -62,3 +70,43 @@ def _troubles(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if failure:
         found.append((failure["kind"], failure["message"].replace("\n", "\n" + " " * 14)))
     return found
+
+
+def show_model(run: Path, output: Path | None, json_: bool) -> None:
+    """Print the layers of a model."""
+    from manyfit.run.inspect_model import list_layers
+
+    rows = list_layers(run)
+    names = ("layer", "class", "parameters", "output")
+    if json_:
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        table([(name, kind, f"{count:,}", shape) for name, kind, count, shape in rows], names)
+
+
+def show_checkpoint(folder: Path, output: Path | None, json_: bool) -> None:
+    """Print the tensors of a checkpoint."""
+    from manyfit.run.inspect_model import list_tensors
+
+    names, rows = ("tensor", "shape", "type", "norm"), list(list_tensors(folder))
+    if json_:
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        table([(name, shape, kind, f"{norm:.6g}") for name, shape, kind, norm in rows], names)
+
+
+def show_schedule(run: Path, output: Path | None, json_: bool) -> None:
+    """Draw the rates of every step."""
+    from manyfit.report.charts import Chart, Figure, Series
+    from manyfit.run.inspect_model import trace_schedule
+
+    per_epoch, rates = trace_schedule(run)
+    if json_:
+        print_json({"steps_per_epoch": per_epoch, **rates})
+        return
+    charts = [
+        Chart(name, "step", name, [Series("", list(map(float, range(len(values)))), values)])
+        for name, values in rates.items()
+    ]
+    figure = Figure(charts)
+    say(str(figure.save(output)) if output is not None else figure.text())

@@ -20,6 +20,12 @@ def import_optional(package: str, extra: str) -> ModuleType:
         raise
 
 
+def call_later(path: str, *given: Any) -> Any:
+    """Call a function of an upper layer by its path: results can draw themselves, if that is asked for."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)(*given)
+
+
 def attribute(module: str, names: Mapping[str, str], name: str) -> Any:
     """Implement a module's `__getattr__`: import `name` from its module in the table `names`."""
     if name not in names:

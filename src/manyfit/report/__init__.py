@@ -1,1 +1,9 @@
-"""Tables, statistics and figures of runs and studies; independent of how they are trained."""
+"""Tables, statistics and figures of runs and studies; independent of how they are trained.
+
+| module | contents |
+|---|---|
+| `compare` | two runs on the same rows |
+| `leaderboard`, `comparisons`, `replicates` | the points of a study, compared over seeds |
+| `records`, `conditions` | runs and studies, read-only; conditions on them |
+| `charts`, `curves`, `rates` | line charts; curves of runs and studies; sweeps over rates |
+"""

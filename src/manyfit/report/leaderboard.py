@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,6 +133,16 @@ def as_markdown(board: Leaderboard) -> str:
     header, body = leaderboard_cells(board)
     lines = [header, ["---"] * len(header), *body]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def as_html(study: Study) -> str:
+    """Format the leaderboard of a study for a notebook."""
+    board = leaderboard(study, 10)
+    header, body = leaderboard_cells(board)
+    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in header)]
+    lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in body]
+    rows = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>{rows}</table><p>{html.escape(board.verdict)}</p>"
 
 
 def leaderboard_csv(board: Leaderboard) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config.load import load_subject
+from manyfit.core.lazy import call_later
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
 
@@ -42,6 +43,10 @@ class RunResult:
     def history(self) -> list[Event]:
         """All entries of the run's log."""
         return RunFolder(self.folder).events()
+
+    def plot(self, *metrics: str) -> Any:
+        """Draw the curves of the run; a notebook shows the figure."""
+        return call_later("manyfit.report.curves.plot_run", self.folder, metrics)
 
     def load_model(self) -> Any:
         """Return the model with the weights of the best checkpoint, ready to predict."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -189,7 +190,11 @@ class RunFolder:
 
     def snapshot(self) -> Snapshot | None:
         """Return the resolved config of the last start, or None."""
-        return snapshot(read_file(self.resolved)) if self.resolved.exists() else None
+        try:
+            status = self.resolved.stat()
+        except FileNotFoundError:
+            return None
+        return _read_snapshot(self.resolved, status.st_mtime_ns, status.st_size)
 
     def load_trained(self) -> Snapshot:
         """Return the resolved config of a trained run; raise if it was not trained or does not exist."""
@@ -274,6 +279,11 @@ class RunFolder:
         if summary and found and summary.get("step") == found[-1].step and not self._is_extended(summary):
             return "finished"
         return "unfinished" if self.resolved.exists() else "new"
+
+
+@functools.lru_cache(maxsize=4)
+def _read_snapshot(file: Path, changed: int, size: int) -> Snapshot:
+    return snapshot(read_file(file))
 
 
 def run_folders(place: Path) -> Iterator[RunFolder]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyfit.core.errors import FolderError
-from manyfit.core.lazy import import_optional
+from manyfit.core.lazy import call_later, import_optional
 from manyfit.store.lock import is_owned
 from manyfit.study.ledger.reader import Read, read_only
 from manyfit.study.work.folder import StudyFolder
@@ -81,6 +81,17 @@ class Study:
         """A table with one row per trial: point, seed, state, value, epochs, and the values of the space."""
         pandas = import_optional("pandas", "search")
         return pandas.DataFrame(rows(self.folder))
+
+    def frame(self) -> pandas.DataFrame:
+        """Return the same table as `trials`."""
+        return self.trials
+
+    def plot(self) -> Any:
+        """Draw the value of every point, and the curves of the best points; a notebook shows the figure."""
+        return call_later("manyfit.report.curves.plot_study", self)
+
+    def _repr_html_(self) -> str:
+        return str(call_later("manyfit.report.leaderboard.as_html", self))
 
     def load_model(self) -> Any:
         """Load the best model, ready to predict."""

@@ -271,6 +271,10 @@ class KerasLearner(BaseLearner):
         self._loaded_rate = options
         self._set_rate(options)
 
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate for the next step."""
+        self._set_rate(rate)
+
     def _set_rate(self, rate: float) -> None:
         schedule = self._keras.optimizers.schedules.LearningRateSchedule
         optimizer = self.model.optimizer
