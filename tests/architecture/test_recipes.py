@@ -40,7 +40,7 @@ def test_a_dialect_is_a_file_and_an_entry(entry):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_is_a_file_and_a_line(verb):
-    assert (PACKAGE / "cli" / f"{verb}.py").is_file()
+    assert (PACKAGE / "cli" / f"{verb.replace('-', '_')}.py").is_file()
     assert not mentions(rf"manyfit\.cli\.{verb}\b|from manyfit\.cli import .*\b{verb}\b", "cli/")
 
 

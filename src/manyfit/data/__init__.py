@@ -9,7 +9,8 @@
 | `dataset` | map-style data sets and iterables as sources; a source limited to some of its rows |
 | `loader`, `sampler` | PyTorch loaders that are taken apart, and their samplers, seeded for each epoch |
 | `weighted` | a source with class weights |
-| `batch`, `collate`, `nested` | batches, collating rows into them, and nested structures of arrays |
+| `batch`, `collate`, `padding`, `nested` | batches, collating rows into them, nested structures of arrays |
+| `gather` | sources that read a batch at once from a file |
 | `native` | batches that a framework reads without a conversion to NumPy |
 | `order` | the order of rows: batch size, shuffling, epochs |
 | `layout` | the shards of a split |
@@ -24,8 +25,13 @@
 
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import DatasetSource, IterableSource, Limited
+from manyfit.data.files.hdf5 import Hdf5
+from manyfit.data.files.images import ImageFolder, ImagePairs
+from manyfit.data.files.lmdb_file import Lmdb, write_lmdb
 from manyfit.data.files.table import Table
+from manyfit.data.files.text import TextFile
 from manyfit.data.order import Order, order_of, steps_of
+from manyfit.data.padding import pad
 from manyfit.data.source import (
     ArraySource,
     Data,
@@ -45,17 +51,24 @@ __all__ = [
     "ClassWeighted",
     "Data",
     "DatasetSource",
+    "Hdf5",
+    "ImageFolder",
+    "ImagePairs",
     "IterableSource",
     "Limited",
+    "Lmdb",
     "NotASource",
     "Order",
     "Source",
     "Split",
     "Splits",
     "Table",
+    "TextFile",
     "as_source",
     "once",
     "once_over",
     "order_of",
+    "pad",
     "steps_of",
+    "write_lmdb",
 ]

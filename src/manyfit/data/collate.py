@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.core.redaction import redact
@@ -32,6 +33,22 @@ def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
         inputs, target, weight = (*default_collate(rows), None, None)[:3]
         return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, target, where, weight)
     return Batch(default_collate(rows), None, where)
+
+
+def as_batch(found: Any, index: npt.NDArray[np.int64]) -> Batch:
+    """Return what a collate function made as a batch: a dict, (input, target, weight), or an input."""
+    if isinstance(found, Batch):
+        return found
+    if isinstance(found, Mapping):
+        columns = dict(found)
+        weight = columns.pop("weight", None)
+        return Batch(columns, columns.get("target"), index, weight)
+    if isinstance(found, tuple | list):
+        if not 1 <= len(found) <= 3:
+            raise UsageError(f"collate_fn must return (input, target), or a dict, not {len(found)} parts")
+        inputs, target, weight = (*found, None, None)[:3]
+        return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, target, index, weight)
+    return Batch(found, None, index)
 
 
 def try_collate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import itertools
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from manyfit.core.errors import UsageError
 from manyfit.core.seeds import derive
 from manyfit.data.batch import Batch
-from manyfit.data.collate import BatchFailure, collate, try_collate, unwrap
+from manyfit.data.collate import BatchFailure, as_batch, collate, try_collate, unwrap
 from manyfit.data.order import Order, steps_of
 from manyfit.data.overlap import Contents, contents_of, spread
 from manyfit.data.randomness import own_randomness, seed_for
@@ -168,11 +169,23 @@ class IterableSource:
         """The number of rows in an epoch; None if it is not given and not counted yet."""
         self.given_ids = check_ids(ids, len(self)) if ids is not None else None
         self._is_proven = False
+        self._collate: Callable[[list[Any]], Any] | None = None
 
     def __len__(self) -> int:
         if self.count is None:
             self.count = self._count()
         return self.count
+
+    def with_collate(self, collate: Callable[[list[Any]], Any]) -> IterableSource:
+        """Return the same rows, collated by a function."""
+        found = copy.copy(self)
+        found._collate = collate
+        return found
+
+    def _make_batch(self, items: list[Any], index: range) -> Batch:
+        if self._collate is None:
+            return collate([(item, 0) for item in items], index)
+        return as_batch(self._collate(items), np.asarray(index, dtype=np.int64))
 
     @property
     def is_stream(self) -> bool:
@@ -199,7 +212,7 @@ class IterableSource:
                         f"the iterable should have {len(self)} rows, but ended after {done + len(items)}"
                     )
                 if number > epoch or step >= skipped:
-                    yield collate([(item, 0) for item in items], range(done, done + size))
+                    yield self._make_batch(items, range(done, done + size))
                 done += size
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Batch
+from manyfit.data.collate import as_batch
 from manyfit.data.dataset import DatasetSource, IterableSource, Rows
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
@@ -158,22 +159,6 @@ class LoaderSource(DatasetSource):
         if self._rows is None:
             return found
         return hashlib.sha256(f"{found}:{self._rows.tobytes().hex()}".encode()).hexdigest()
-
-
-def as_batch(found: Any, index: npt.NDArray[np.int64]) -> Batch:
-    """Return what a collate function made as a batch: a dict, (input, target, weight), or an input."""
-    if isinstance(found, Batch):
-        return found
-    if isinstance(found, Mapping):
-        columns = dict(found)
-        weight = columns.pop("weight", None)
-        return Batch(columns, columns.get("target"), index, weight)
-    if isinstance(found, tuple | list):
-        if not 1 <= len(found) <= 3:
-            raise UsageError(f"collate_fn must return (input, target), or a dict, not {len(found)} parts")
-        inputs, target, weight = (*found, None, None)[:3]
-        return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, target, index, weight)
-    return Batch(found, None, index)
 
 
 def is_loader(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -201,7 +201,8 @@ class Splits:
 
     data: {class: manyfit.data.Splits, batch_size: 32, workers: 2, train: {class: images.Train, root: data}}
 
-    `shuffle` and `drop_last` are about training; evaluation reads every row, in order.
+    `shuffle`, `drop_last` and `sampler` are about training; evaluation reads every row, in order. A sampler
+    is iterated for every epoch, with generators seeded by (seed, epoch).
     """
 
     def __init__(
@@ -213,7 +214,12 @@ class Splits:
         workers: Annotated[int, Kind.NEUTRAL, Ge(0)] = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        collate: Callable[..., Any] | None = None,
+        sampler: Callable[..., Any] | None = None,
     ) -> None:
+        """`collate` is a function of a list of rows; `sampler` one of the training data set."""
+        self.collate = collate
+        self.sampler = sampler
         self.batch_size = batch_size
         self.workers = workers
         self.shuffle = shuffle
@@ -223,13 +229,17 @@ class Splits:
     def source(self, split: Split) -> Source | None:
         """Return the rows of one split."""
         try:
-            found = as_source(self.given[split], self.workers)
-            is_changed = split == "train" and not (self.shuffle and not self.drop_last)
-            if found is None or not is_changed:
+            found, is_train = as_source(self.given[split], self.workers), split == "train"
+            is_ordered = is_train and (not self.shuffle or self.drop_last or self.sampler is not None)
+            if found is None or not (is_ordered or self.collate is not None):
                 return found
+            if isinstance(found, IterableSource) and self.collate is not None and not is_ordered:
+                return found.with_collate(self.collate)
             if type(found) is not DatasetSource:
-                raise UsageError(f"{split}: shuffle and drop_last apply to map-style data sets only")
-            return LoaderSource(found.dataset, self.workers, self.shuffle, self.drop_last)
+                raise UsageError(f"{split}: shuffle, drop_last and sampler apply to map-style data sets only")
+            sampler = self.sampler(found.dataset) if is_train and self.sampler is not None else None
+            drop_last = self.drop_last and is_train
+            return LoaderSource(found.dataset, self.workers, self.shuffle, drop_last, self.collate, sampler)
         except NotASource as error:
             raise UsageError(f"{split}: {error}") from error
 

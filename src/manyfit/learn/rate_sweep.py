@@ -160,3 +160,18 @@ def choose_rate(points: Sequence[RatePoint], how: str, higher: bool = False) -> 
     if slopes[best] >= 0:
         raise UsageError("the loss never falls between these rates; choose a wider range, or more steps")
     return finite[best + 1].rate
+
+
+def trace_rates(learner: Any, steps: int) -> dict[str, list[float]]:
+    """Return the rates, and the momentum, of every step, by advancing the schedules without training."""
+    update = getattr(learner, "update", None)
+    if update is None or not update.optimizers:
+        raise UsageError("the config names no optimizer, so the rates of the model are not known")
+    found: dict[str, list[float]] = {}
+    for step in range(steps):
+        for name, rate in update.rates().items():
+            found.setdefault(name, []).append(rate)
+        for optimizer in update.optimizers.values():
+            optimizer._opt_called = True  # torch warns about schedules of optimizers that never step
+        update.advance(step + 1)
+    return found

@@ -82,7 +82,7 @@ def draw_history(
     groups: dict[str, list[list[Event]]] = {}
     for place in places:
         if (place / "study.yaml").is_file() or (place / "ledger.db").is_file():
-            groups |= read_points(read_study(place))
+            groups |= read_point_logs(read_study(place))
         else:
             folder = RunFolder(place)
             folder.load_trained()
@@ -110,7 +110,7 @@ def _draw_one(
     ]
 
 
-def read_points(study: Study) -> dict[str, list[list[Event]]]:
+def read_point_logs(study: Study) -> dict[str, list[list[Event]]]:
     """Return the logs of the best points of a study, those of all its seeds together."""
     found = {}
     for point in study.ranked[:BEST_POINTS]:

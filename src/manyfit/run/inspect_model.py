@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from manyfit.core.errors import FolderError, UsageError
 from manyfit.data import once
 from manyfit.data.nested import named_arrays
 from manyfit.data.randomness import own_randomness
+from manyfit.learn.rate_sweep import trace_rates
 from manyfit.run.build.builder import build, threads
 from manyfit.store.checkpoint import checkpoints, find_damaged
 
@@ -65,16 +65,6 @@ def trace_schedule(place: Path, trust: bool = False) -> tuple[int, dict[str, lis
     config = load_config(place, trust=trust)
     with own_randomness(), threads(config.run.train.threads):
         built = build(config)
-        update = getattr(built.learner, "update", None)
-        if update is None or not update.optimizers:
-            raise UsageError("the config names no optimizer, so the rates of the model are not known")
         total = built.plan.epochs * built.plan.steps_per_epoch
-        found: dict[str, list[float]] = {}
-        for step in range(total):
-            for name, rate in update.rates().items():
-                found.setdefault(name, []).append(rate if math.isfinite(rate) else math.nan)
-            for optimizer in update.optimizers.values():
-                optimizer.zero_grad(set_to_none=True)
-                optimizer._opt_called = True  # torch warns about schedules of optimizers that never step
-            update.advance(step + 1)
+        found = trace_rates(built.learner, total)
         return built.plan.steps_per_epoch, found

@@ -215,7 +215,7 @@ LIBRARIES: Final = (
     "torch.distributions",
     "torchmetrics",
 )
-FUNCTIONS: Final = ("torch.nn.functional", "torch._C._nn", "manyfit.learn.metrics")
+FUNCTIONS: Final = ("torch.nn.functional", "torch._C._nn", "manyfit.learn.metrics", "manyfit.data.padding")
 
 
 @dataclass(frozen=True, slots=True)

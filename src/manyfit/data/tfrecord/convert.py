@@ -20,7 +20,7 @@ from manyfit.data.tfrecord import indexing, metadata
 from manyfit.data.tfrecord.tables.arrays import Arrays
 from manyfit.data.tfrecord.tables.base import CLASSES, LABELS, RowTable
 from manyfit.data.tfrecord.tables.csv_file import Csv
-from manyfit.data.tfrecord.tables.image_folder import ImageFolder
+from manyfit.data.tfrecord.tables.image_folder import ImageTable
 from manyfit.data.tfrecord.tables.text_file import VOCABULARY, Text
 from manyfit.data.tfrecord.writer import RecordWriter, encode, shard_names
 from manyfit.store import durable
@@ -68,7 +68,7 @@ def table_of(
     file = beside / CLASSES if beside is not None else None
     classes = _read_class_names(file) if file and file.is_file() else None
     if found == "images" and source.is_dir():
-        return ImageFolder(source, classes)
+        return ImageTable(source, classes)
     if found == "text" and source.is_file():
         known = beside / VOCABULARY if beside is not None and vocabulary is None else None
         known = known if known and known.is_file() else vocabulary

@@ -12,7 +12,6 @@
 | `row_metrics` | per-row metrics |
 | `train_step` | the arguments and the return value of a model's own `train_step` |
 | `update` | from gradients to new weights |
-| `schedules` | schedules of learning rate and momentum that torch does not have |
 | `loss_sums` | running sums of losses |
 | `randomness` | the random generators that training uses, and their state |
 | `exports` | ONNX files and `torch.export` programs |

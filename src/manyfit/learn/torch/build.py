@@ -19,8 +19,8 @@ from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
 from manyfit.data import Source, once
 from manyfit.data.overlap import inner
+from manyfit.learn.schedules import MomentumSchedule
 from manyfit.learn.torch.heads import Head
-from manyfit.learn.torch.schedules import MomentumSchedule
 from manyfit.learn.torch.update import Frozen, Update
 from manyfit.store.weights import read_weights
 

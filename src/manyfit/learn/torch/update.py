@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyfit.core.errors import UsageError
-from manyfit.learn.torch.schedules import MomentumSchedule
+from manyfit.learn.schedules import MomentumSchedule
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
 

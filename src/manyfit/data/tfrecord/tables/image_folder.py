@@ -18,7 +18,7 @@ AS_THEY_ARE: Final = (".jpg", ".jpeg", ".png")
 IMAGES: Final = (*AS_THEY_ARE, ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
-class ImageFolder(RowTable):
+class ImageTable(RowTable):
     """A folder with one folder of images per class. Classes are numbered in alphabetical order."""
 
     def __init__(self, folder: Path, classes: Sequence[str] | None = None) -> None:
