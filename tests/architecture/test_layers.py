@@ -20,6 +20,7 @@ DOORS = {
     "datasets": "data",
     "executors": "study",
     "feeders": "data",
+    "inference": "run",
     "metrics": "learn",
     "pipeline": "run",
     "samplers": "study",

