@@ -99,7 +99,10 @@ class SplitMetrics:
             return self._values
         found = {}
         for name, metric in self._metrics.items():
-            value = metric.compute()
+            try:
+                value = metric.compute()
+            except ValueError as error:
+                raise RunFailed(f"the metric {name!r} failed: {error}") from error
             if getattr(value, "numel", lambda: 1)() != 1:
                 raise RunFailed(
                     f"the metric {name!r} must return one number, but returned shape {tuple(value.shape)}; "

@@ -12,6 +12,7 @@ They are metrics of torchmetrics (extra `metrics`) whose task follows from the s
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any, ClassVar, Final, Literal
 
 import torch
@@ -22,6 +23,8 @@ from manyfit.core.lazy import import_optional
 MOST_SCORES: Final = 1 << 24
 """The number of scores that are kept to compute a curve exactly; beyond, it is computed at thresholds."""
 THRESHOLDS: Final = 1000
+AT_ONCE: Final = 1 << 18
+"""The number of scores that are processed at once."""
 
 
 class StreamingMetric:
@@ -38,6 +41,8 @@ class StreamingMetric:
         self.threshold = threshold
         self._metric: Any = None
         self._device: Any = None
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._size = 0
         import_optional("torchmetrics", "metrics")
 
     def clone(self) -> Any:
@@ -47,10 +52,12 @@ class StreamingMetric:
     def reset(self) -> None:
         """Forget all batches."""
         self._metric = None
+        self._waiting, self._size = [], 0
 
     def to(self, device: Any) -> Any:
         """Move to a device."""
         self._device = device
+        self._waiting = [(output.to(device), target.to(device)) for output, target in self._waiting]
         if self._metric is not None:
             self._metric = self._metric.to(device)
         return self
@@ -60,7 +67,23 @@ class StreamingMetric:
         return self.to(torch.device("cpu"))
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """Add a batch."""
+        """Add a batch. Several are processed together, since each call of a metric takes its time."""
+        if not self._waiting:
+            read_task(output, target)  # raises an error for shapes that fit no task
+        self._waiting.append((output.detach(), target.detach()))
+        self._size += output.numel()
+        if self._size >= AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Process the batches that wait; those of the same shape at once."""
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        for _, group in itertools.groupby(waiting, lambda pair: (pair[0].shape[1:], pair[1].shape[1:])):
+            outputs, targets = zip(*group, strict=True)
+            self.add(torch.cat(outputs), torch.cat(targets))
+
+    def add(self, output: Tensor, target: Tensor) -> None:
+        """Add rows to the metric."""
         task, classes, scores, known = read_task(output, target)
         if task == "multiclass":
             self._update(task, classes, scores.argmax(1), known)
@@ -80,6 +103,7 @@ class StreamingMetric:
 
     def compute(self) -> Tensor:
         """Return the value for all batches."""
+        self.flush()
         if self._metric is None:
             return torch.tensor(float("nan"))
         found: Tensor = self._metric.compute()
@@ -127,8 +151,8 @@ class CurveMetric(StreamingMetric):
         self._kept = [(scores.to(device), known.to(device)) for scores, known in self._kept]
         return super().to(device)
 
-    def update(self, output: Tensor, target: Tensor) -> None:
-        """Add a batch."""
+    def add(self, output: Tensor, target: Tensor) -> None:
+        """Add rows to the metric, or to those that are kept."""
         task, classes, scores, known = read_task(output, target)
         self._task = (task, classes)
         scores = to_probabilities(scores.detach()) if task == "multiclass" else scores.detach()
@@ -149,6 +173,7 @@ class CurveMetric(StreamingMetric):
 
     def compute(self) -> Tensor:
         """Return the value for all batches."""
+        self.flush()
         if self._metric is not None or not self._kept:
             return super().compute()
         scores, known = (torch.cat(parts) for parts in zip(*self._kept, strict=True))

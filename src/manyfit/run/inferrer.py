@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,8 @@ class Inferrer:
     def predict_to(self, file: str | Path, data: Any = None, split: str = "test") -> int:
         """Write predictions to a CSV or Parquet file, and return their number.
 
-        Rows are written as they are predicted. If the process is killed, the same call continues: every row
-        is in the file once.
+        Rows are written as they are predicted. If the process is killed, the same call continues, unless the
+        rows are arrays in memory: every row is in the file once.
         """
         source, path = self.open_source(data, split), Path(file)
         if not path.parent.is_dir():
@@ -89,8 +90,7 @@ class Inferrer:
             columns = self.predict(data, split)
             durable.write_file(path, format_csv(columns))
             return len(columns["id"])
-        identity = [*self._identity, str(data) if isinstance(data, str | Path) else split]
-        output = PredictionFile(path, [*identity, source.fingerprint()])
+        output = PredictionFile(path, [*self._identity, *describe_rows(source, data, split)])
         size, rows = self.batch_size, output.read_rows()
         done = rows if rows % size == 0 else 0
         found = self._iterate(source, done // size)
@@ -158,3 +158,15 @@ class Inferrer:
         if isinstance(found, tuple) and len(found) == 2 and (found[1] is None or not found[1].ndim):
             found = found[0]  # a model that returns its own loss
         return map_arrays(lambda tensor: tensor.detach().cpu().numpy(), found)
+
+
+def describe_rows(source: Source, data: Any, split: str) -> list[str]:
+    """Return what identifies the rows to predict: those of a split, or of a file that has not changed."""
+    if data is None:
+        return [split, source.fingerprint()]
+    if not isinstance(data, str | Path):
+        return [uuid.uuid4().hex]  # nothing that is kept could be compared with them
+    path = Path(data)
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    status = [(str(file), file.stat()) for file in files]
+    return [str(path.resolve()), *(f"{name}:{each.st_size}:{each.st_mtime_ns}" for name, each in status)]

@@ -33,9 +33,10 @@ class Hdf5Reader:
         self.target = target
         self.is_single = is_single
         self._opened: tuple[int, Any] | None = None
+        self._columns: tuple[Any, dict[str, Any]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        return {**self.__dict__, "_opened": None, "_columns": None}
 
     @property
     def handle(self) -> Any:
@@ -48,6 +49,16 @@ class Hdf5Reader:
                 raise UsageError(f"{self.file} cannot be read as HDF5: {error}") from error
         return self._opened[1]
 
+    def column(self, name: str) -> Any:
+        """Return a column of the open file."""
+        handle = self.handle
+        if self._columns is None or self._columns[0] is not handle:
+            self._columns = (handle, {})
+        known = self._columns[1]
+        if name not in known:
+            known[name] = handle[name]  # looking it up takes as long as reading some rows
+        return known[name]
+
     def __len__(self) -> int:
         return len(self.handle[self.inputs[0]])
 
@@ -57,7 +68,7 @@ class Hdf5Reader:
         is_sorted = len(wanted) == len(rows) and bool((wanted == rows).all())
 
         def take(name: str) -> Any:
-            column = self.handle[name]
+            column = self.column(name)
             first, last = int(wanted[0]), int(wanted[-1]) + 1
             found = column[first:last] if last - first == len(wanted) else column[wanted]
             return found if is_sorted else found[inverse]
