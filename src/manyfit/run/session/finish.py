@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from manyfit.config import Config
 from manyfit.core.errors import FolderError
 from manyfit.core.json_numbers import as_json_tree, to_json
+from manyfit.core.lazy import call_later
 from manyfit.core.signals import Watch
 from manyfit.run.build.builder import Built
 from manyfit.run.build.user_code import evaluation_only, hash_imported, hash_main_classes
@@ -111,6 +112,10 @@ def write_report(
         report.write_points(run.reports, split, built.evaluator.points)
     if config.run.evaluate.parquet:
         report.write_parquet(run.reports / f"{split}.parquet")
+    if config.run.evaluate.figures:
+        call_later(
+            "manyfit.report.row_figures.write_row_figure", report.columns, run.reports / f"{split}.png"
+        )
     if report.failed:
         first, text = next(iter(report.failed.items()))
         log.error("%d rows of the %s split failed, such as %s: %s", len(report.failed), split, first, text)
