@@ -259,3 +259,9 @@ def test_heads_of_segmentation_and_weights_of_rows():
     assert float(loss) == pytest.approx(float((rows * weight).mean()), rel=1e-5)
     _, found, _ = objective.rows(Two(), batch)
     assert torch.allclose(found, rows)
+
+
+def test_a_value_cannot_be_named_like_the_loss_of_a_head(houses):
+    houses.write("src/houses.py", HEADS.replace('"activity"', '"loss_price"'))
+    with pytest.raises(ManyfitError, match="already has a value named 'loss_price'"):
+        manyfit.train(houses.make(), folder="runs/h", callbacks=[])

@@ -152,3 +152,18 @@ def test_charts_of_odd_values():
         assert draw_text(chart)
         Figure([chart])._render("png")
     assert "nothing to draw" in draw_text(Chart("t", "x", "y", []))
+
+
+def test_dates_are_compared_as_text_and_numbers_with_numbers():
+    assert Condition.parse("started>2020").holds({"started": "2026-11-18T07:00:00"})
+    assert not Condition.parse("started<2026-11").holds({"started": "2026-11-18"})
+    with pytest.raises(UsageError, match="val_loss is a number"):
+        Condition.parse("val_loss<abc").holds({"val_loss": 1.0})
+
+
+def test_time_is_time_of_training():
+    from manyfit.report.curves import active_seconds
+    from manyfit.store.events import Event
+
+    events = [Event(i, i, t, {}) for i, t in enumerate([0.0, 1.0, 2.0, 90_000.0, 90_001.0])]
+    assert active_seconds(events) == [0.0, 1.0, 2.0, 3.0, 4.0]

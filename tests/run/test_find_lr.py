@@ -143,3 +143,31 @@ def test_choices():
     assert choose_rate(points, "val_loss") == pytest.approx(rates[int(np.argmin(losses))])
     with pytest.raises(UsageError, match="never falls"):
         choose_rate([RatePoint(rate, float(i), {}) for i, rate in enumerate(rates)], "steepest")
+
+
+def test_what_is_applied_is_what_was_swept(project, cli):
+    project.config(project.changed(train__optimizer="adamw", train__epochs=1))
+    assert cli("find-lr", "runs/a", "--steps", "30", "--low", "1e-4", "--high", "10", "--apply").code == 0
+    assert load_config(project.root / "runs/a-lr").run.train.optimizer.params["lr"] > 1e-4
+    project.config(project.changed(train__groups=[{"match": "bias$", "options": {"lr": 0.001}}]), "g")
+    assert (
+        cli("find-lr", "runs/g/config.yaml", "--steps", "30", "--low", "1e-4", "--high", "10", "--apply").code
+        == 0
+    )
+    train = load_config(project.root / "runs/g-lr").run.train
+    assert train.groups[0].options["lr"] == pytest.approx(0.1 * train.optimizer.params["lr"])
+    project.config(project.changed(train__scheduler={"class": "one_cycle", "max_lr": 0.5}), "s")
+    answer = cli("find-lr", "runs/s", "--steps", "30", "--low", "1e-4", "--high", "10", "--apply")
+    assert answer.code == 2 and "max_lr" in answer.err and not (project.root / "runs/s-lr").exists()
+    for words, text in ((["model.hidden=4", "--apply"], "write the overrides"), (["-o", "x.bmp"], "one of .png"),
+                        (["--optimizer", "nope"], "only one optimizer")):  # fmt: skip
+        answer = cli("find-lr", "runs/g", "--steps", "12", *words)
+        assert answer.code == 2 and text in answer.err
+
+
+def test_an_even_number_of_seeds_has_a_median_in_the_middle(project):
+    found = find_lr(project.changed(), low=1e-4, high=10.0, steps=40, seeds=2, choose="minimum")
+    rates = sorted(choose_rate(points, "minimum") for points in found.sweeps.values())
+    assert found.rate == pytest.approx((rates[0] * rates[1]) ** 0.5)
+    with pytest.raises(UsageError, match="needs the folder of a run"):
+        find_lr(project.changed(), checkpoint="best")

@@ -40,9 +40,17 @@ def command(
     json_: bool,
 ) -> None:
     """Find a learning rate for RUN by a sweep on a copy; the run itself is not changed."""
+    from manyfit.report.charts import check_output
     from manyfit.run.find_lr import find_lr, write_variant
     from manyfit.store import durable
 
+    check_output(output)
+    if table_file is not None and not table_file.parent.is_dir():
+        raise click.UsageError(f"the folder {table_file.parent} does not exist")
+    if is_applied and current_overrides():
+        raise click.UsageError(
+            "--apply writes a run that extends RUN, so write the overrides to its config first"
+        )
     found = find_lr(
         run, current_overrides(), low=low, high=high, steps=steps, seeds=seeds, choose=choose, higher=higher,
         optimizer=optimizer, checkpoint=checkpoint,

@@ -117,6 +117,8 @@ def hold_schedules(learner: Any, name: str) -> Callable[[float], None]:
     if not optimizers:
         raise UsageError("the model has no optimizer whose learning rate could be set")
     if name and name not in optimizers:
+        if list(optimizers) == [""]:
+            raise UsageError(f"there is only one optimizer, which has no name; leave {name!r} out")
         best = nearest(name, optimizers)
         hint = f"did you mean {best!r}?" if best else f"there are {listing(list(optimizers))}"
         raise UsageError(f"there is no optimizer {name!r}; {hint}")

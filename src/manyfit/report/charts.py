@@ -59,8 +59,7 @@ class Figure:
     def save(self, file: str | Path) -> Path:
         """Write a PNG, SVG or PDF file."""
         path = Path(file)
-        if path.suffix.lower() not in FORMATS:
-            raise UsageError(f"{path}: a figure is written as one of {', '.join(FORMATS)}")
+        check_output(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         durable.write_file(path, self._render(path.suffix.lower().removeprefix(".")))
         return path
@@ -80,6 +79,12 @@ class Figure:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def check_output(file: Path | None) -> None:
+    """Raise an error for a file that no figure can be written to."""
+    if file is not None and file.suffix.lower() not in FORMATS:
+        raise UsageError(f"{file}: a figure is written as one of {', '.join(FORMATS)}")
 
 
 def draw_figure(charts: Sequence[Chart]) -> Any:

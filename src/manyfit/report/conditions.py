@@ -26,6 +26,8 @@ class Condition:
     key: str
     sign: str
     value: Any
+    text: str = ""
+    """The value as written."""
 
     @staticmethod
     def parse(text: str) -> Condition:
@@ -49,7 +51,7 @@ class Condition:
             value: Any = getattr(parse_yaml(found[3], "--where"), "value", found[3])
         except ConfigError:
             value = found[3]
-        return Condition(found[1], found[2], value)
+        return Condition(found[1], found[2], value, found[3])
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Return whether a run satisfies it; a run without the key does not."""
@@ -60,9 +62,13 @@ class Condition:
             return bool(self.value.search(str(found)))
         if self.sign in ("=", "==", "!="):
             return OPERATORS[self.sign](found, self.value)
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (found, self.value))
-        texts = isinstance(found, str) and isinstance(self.value, str)
-        return OPERATORS[self.sign](found, self.value) if numbers or texts else False
+        if isinstance(found, str):  # dates among them: 2026-11 comes before 2026-11-18
+            return OPERATORS[self.sign](found, self.text)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            return False
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise UsageError(f"{self.key} is a number, so it cannot be compared with {self.text!r}")
+        return OPERATORS[self.sign](found, self.value)
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:

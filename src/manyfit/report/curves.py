@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     import pandas
 
 AXES: Final = ("step", "epoch", "time")
+PAUSE: Final = 20
+"""A gap of this many usual gaps between two entries is a pause."""
 BEST_POINTS: Final = 5
 """The number of points of a study whose curves are drawn."""
 
@@ -51,11 +55,22 @@ def smooth_values(values: Sequence[float], weight: float) -> list[float]:
 
 
 def read_curve(events: Sequence[Event], metric: str, by: str) -> Curve:
-    """Return the curve of a metric; time is in seconds since the first entry."""
-    known = [event for event in events if metric in event.values]
-    start = events[0].time if events else 0.0
-    x = [event.time - start if by == "time" else float(getattr(event, by)) for event in known]
-    return x, [event.values[metric] for event in known]
+    """Return the curve of a metric; time is in seconds of training since the first entry."""
+    places = active_seconds(events) if by == "time" else [float(getattr(event, by)) for event in events]
+    known = [
+        (x, event.values[metric]) for x, event in zip(places, events, strict=True) if metric in event.values
+    ]
+    return [x for x, _ in known], [y for _, y in known]
+
+
+def active_seconds(events: Sequence[Event]) -> list[float]:
+    """Return the time of each entry since the first one, without the pauses between two starts of a run."""
+    gaps = [max(0.0, b.time - a.time) for a, b in itertools.pairwise(events)]
+    usual = statistics.median(gaps) if gaps else 0.0
+    found = [0.0] if events else []
+    for gap in gaps:
+        found.append(found[-1] + (gap if gap <= PAUSE * max(usual, 0.1) else usual))
+    return found
 
 
 def choose_metrics(logs: Sequence[Sequence[Event]], asked: Sequence[str]) -> list[str]:

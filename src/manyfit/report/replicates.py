@@ -163,7 +163,8 @@ def compare_seeds(
         return Paired(difference, None)
     t = abs(difference.mean) / (spread * error_of(len(found), folds))
     p = 2 * (1 - t_probability(t, len(found) - 1))
-    needed = count_needed(difference.mean, spread, len(found)) if p >= 0.05 and folds is None else None
+    is_open = p >= 0.05 and folds is None and abs(difference.mean) > 1e-3 * spread
+    needed = count_needed(difference.mean, spread, len(found)) if is_open else None
     return Paired(difference, p, needed)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config import load_config
+from manyfit.config.schema.consistency import find_overridden_rates
 from manyfit.config.tree.overrides import Overrides
 from manyfit.config.tree.reader import dump
 from manyfit.core.errors import FolderError, UsageError
@@ -78,7 +79,9 @@ def find_lr(
 
     >>> manyfit.find_lr("runs/digits-mlp").rate    # doctest: +SKIP
     """
-    if not 0 < low < high or steps < 10 or seeds < 1:
+    if checkpoint is not None and isinstance(source, Mapping):
+        raise UsageError("a checkpoint needs the folder of a run, not a config in Python")
+    if not 0 < low < high < math.inf or steps < 10 or seeds < 1:
         raise UsageError("rates must satisfy 0 < low < high, with at least 10 steps and 1 seed")
     rates = [low * (high / low) ** (i / (steps - 1)) for i in range(steps)]
     base = load_config(source, overrides)
@@ -89,11 +92,13 @@ def find_lr(
         with own_randomness(), threads(config.run.train.threads):
             built = build(config, warm=True)
             if checkpoint is not None and not isinstance(source, Mapping):
-                built.learner.load([RunFolder(Path(source)).checkpoint(checkpoint).load()])
+                folder = Path(source) if Path(source).is_dir() else Path(source).parent
+                built.learner.load([RunFolder(folder).checkpoint(checkpoint).load()])
             sweeps[seed] = _sweep(built, rates, optimizer, choose)
-    picked = [math.log(choose_rate(points, choose, higher)) for points in sweeps.values()]
+    picked = sorted(math.log(choose_rate(points, choose, higher)) for points in sweeps.values())
+    middle = (picked[(len(picked) - 1) // 2] + picked[len(picked) // 2]) / 2
     key = f"train.optimizer.{optimizer}.lr" if optimizer else "train.optimizer.lr"
-    return FoundRate(math.exp(sorted(picked)[len(picked) // 2]), choose, key, sweeps)
+    return FoundRate(math.exp(middle), choose, key, sweeps)
 
 
 def _sweep(built: Built, rates: Sequence[float], optimizer: str, choose: str) -> list[RatePoint]:
@@ -116,7 +121,19 @@ def _sweep(built: Built, rates: Sequence[float], optimizer: str, choose: str) ->
 
 
 def write_variant(place: Path, found: FoundRate) -> Path:
-    """Write a run that extends another one with the rate that was found; return its folder."""
+    """Write a run that extends another one with the rate that was found; return its folder.
+
+    The rates of parameter groups are scaled with it.
+    """
+    place = place if place.is_dir() else place.parent
+    train = load_config(place).run.train
+    rate, name = (
+        float(f"{found.rate:.3g}"),
+        found.key.removeprefix("train.optimizer.").removesuffix("lr").rstrip("."),
+    )
+    component = train.optimizers()[name]
+    for text in find_overridden_rates(train, [found.key]):
+        raise UsageError(f"{text}; the rate that was found is {rate}")
     folder = next(
         path for i in itertools.count(1)
         if not (path := place.with_name(f"{place.name}-lr" + (f"-{i}" if i > 1 else ""))).exists()
@@ -129,7 +146,16 @@ def write_variant(place: Path, found: FoundRate) -> Path:
     *parents, last = found.key.split(".")
     for key in parents:
         inner = inner.setdefault(key, {})
-    inner[last] = float(f"{found.rate:.3g}")
+    inner["class"], inner[last] = component.written, rate
+    before = component.params.get("lr")
+    if any("lr" in group.options for group in train.groups):
+        if not isinstance(before, int | float):
+            raise UsageError("train.groups sets rates, but train.optimizer none to scale them by")
+        tree["train"]["groups"] = [
+            {"match": g.match, **({"optimizer": g.optimizer} if g.optimizer is not None else {}),
+             "options": {k: v * rate / before if k == "lr" else v for k, v in g.options.items()}}
+            for g in train.groups
+        ]  # fmt: skip
     folder.mkdir()
     durable.write_file(folder / "config.yaml", dump(tree))
     return folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,13 @@ class Inferrer:
         if (self.place / "config.resolved.yaml").is_file():
             opened = self._stack.enter_context(reopen_run(self.place, checkpoint, trust=trust))
             config, _, self._built, found = opened
-            self._identity += [config.fingerprint, str(found.step)]
+            self._identity += [config.fingerprint, *describe_files([found.path / "manifest.json"])]
             self._example = next(once(self._built.split("validation") or self._built.train, 1))
         else:
             self._model = load_model(self.place, trust=trust)
+            self._identity += describe_files(
+                sorted(self.place.iterdir()) if self.place.is_dir() else [self.place]
+            )
 
     def __enter__(self) -> Inferrer:
         return self
@@ -87,6 +90,10 @@ class Inferrer:
         if not path.parent.is_dir():
             raise UsageError(f"the folder {path.parent} does not exist")
         if getattr(source, "remade_by", ""):  # a preprocessor that drops or repeats rows
+            if path.suffix.lower() != ".csv":
+                raise UsageError(
+                    "a preprocessor makes other rows, so the predictions are written as .csv only"
+                )
             columns = self.predict(data, split)
             durable.write_file(path, format_csv(columns))
             return len(columns["id"])
@@ -117,7 +124,7 @@ class Inferrer:
                 )
             source = read_rows(Path(data), self._example.inputs, self._built.splits.data)
         elif hasattr(data, "columns") and hasattr(data, "to_numpy"):  # a DataFrame
-            source = ArraySource(data.to_numpy(dtype=np.float32), ids=[str(label) for label in data.index])
+            source = self._read_frame(data)
         elif isinstance(data, np.ndarray | tuple | dict) or hasattr(data, "detach"):
             source = ArraySource(map_arrays(lambda array: np.asarray(array), data))
         else:
@@ -125,6 +132,17 @@ class Inferrer:
         if source is None or not len(source):
             raise UsageError(f"there are no rows in {data if data is not None else f'the split {split!r}'}")
         return source
+
+    def _read_frame(self, frame: Any) -> Source:
+        """Return the rows of a DataFrame: as the data of the run reads its own, or plain numbers."""
+        own = getattr(self._built.splits.data, "read_frame", None) if self._built is not None else None
+        if own is not None:
+            found: Source = own(frame)
+            return found
+        try:
+            return ArraySource(frame.to_numpy(dtype=np.float32), ids=[str(label) for label in frame.index])
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"the DataFrame has columns that are not numbers: {error}") from error
 
     def _iterate(self, source: Source, start: int) -> Iterator[tuple[Any, dict[str, Any]]]:
         if self._built is not None:
@@ -167,6 +185,10 @@ def describe_rows(source: Source, data: Any, split: str) -> list[str]:
     if not isinstance(data, str | Path):
         return [uuid.uuid4().hex]  # nothing that is kept could be compared with them
     path = Path(data)
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [str(path.resolve()), *describe_files(sorted(path.rglob("*")) if path.is_dir() else [path])]
+
+
+def describe_files(files: Sequence[Path]) -> list[str]:
+    """Return the names, sizes and dates of files."""
     status = [(str(file), file.stat()) for file in files]
-    return [str(path.resolve()), *(f"{name}:{each.st_size}:{each.st_mtime_ns}" for name, each in status)]
+    return [f"{name}:{each.st_size}:{each.st_mtime_ns}" for name, each in status]

@@ -192,3 +192,92 @@ def test_splits_hold_every_row_once(rows, validation, test, seed, labels):
     counts = [(label[found["validation"]] == v).sum() for v in range(labels)]
     for value, count in enumerate(counts):
         assert abs(count - validation * (label == value).sum()) <= 2
+
+
+def test_large_class_numbers_stay_apart(tmp_path):
+    (tmp_path / "a.csv").write_text("a,y\n" + "".join(f"{i},{1000001 + i % 2}\n" for i in range(20)))
+    table = Table(tmp_path / "a.csv", "y", task="classification")
+    assert table.facts()["class_names"] == ["1000001", "1000002"]
+    assert set(table.source("train").target) == {0, 1}
+
+
+def test_types_are_those_of_the_training_file(tmp_path):
+    """`01234` alone looks like a number, and `true` like a truth value."""
+    (tmp_path / "a.csv").write_text(
+        "id,z,y\n" + "".join(f"00{i},{w},0.5\n" for i in range(8) for w in ("01234", "AB1", "true"))
+    )
+    table = Table(tmp_path / "a.csv", "y", validation=0.0, test=0.0, ignore=["id"])
+    names = table.facts()["feature_names"]
+    for word in ("01234", "true", "AB1"):
+        (tmp_path / "b.csv").write_text(f"id,z\n1,{word}\n")
+        (row,) = table.read(tmp_path / "b.csv", has_target=False).inputs
+        assert names[int(row.argmax())] == f"z = {word}"
+    (tmp_path / "c.csv").write_text("".join(["id,x,y\n", *(f"{i:03d},{i},{i / 2}\n" for i in range(10))]))
+    assert Table(tmp_path / "c.csv", "y", id="id", validation=0.0, test=0.0).source("train").ids(
+        np.arange(2)
+    ) == ["000", "001"]
+
+
+def test_constant_and_infinite_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("k,x,y\n" + "".join(f"0.1,{i},0.5\n" for i in range(40)))
+    (tmp_path / "b.csv").write_text("k,x\n0.2,1\n")
+    table = Table(tmp_path / "a.csv", "y")
+    assert abs(table.source("train").inputs[:, 0]).max() < 1e-6
+    assert abs(table.read(tmp_path / "b.csv", has_target=False).inputs[0, 0]) < 1
+    (tmp_path / "a.csv").write_text("k,y\n" + "".join(f"{'inf' if i == 3 else i},0.5\n" for i in range(40)))
+    with pytest.raises(UsageError, match="'k' has values that are infinite"):
+        Table(tmp_path / "a.csv", "y", validation=0.0, test=0.0).source("train")
+
+
+def test_truth_values_are_classes_and_targets_of_new_rows_do_not_matter(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        "x,y\n" + "".join(f"{i},{'true' if i % 2 else 'false'}\n" for i in range(20))
+    )
+    table = Table(tmp_path / "a.csv", "y")
+    assert table.facts()["classes"] == 2 and table.source("train").target.dtype == np.int64
+    (tmp_path / "b.csv").write_text("x,y\n1,\n2,maybe\n")
+    assert table.read(tmp_path / "b.csv", has_target=False).target is None
+
+
+def test_a_fold_without_folds_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},{i / 2}\n" for i in range(20)))
+    with pytest.raises(UsageError, match="no effect without folds"):
+        Table(tmp_path / "a.csv", "y", fold=2).source("train")
+
+
+def test_folds_of_a_table_with_facts_in_a_study(houses, tmp_path, monkeypatch):
+    from manyfit.study.sweep import sweep
+
+    monkeypatch.chdir(tmp_path)
+    base = {
+        "data": {"class": "manyfit.data.Table", "file": "houses.csv", "target": "sold", "ignore": ["name", "price"], "stratify": "sold"},
+        "model": {"class": "torch.nn.Linear", "in_features": "${data.features}", "out_features": "${data.classes}"},
+        "train": {"epochs": 1, "loss": "cross_entropy", "optimizer": {"class": "adam", "lr": 0.01}},
+    }  # fmt: skip
+    study = {"base": base, "objective": {"metric": "val_loss", "mode": "min"}, "search": {"method": "grid", "seeds": 2, "folds": 3},
+             "space": {"train.optimizer.lr": [0.01, 0.1]}, "execute": {"on": "inline"}}  # fmt: skip
+    found = sweep(study, folder=tmp_path / "studies/s", progress=False)
+    assert [len(point.trials) for point in found.points] == [6, 6] and not found.failures
+
+
+def test_frames_are_read_like_files(houses, tmp_path, monkeypatch):
+    from manyfit.inference import Inferrer
+
+    monkeypatch.chdir(tmp_path)
+    tree = {
+        "data": {"class": "manyfit.data.Table", "file": "houses.csv", "target": "sold", "id": "name"},
+        "model": {"class": "torch.nn.Linear", "in_features": "${data.features}", "out_features": 2},
+        "train": {"epochs": 1, "loss": "cross_entropy", "optimizer": {"class": "adam", "lr": 0.01}},
+    }
+    manyfit.train(tree, folder="runs/a", callbacks=[])
+    frame = pandas.read_csv(houses).head(9)
+    frame.to_csv("new.csv", index=False)
+    with Inferrer("runs/a") as infer:
+        expected = infer.predict("new.csv")
+        for given_frame in (frame, frame[list(reversed(frame.columns))]):
+            found = infer.predict(given_frame)
+            assert found["id"] == expected["id"] and np.array_equal(
+                found["confidence"], expected["confidence"]
+            )
+        with pytest.raises(UsageError, match="has no column 'rooms'"):
+            infer.predict(frame.drop(columns=["rooms"]))

@@ -35,7 +35,7 @@ class Column:
     def texts(self) -> list[str]:
         """Return the values as text; missing ones are empty."""
         if self.words is None:
-            return [f"{value:g}" for value in self.values.tolist()]
+            return [to_word(value) for value in self.values.tolist()]
         words = [*self.words, ""]
         return [words[code] for code in self.values.tolist()]
 
@@ -47,13 +47,24 @@ class Column:
         is_missing = (
             np.isnan(self.values) if self.values.dtype.kind == "f" else np.zeros(len(codes), dtype=bool)
         )
-        return Column(self.name, np.where(is_missing, -1, codes), [f"{value:g}" for value in distinct])
+        return Column(
+            self.name, np.where(is_missing, -1, codes), [to_word(value) for value in distinct.tolist()]
+        )
 
     def count_missing(self) -> int:
         """Return the number of missing values."""
         if self.words is not None:
             return int((self.values < 0).sum())
         return int(np.isnan(self.values).sum()) if self.values.dtype.kind == "f" else 0
+
+
+def to_word(value: float) -> str:
+    """Return a number as text, with all its digits.
+
+    >>> to_word(1000001.0), to_word(0.1)
+    ('1000001', '0.1')
+    """
+    return str(int(value)) if value == value and abs(value) < 1e15 and value == int(value) else repr(value)
 
 
 def to_column(name: str, array: Any, as_category: bool) -> Column:
@@ -64,7 +75,8 @@ def to_column(name: str, array: Any, as_category: bool) -> Column:
         return Column(name, np.full(len(array), np.nan))
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if is_number and not as_category:
-        plain = array.cast(pa.float64()) if types.is_boolean(kind) or array.null_count else array
+        plain = array.cast(pa.uint8()) if types.is_boolean(kind) else array
+        plain = plain.cast(pa.float64()) if array.null_count else plain
         return Column(name, plain.to_numpy(zero_copy_only=False))
     if is_number:
         array = array.cast(pa.string())
@@ -94,8 +106,13 @@ class NumberColumn:
         is_missing = np.isnan(values)
         known = values[~is_missing] if is_missing.any() else values
         mean = float(known.mean()) if len(known) else 0.0
+        if not np.isfinite(mean):
+            raise UsageError(
+                f"the column {column.name!r} has values that are infinite, or too large to average"
+            )
         spread = float(known.std()) if len(known) else 0.0
-        scale = spread if standardize and spread > 0 and np.isfinite(spread) else 1.0
+        is_constant = spread <= 1e-10 * abs(mean)  # rounding noise
+        scale = spread if standardize and spread > 0 and not is_constant else 1.0
         return NumberColumn(column.name, mean, scale, bool(is_missing.any()))
 
     @property
@@ -172,7 +189,7 @@ class TargetColumn:
             return TargetColumn(column.name, None)
         if not is_whole:
             raise UsageError(f"the target {column.name!r} has {distinct[0]:g}, which is not a class")
-        return TargetColumn(column.name, [f"{value:g}" for value in distinct])
+        return TargetColumn(column.name, [to_word(value) for value in distinct.tolist()])
 
     def encode(self, column: Column) -> npt.NDArray[Any]:
         """Return class indices as int64, or numbers as float32."""

@@ -29,15 +29,9 @@ class HeldOut:
     fold: int | None = None
     split_file: Path | None = None
 
-    def __post_init__(self) -> None:
-        if self.folds is not None and (self.fold is None or self.fold >= self.folds):
-            raise UsageError(
-                f"fold is {self.fold}, but must be from 0 to {self.folds - 1}; to train all folds, use a "
-                f"study with search: {{folds: {self.folds}}}"
-            )
-
     def divide(self, ids: Sequence[str], labels: Any = None) -> dict[str, RowNumbers]:
         """Return the row numbers of each split; `labels` are spread evenly over them."""
+        check_fold(self.fold, self.folds)
         if self.split_file is not None:
             found = read_split_file(self.split_file, ids)
         else:
@@ -48,6 +42,17 @@ class HeldOut:
         given = None if labels is None else np.asarray(labels)[pool]
         which = assign_folds(len(pool), self.folds, self.split_seed, given)
         return {**found, "train": pool[which != self.fold], "validation": pool[which == self.fold]}
+
+
+def check_fold(fold: int | None, folds: int | None) -> None:
+    """Raise an error unless a fold is one of the folds."""
+    if folds is None and fold is not None:
+        raise UsageError("fold has no effect without folds, the number of folds")
+    if folds is not None and (fold is None or fold >= folds):
+        raise UsageError(
+            f"fold is {fold}, but must be from 0 to {folds - 1}; to train all folds, use a study with "
+            f"search: {{folds: {folds}}}"
+        )
 
 
 def read_split_file(file: Path, ids: Sequence[str]) -> dict[str, RowNumbers]:

@@ -16,6 +16,7 @@ from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing, nearest
 from manyfit.data.files.columns import CategoryColumn, Column, NumberColumn, TargetColumn, to_column
+from manyfit.data.files.held_out import check_fold
 from manyfit.data.nested import map_arrays, named_arrays
 from manyfit.data.overlap import Contents, spread
 from manyfit.data.source import ArraySource, Split, gather
@@ -122,11 +123,6 @@ class Table:
         self.split = split
         self.stratify = stratify
         self.split_seed = split_seed
-        if folds is not None and (fold is None or fold >= folds):
-            raise UsageError(
-                f"fold is {fold}, but must be from 0 to {folds - 1}; to train all folds, use a study with "
-                f"search: {{folds: {folds}}}"
-            )
         self.folds, self.fold = folds, fold
         self.task = task
         self.encoding = encoding
@@ -135,6 +131,7 @@ class Table:
 
     def source(self, split: Split) -> ArraySource | None:
         """Return the rows of one split."""
+        check_fold(self.fold, self.folds)
         place = self.held_out.get(split)
         if isinstance(place, Path):
             return self.read(place)
@@ -152,9 +149,22 @@ class Table:
 
     def read(self, file: Path, has_target: bool = True) -> ArraySource:
         """Return all rows of another file with the same columns, encoded as the training rows are."""
-        features, target, ids = self._encode(self._read_columns(file, has_target), file)
+        features, target, ids = self._encode(self._read_columns(file, has_target), file, has_target)
         count = len(next(array for _, array in named_arrays(features)))
         return TableRows(features, target, np.arange(count), ids)
+
+    def read_frame(self, frame: Any) -> ArraySource:
+        """Return the rows of a pandas DataFrame, encoded as the training rows are."""
+        pa = import_optional("pyarrow", "parquet")
+        try:
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+        except pa.ArrowException as error:
+            raise UsageError(f"the DataFrame cannot be read as a table: {error}") from error
+        place = Path("DataFrame")
+        features, target, ids = self._encode(self._to_columns(table, place, False), place, False)
+        if ids is None and self.id is None:
+            ids = [str(label) for label in frame.index]
+        return TableRows(features, target, np.arange(len(frame)), ids)
 
     def facts(self) -> Mapping[str, Any]:
         """Return the numbers of features and classes, their names, and the sizes of the categories."""
@@ -191,6 +201,8 @@ class Table:
         if isinstance(self.held_out["validation"], Path):
             raise UsageError("folds divide the rows of one file, so validation cannot be another file")
         pool = np.sort(np.concatenate([found["train"], found["validation"]]))
+        if self.fold is None:  # the base of a study, of which only the facts are read
+            return {**found, "train": pool}
         labels: Any = None
         if self.stratify is not None:
             labels = self._column(self._columns, self.stratify).values[pool]
@@ -245,7 +257,12 @@ class Table:
     # -- reading -----------------------------------------------------------------------------------
 
     def _read_columns(self, file: Path, has_target: bool = True) -> dict[str, Column]:
-        table = read_arrow(file)
+        texts = [*self.categories, *(name for name in (self.id, self.split) if name)]
+        if file != self.file:  # as in the training file: 01234 is text if other rows of the column are
+            texts += [name for name, column in self._columns.items() if column.is_text]
+        return self._to_columns(read_arrow(file, texts), file, has_target)
+
+    def _to_columns(self, table: Any, file: Path, has_target: bool) -> dict[str, Column]:
         given = [*self.targets, *self.ignore, *(self.inputs or ()), *self.categories]
         wanted = [*given, *([self.id] if self.id else []), *([self.split] if self.split else [])]
         for name in dict.fromkeys(wanted):
@@ -273,7 +290,9 @@ class Table:
             raise UsageError(f"{self.file} has no column {name!r}; it has {listing(list(columns))}")
         return columns[name]
 
-    def _encode(self, columns: Mapping[str, Column], file: Path) -> tuple[Any, Any, list[str] | None]:
+    def _encode(
+        self, columns: Mapping[str, Column], file: Path, is_scored: bool = True
+    ) -> tuple[Any, Any, list[str] | None]:
         """Return the features and the target of every row, and its ID if a column has them."""
         missing = [name for name in self._names if name not in columns]
         if missing:
@@ -281,7 +300,7 @@ class Table:
         texts = [each.name for each in self._numbers if columns[each.name].is_text]
         if texts:
             raise UsageError(f"{file}: the column {texts[0]!r} has text, but numbers in {self.file}")
-        has_target = all(name in columns for name in self.targets)
+        has_target = is_scored and all(name in columns for name in self.targets)
         try:
             known = self._known.items() if has_target else ()
             targets = {name: each.encode(columns[name]) for name, each in known}
@@ -311,8 +330,8 @@ class Table:
         return np.ascontiguousarray(found.T)
 
 
-def read_arrow(file: Path) -> Any:
-    """Read a CSV or Parquet file as an Arrow table."""
+def read_arrow(file: Path, texts: Sequence[str] = ()) -> Any:
+    """Read a CSV or Parquet file as an Arrow table; `texts` are columns that are always text."""
     pa = import_optional("pyarrow", "parquet")
     if not file.exists():
         raise UsageError(f"there is no file {file}")
@@ -322,7 +341,9 @@ def read_arrow(file: Path) -> Any:
         elif file.suffix.lower() in (".csv", ".tsv", ".txt", ".gz", ".bz2"):
             csv = import_optional("pyarrow.csv", "parquet")
             separator = "\t" if ".tsv" in file.suffixes else ","
-            options = csv.ConvertOptions(strings_can_be_null=True)
+            options = csv.ConvertOptions(
+                strings_can_be_null=True, column_types=dict.fromkeys(texts, pa.string())
+            )
             table = csv.read_csv(
                 file, csv.ReadOptions(block_size=BLOCK), csv.ParseOptions(delimiter=separator), options
             )

@@ -57,7 +57,10 @@ class TorchLearner(BaseLearner):
         self._stream = derive(self.seed, "model")
         self._measuring = derive(self.seed, "evaluate")
         self._sums = Sums(self.device)
-        self._step_log = StepLog(self.metrics)
+        heads = self.objective.heads if isinstance(self.objective, HeadsObjective) else {}
+        self.taken: Mapping[str, Any] = {**self.metrics, **{f"loss_{head}": None for head in heads}}
+        """The names of metrics and losses, which other values in the log cannot have."""
+        self._step_log = StepLog(self.taken)
         self._found = self._find_state()
         self.update.watch(self._found.optimizers())
         self._cuda = cuda_generator(self.device)
@@ -244,7 +247,7 @@ class TorchLearner(BaseLearner):
             self._seed(self._measuring)  # for the source of the first batch
             for number, batch in enumerate(batches):
                 self._seed(self._measuring + number)
-                with self.autocast(), gather_logs(self.metrics, len(batch)) as logged:
+                with self.autocast(), gather_logs(self.taken, len(batch)) as logged:
                     output, losses, every = self.objective.rows(module, batch)
                 rows = {} if losses is None else {"loss": losses, **self.objective.named_losses()}
                 if losses is not None and losses.ndim:
