@@ -73,6 +73,8 @@ class Paired:
     """The p-value of a paired t-test; None for a single seed or equal differences."""
     needed: int | None = None
     """About how many more seeds would show a difference of this size; None if it is shown, or unknown."""
+    unit: str = "seeds"
+    """What was paired: seeds or folds."""
     is_corrected: bool = False
     """Whether the p-value is corrected for several comparisons."""
 
@@ -88,7 +90,7 @@ class Paired:
         if self.p is None:
             return "too few seeds to tell which is better; increase search.seeds"
         test = "paired t-test, Holm-corrected" if self.is_corrected else "paired t-test"
-        shown = f"on {self.difference.count} seeds ({test}, p = {self.p:.2g})"
+        shown = f"on {self.difference.count} {self.unit} ({test}, p = {self.p:.2g})"
         if self.p < 0.05:
             size = Mean(abs(self.difference.mean), self.difference.half, self.difference.count)
             return f"{'better' if self.difference.mean > 0 else 'worse'}, by {size} {shown}"
@@ -165,7 +167,7 @@ def compare_seeds(
     p = 2 * (1 - t_probability(t, len(found) - 1))
     is_open = p >= 0.05 and folds is None and abs(difference.mean) > 1e-3 * spread
     needed = count_needed(difference.mean, spread, len(found)) if is_open else None
-    return Paired(difference, p, needed)
+    return Paired(difference, p, needed, "seeds" if folds is None else "folds")
 
 
 def t_probability(t: float, degrees: int) -> float:

@@ -108,7 +108,7 @@ def _summary(study: StudyConfig, found: StudyPlan, before: list[PointRecord]) ->
     shown = {
         "points": f"{found.planned}"
         + (f", {found.duplicates} duplicates removed" if found.duplicates else ""),
-        "trials": f"{found.trials}  ({found.planned} points × {seeds} seeds)",
+        "trials": f"{found.trials}  ({found.planned} points × {study.replicates})",
         "epochs": f"{todo:g} to train" + (f", {done:g} done already" if done else ""),
         "structures": f"{len(found.structures)}, each built and tried on a few batches",
         "time": f"about {duration(seconds)} with {workers} workers, if nothing is stopped early",

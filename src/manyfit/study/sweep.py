@@ -168,7 +168,7 @@ def run(
     shown: Display = Silent() if wish.quiet else choose_display(sys.stderr, study, ledger.points)
     stack.callback(shown.close)
     driver.shown = shown
-    shown.say(f"{found.planned} points × {found.seeds} seeds, {engine.slots} at once")
+    shown.say(f"{found.planned} points × {study.replicates}, {engine.slots} at once")
     driver.options = Options(select_points(ledger, wish.only), wish.fail_fast)
     driver.run()
     shown.close()

@@ -69,6 +69,18 @@ class StudyConfig:
         folds = self.search.folds
         return seeds if folds is None else [seed * folds + fold for seed in seeds for fold in range(folds)]
 
+    def name_replicate(self, number: int) -> str:
+        """Return the seed of a replicate, and its fold if there are folds."""
+        folds = self.search.folds
+        return f"seed {number}" if folds is None else "seed {} fold {}".format(*divmod(number, folds))
+
+    @property
+    def replicates(self) -> str:
+        """What the replicates of a point are, in words."""
+        folds = self.search.folds
+        count = len(self.seeds) // (folds or 1)
+        return f"{count} seeds" if folds is None else f"{count} seeds × {folds} folds"
+
     @property
     def is_grid(self) -> bool:
         """Whether all points are known before the first one is trained, independent of results."""

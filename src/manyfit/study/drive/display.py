@@ -67,7 +67,7 @@ class LineDisplay(Display):
         count, total = self._clock.trials()
         left = self._clock.estimate_left()
         self._line(
-            f"[{count}/{total}] {what:<8} point {point.number} seed {trial.seed}  epoch {trial.epoch:g}  "
+            f"[{count}/{total}] {what:<8} point {point.number} {self._study.name_replicate(trial.seed)}  epoch {trial.epoch:g}  "
             f"{'  '.join(filter(None, (value, failure)))}  {describe_point(point.values)}"
             + (f"  (left {left})" if left else "")
         )
@@ -154,7 +154,7 @@ class TableDisplay(Display):
             shown = f"{value:.4g}" if value is not None else ""
             now.add_row(
                 f"{point.number}",
-                f"{trial.seed}",
+                self._study.name_replicate(trial.seed).removeprefix("seed "),
                 f"{epoch:.3g}/{epochs}",
                 shown,
                 _format_values(point.values),
