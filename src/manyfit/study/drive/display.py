@@ -65,9 +65,9 @@ class LineDisplay(Display):
         what = "trained" if is_visit else trial.state if trial.state != "waiting" else "requeued"
         failure = f"{outcome.failure.kind}: {first_line(outcome.failure.message)}" if outcome.failure else ""
         count, total = self._clock.trials()
-        left = self._clock.estimate_left()
+        left, which = self._clock.estimate_left(), self._study.name_replicate(trial.seed)
         self._line(
-            f"[{count}/{total}] {what:<8} point {point.number} {self._study.name_replicate(trial.seed)}  epoch {trial.epoch:g}  "
+            f"[{count}/{total}] {what:<8} point {point.number} {which}  epoch {trial.epoch:g}  "
             f"{'  '.join(filter(None, (value, failure)))}  {describe_point(point.values)}"
             + (f"  (left {left})" if left else "")
         )
