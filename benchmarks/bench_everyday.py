@@ -84,6 +84,7 @@ def bench_predict(folder: Path) -> bool:
             "loss": "cross_entropy",
             "optimizer": {"class": "sgd", "lr": 0.01},
             "limit": {"train": 1},
+            "device": "cpu",
         },
     }
     manyfit.train(tree, folder="runs/lenet", callbacks=[])
