@@ -16,6 +16,7 @@ h5py, image_module = pytest.importorskip("h5py"), pytest.importorskip("PIL.Image
 lmdb = pytest.importorskip("lmdb")
 
 ROWS = 60
+QUICK = (("hdf5", 3), ("lmdb", 1), ("own", 3))
 
 
 def points():
@@ -81,8 +82,14 @@ class TestImageRows(SourceContract):
         return ImageFolder(self.folder, size=8).source("train")
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["hdf5", "lmdb", "own"])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        pytest.param(kind, workers, marks=[] if (kind, workers) in QUICK else [pytest.mark.soak])
+        for kind in ("hdf5", "lmdb", "own")
+        for workers in (0, 1, 3)
+    ],
+)
 def test_rows_do_not_depend_on_workers_or_restarts(project, h5, records, kind, workers):
     project.write(
         "src/rows.py",
