@@ -106,8 +106,6 @@ def test_losses_of_heads_are_those_of_torch(houses):
     tree["data"]["batch_size"] = 64
     tree["model"]["logs"] = False
     first = read_log(manyfit.train(tree, folder="runs/h", callbacks=[]))[0]
-    with (houses.root / "runs/h/config.resolved.yaml").open():
-        pass
     assert first["train_loss"] == pytest.approx(
         0.25 * first["train_loss_price"] + 2 * first["train_loss_kind"], rel=1e-6
     )
@@ -198,7 +196,11 @@ class TestLog:
         assert not target
 
     def test_nothing_happens_outside_of_a_run(self):
+        target = StepLog()
+        with logging_to(target):
+            pass
         manyfit.log("a", 1.0)
+        assert not target
 
     @pytest.mark.parametrize(
         ("name", "value", "words"),
@@ -265,3 +267,18 @@ def test_a_value_cannot_be_named_like_the_loss_of_a_head(houses):
     houses.write("src/houses.py", HEADS.replace('"activity"', '"loss_price"'))
     with pytest.raises(ManyfitError, match="already has a value named 'loss_price'"):
         manyfit.train(houses.make(), folder="runs/h", callbacks=[])
+
+
+def test_a_loss_that_couples_rows_has_no_value_per_row(houses):
+    houses.write(
+        "src/coupled.py",
+        "def spread(output, target):\n    return (output - output.mean()).pow(2).sum().sqrt() + (output - target).abs().mean()\n",
+    )
+    result = manyfit.train(
+        houses.make(loss={"price": "coupled.spread", "kind": "cross_entropy"}), folder="runs/h", callbacks=[]
+    )
+    with (result.folder / "reports/test.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert "loss" not in rows[0] and "loss_price" not in rows[0] and "price_mae" in rows[0]
+    last = read_log(result)[-1]
+    assert last["val_loss"] == pytest.approx(0.25 * last["val_loss_price"] + last["val_loss_kind"])

@@ -171,3 +171,22 @@ def test_an_even_number_of_seeds_has_a_median_in_the_middle(project):
     assert found.rate == pytest.approx((rates[0] * rates[1]) ** 0.5)
     with pytest.raises(UsageError, match="needs the folder of a run"):
         find_lr(project.changed(), checkpoint="best")
+
+
+def test_an_optimizer_of_the_model_is_swept_but_not_written(project, cli):
+    project.write(
+        "src/own.py",
+        """
+        import torch
+        from models import MLP
+
+        class Own(MLP):
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=1e-4)
+        """,
+    )
+    project.config(project.changed(model={"class": "own.Own"}, train__optimizer=None))
+    assert cli("find-lr", "runs/a", "--steps", "30", "--low", "1e-3", "--high", "10").code == 0
+    answer = cli("find-lr", "runs/a", "--steps", "30", "--apply")
+    assert answer.code == 2 and "set in your code" in answer.err
+    assert not (project.root / "runs/a-lr").exists()

@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Find a learning rate for RUN by a sweep on a copy; the run itself is not changed."""
     from manyfit.report.charts import check_output
-    from manyfit.run.find_lr import find_lr, write_variant
+    from manyfit.run.find_lr import check_variant, find_lr, write_variant
     from manyfit.store import durable
 
     check_output(output)
@@ -51,6 +51,8 @@ def command(
         raise click.UsageError(
             "--apply writes a run that extends RUN, so write the overrides to its config first"
         )
+    if is_applied:
+        check_variant(run, optimizer)
     found = find_lr(
         run, current_overrides(), low=low, high=high, steps=steps, seeds=seeds, choose=choose, higher=higher,
         optimizer=optimizer, checkpoint=checkpoint,

@@ -14,6 +14,7 @@ from typing import Any
 
 from manyfit.config import load_config
 from manyfit.config.schema.consistency import find_overridden_rates
+from manyfit.config.schema.run import Group, Train
 from manyfit.config.tree.overrides import Overrides
 from manyfit.config.tree.reader import dump
 from manyfit.core.errors import FolderError, UsageError
@@ -36,10 +37,15 @@ class FoundRate:
 
     rate: float
     how: str
-    key: str
-    """The config key of the rate."""
+    optimizer: str
+    """The name of the optimizer; empty if there is only one."""
     sweeps: Mapping[int, Sequence[RatePoint]]
     """The measurements by seed."""
+
+    @property
+    def key(self) -> str:
+        """The config key of the rate."""
+        return f"train.optimizer.{self.optimizer}.lr" if self.optimizer else "train.optimizer.lr"
 
     def plot(self) -> Any:
         """Draw the losses over the rates; a notebook shows the figure."""
@@ -97,8 +103,7 @@ def find_lr(
             sweeps[seed] = _sweep(built, rates, optimizer, choose)
     picked = sorted(math.log(choose_rate(points, choose, higher)) for points in sweeps.values())
     middle = (picked[(len(picked) - 1) // 2] + picked[len(picked) // 2]) / 2
-    key = f"train.optimizer.{optimizer}.lr" if optimizer else "train.optimizer.lr"
-    return FoundRate(math.exp(middle), choose, key, sweeps)
+    return FoundRate(math.exp(middle), choose, optimizer, sweeps)
 
 
 def _sweep(built: Built, rates: Sequence[float], optimizer: str, choose: str) -> list[RatePoint]:
@@ -120,42 +125,45 @@ def _sweep(built: Built, rates: Sequence[float], optimizer: str, choose: str) ->
     return sweep_rates(learner, iter(batches), rates, optimizer, measure if is_metric else None, every)
 
 
+def check_variant(place: Path, optimizer: str = "") -> Train:
+    """Raise an error if a rate that is found could not be written to a config that extends this run."""
+    folder = place if place.is_dir() else place.parent
+    if not (folder / "config.yaml").is_file():
+        raise FolderError(f"{folder} has no config.yaml to extend")
+    train = load_config(folder).run.train
+    if optimizer not in train.optimizers():
+        raise UsageError("the optimizer is not part of the config, so its rate is set in your code")
+    key = f"train.optimizer.{optimizer}.lr" if optimizer else "train.optimizer.lr"
+    for text in find_overridden_rates(train, [key]):
+        raise UsageError(text)
+    if any("lr" in group.options for group in train.groups):
+        before = train.optimizers()[optimizer].params.get("lr")
+        if not isinstance(before, int | float):
+            raise UsageError("train.groups sets rates, but train.optimizer none to scale them by")
+    return train
+
+
 def write_variant(place: Path, found: FoundRate) -> Path:
     """Write a run that extends another one with the rate that was found; return its folder.
 
     The rates of parameter groups are scaled with it.
     """
-    place = place if place.is_dir() else place.parent
-    train = load_config(place).run.train
-    rate, name = (
-        float(f"{found.rate:.3g}"),
-        found.key.removeprefix("train.optimizer.").removesuffix("lr").rstrip("."),
-    )
-    component = train.optimizers()[name]
-    for text in find_overridden_rates(train, [found.key]):
-        raise UsageError(f"{text}; the rate that was found is {rate}")
-    folder = next(
-        path for i in itertools.count(1)
-        if not (path := place.with_name(f"{place.name}-lr" + (f"-{i}" if i > 1 else ""))).exists()
-    )  # fmt: skip
-    config = place / "config.yaml"
-    if not config.is_file():
-        raise FolderError(f"{place} has no config.yaml to extend")
-    tree: dict[str, Any] = {"extend": f"../{place.name}/config.yaml"}
-    inner = tree
-    *parents, last = found.key.split(".")
-    for key in parents:
-        inner = inner.setdefault(key, {})
-    inner["class"], inner[last] = component.written, rate
-    before = component.params.get("lr")
+    train, place = check_variant(place, found.optimizer), place if place.is_dir() else place.parent
+    names = (f"{place.name}-lr" + (f"-{i}" if i > 1 else "") for i in itertools.count(1))
+    folder = next(path for name in names if not (path := place.with_name(name)).exists())
+    component, rate = train.optimizers()[found.optimizer], float(f"{found.rate:.3g}")
+    chosen: dict[str, Any] = {"class": component.written, "lr": rate}
+    changed: dict[str, Any] = {"optimizer": {found.optimizer: chosen} if found.optimizer else chosen}
     if any("lr" in group.options for group in train.groups):
-        if not isinstance(before, int | float):
-            raise UsageError("train.groups sets rates, but train.optimizer none to scale them by")
-        tree["train"]["groups"] = [
-            {"match": g.match, **({"optimizer": g.optimizer} if g.optimizer is not None else {}),
-             "options": {k: v * rate / before if k == "lr" else v for k, v in g.options.items()}}
-            for g in train.groups
-        ]  # fmt: skip
+        scale = rate / component.params["lr"]
+        changed["groups"] = [_scale_group(group, scale) for group in train.groups]
     folder.mkdir()
+    tree = {"extend": f"../{place.name}/config.yaml", "train": changed}
     durable.write_file(folder / "config.yaml", dump(tree))
     return folder
+
+
+def _scale_group(group: Group, scale: float) -> dict[str, Any]:
+    options = {key: value * scale if key == "lr" else value for key, value in group.options.items()}
+    owner = {"optimizer": group.optimizer} if group.optimizer is not None else {}
+    return {"match": group.match, **owner, "options": options}

@@ -62,12 +62,13 @@ class HeadsObjective(TorchObjective):
         self.row_losses = {}
         if with_loss and batch.target is not None:
             for name, (output, part) in self._pairs(outputs, batch).items():
-                found = self.heads[name]._compute_loss(output, self.heads[name].target(part))
-                self.row_losses[name] = found if found.ndim else found.expand(len(batch))
+                self.row_losses[name] = self.heads[name]._compute_loss(output, self.heads[name].target(part))
+        self.is_coupled = any(bool(each.is_coupled) for each in self.heads.values())
+        if self.is_coupled:  # the total has no value per row
+            self.row_losses = {name: losses.mean() for name, losses in self.row_losses.items()}
         total: Tensor | None = None
         for name, losses in self.row_losses.items():
             total = losses * self.weights[name] if total is None else total + losses * self.weights[name]
-        self.is_coupled = any(bool(each.is_coupled) for each in self.heads.values())
         return main, total, {**outputs, **self._others(outputs, result, len(batch))}
 
     def _others(self, outputs: Mapping[str, Tensor], result: Any, rows: int) -> dict[str, Tensor]:
