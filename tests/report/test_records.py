@@ -7,9 +7,10 @@ import pytest
 
 import manyfit
 from manyfit.core.errors import ManyfitError, UsageError
+from manyfit.core.smoothing import smooth_values
 from manyfit.report.charts import Chart, Figure, Series, draw_text
 from manyfit.report.conditions import Condition
-from manyfit.report.curves import align_curves, draw_history, smooth_values
+from manyfit.report.curves import align_curves, draw_history
 from manyfit.study.result import Study
 
 
@@ -142,8 +143,8 @@ def test_curves():
     x, y = align_curves([([0, 2, 4], [0.0, 2.0, 4.0]), ([1, 3], [1.0, 1.0])])
     assert x == [1.0, 2.0, 3.0] and y.tolist() == [[1, 2, 3], [1, 1, 1]]
     assert smooth_values([2.0, float("nan"), 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
-    with pytest.raises(UsageError):
-        smooth_values([1.0], 1.0)
+    with pytest.raises(UsageError, match="from 0 to below 1"):
+        draw_history([], smooth=1.0)
 
 
 def test_charts_of_odd_values():

@@ -7,12 +7,10 @@ import functools
 import hashlib
 import itertools
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +23,7 @@ from manyfit.data.order import Order, steps_of
 from manyfit.data.overlap import Contents, contents_of, spread
 from manyfit.data.randomness import own_randomness, seed_for
 from manyfit.data.row_hash import drop_weight, hash_row, update
-from manyfit.data.workers import follow_parent, iterate
+from manyfit.data.workers import read_in_workers
 
 log = logging.getLogger("manyfit")
 PATIENCE = 60.0
@@ -66,8 +64,6 @@ class DatasetSource:
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
         """Yield batches from step `start`, epoch after epoch."""
-        from torch.utils.data import DataLoader
-
         rows = Rows(self.dataset, order.seed or 0)
         plan, make = self.plan(order, start), functools.partial(try_collate, make=self.make_batch)
         if not self.workers:
@@ -76,17 +72,7 @@ class DatasetSource:
                     batch = make([rows[key] for key in keys])
                 yield unwrap(batch)
         else:
-            loader: Any = DataLoader(
-                cast(Any, rows),
-                batch_sampler=cast(Any, plan),
-                num_workers=self.workers,
-                collate_fn=make,
-                worker_init_fn=functools.partial(follow_parent, os.getpid()),
-                multiprocessing_context="fork" if sys.platform == "linux" else None,
-                prefetch_factor=4,
-            )
-            with own_randomness():  # starting the workers draws from torch's generator
-                batches = iterate(loader)
+            batches = read_in_workers(rows, self.workers, batch_sampler=plan, collate_fn=make)
             for batch in batches:
                 yield unwrap(batch)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
+import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,10 +13,9 @@ from manyfit.data.collate import BatchFailure, unwrap
 from manyfit.data.dataset import check_ids
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
-from manyfit.data.randomness import own_randomness
 from manyfit.data.row_hash import hash_row
 from manyfit.data.splitting import RowNumbers
-from manyfit.data.workers import follow_parent, iterate
+from manyfit.data.workers import read_in_workers
 
 
 class RowReader(Protocol):
@@ -60,21 +57,8 @@ class GatherSource:
             for index in plan:
                 yield self.make_batch(index)
             return
-        from torch.utils.data import DataLoader
-
-        loader: Any = DataLoader(
-            cast(Any, _Batches(self)),
-            batch_size=None,
-            sampler=cast(Any, plan),
-            num_workers=self.workers,
-            collate_fn=_as_it_is,
-            worker_init_fn=functools.partial(follow_parent, os.getpid()),
-            multiprocessing_context="fork" if sys.platform == "linux" else None,
-            prefetch_factor=4,
-        )
-        with own_randomness():  # starting the workers draws from torch's generator
-            found = iterate(loader)
-        for batch in found:
+        how = {"batch_size": None, "sampler": plan, "collate_fn": _as_it_is}
+        for batch in read_in_workers(_Batches(self), self.workers, **how):
             yield unwrap(batch)
 
     def make_batch(self, index: RowNumbers) -> Batch:
@@ -96,8 +80,6 @@ class GatherSource:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the file, and of the rows that are read."""
-        import hashlib
-
         found = hashlib.sha256(self.reader.fingerprint().encode())
         found.update(np.ascontiguousarray(self.rows).data)
         found.update("\x1f".join(self.given_ids or ()).encode())

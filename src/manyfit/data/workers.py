@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from manyfit.core.processes import die_with_parent
+from manyfit.data.randomness import own_randomness
 
 T = TypeVar("T")
 
@@ -76,6 +78,22 @@ def iterate(loader: Iterable[T]) -> Iterator[T]:
         atexit.register(_end_all)  # in the main process
         util.Finalize(None, _end_all, exitpriority=END_FIRST)  # in a process started by multiprocessing
     return batches
+
+
+def read_in_workers(dataset: Any, workers: int, **how: Any) -> Iterator[Any]:
+    """Return what a loader of torch yields whose workers end with this process; `how` are its options."""
+    from torch.utils.data import DataLoader
+
+    loader: Any = DataLoader(
+        dataset,
+        num_workers=workers,
+        worker_init_fn=functools.partial(follow_parent, os.getpid()),
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+        prefetch_factor=4,
+        **how,
+    )
+    with own_randomness():  # starting the workers draws from torch's generator
+        return iterate(loader)
 
 
 def _end_all() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
+from manyfit.core.smoothing import smooth_values
 from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.data.randomness import own_randomness
@@ -69,13 +70,8 @@ def has_diverged(losses: Sequence[float]) -> bool:
 
 
 def smooth_losses(losses: Sequence[float]) -> list[float]:
-    """Return a moving average of losses, without the bias towards its start."""
-    total = norm = 0.0
-    found = []
-    for loss in losses:
-        total, norm = SMOOTHING * total + (1 - SMOOTHING) * loss, SMOOTHING * norm + (1 - SMOOTHING)
-        found.append(total / norm)
-    return found
+    """Return the moving average by which a sweep is judged."""
+    return smooth_values(losses, SMOOTHING)
 
 
 @contextmanager

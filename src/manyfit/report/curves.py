@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing, nearest
+from manyfit.core.smoothing import smooth_values
 from manyfit.report.charts import Chart, Figure, Series
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
@@ -35,23 +35,6 @@ def frame_of_events(events: Sequence[Event]) -> pandas.DataFrame:
     """Return one row per entry of a log."""
     pandas = import_optional("pandas", "search")
     return pandas.DataFrame([{"step": e.step, "epoch": e.epoch, "time": e.time, **e.values} for e in events])
-
-
-def smooth_values(values: Sequence[float], weight: float) -> list[float]:
-    """Return an exponential moving average without the bias towards its start; NaN is skipped.
-
-    >>> smooth_values([1.0, 1.0, 4.0], 0.5)
-    [1.0, 1.0, 2.7142857142857144]
-    """
-    if not 0 <= weight < 1:
-        raise UsageError(f"the weight of the moving average must be in 0…1, not {weight}")
-    total = norm = 0.0
-    found = []
-    for value in values:
-        if math.isfinite(value):
-            total, norm = weight * total + (1 - weight) * value, weight * norm + (1 - weight)
-        found.append(total / norm if norm else value)
-    return found
 
 
 def read_curve(events: Sequence[Event], metric: str, by: str) -> Curve:
@@ -92,6 +75,8 @@ def draw_history(
     places: Sequence[Path], asked: Sequence[str] = (), by: str = "step", smooth: float = 0.0
 ) -> list[Chart]:
     """Draw the curves of runs and studies: a chart for each metric, with a curve for each run or point."""
+    if not 0 <= smooth < 1:
+        raise UsageError(f"the weight of the moving average must be from 0 to below 1, not {smooth}")
     if by not in AXES:
         raise UsageError(f"curves are drawn by {', '.join(AXES)}, not by {by!r}")
     groups: dict[str, list[list[Event]]] = {}

@@ -14,8 +14,14 @@ from manyfit.core.errors import UsageError
 from manyfit.data import ArraySource, Batch, Order, Source, as_source, once
 from manyfit.data.nested import map_arrays, named_arrays
 from manyfit.run.evaluation.new_data import read_rows
-from manyfit.run.evaluation.predictions import PredictionFile, example_of, predict_batches, read_output
-from manyfit.run.evaluation.row_report import column, format_csv, keys_of
+from manyfit.run.evaluation.predictions import (
+    PredictionFile,
+    collect_predictions,
+    example_of,
+    predict_batches,
+    read_output,
+)
+from manyfit.run.evaluation.row_report import format_csv
 from manyfit.run.result import load_model
 from manyfit.run.reuse import check_split, reopen_run
 from manyfit.store import durable
@@ -69,16 +75,7 @@ class Inferrer:
     def predict(self, data: Any = None, split: str = "test") -> dict[str, Any]:
         """Return predictions by column, first the IDs: of arrays, a DataFrame, a file, or a split."""
         source = self.open_source(data, split)
-        parts: dict[str, list[Any]] = {}
-        index = []
-        for rows, columns in self._iterate(source, 0):
-            index.append(rows)
-            for name, values in columns.items():
-                parts.setdefault(name, []).append(values)
-        rows = np.concatenate(index)
-        found = {name: column(values) for name, values in parts.items()}
-        whole = {name: values for name, values in found.items() if len(values) == len(rows)}
-        return keys_of(rows, source) | whole
+        return collect_predictions(self._iterate(source, 0), source)
 
     def predict_to(self, file: str | Path, data: Any = None, split: str = "test") -> int:
         """Write predictions to a CSV or Parquet file, and return their number.

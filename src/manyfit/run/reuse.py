@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from manyfit.config import Config, load_config
 from manyfit.config.dialects.table import dialect_of
 from manyfit.config.tree.overrides import Overrides
@@ -22,8 +20,8 @@ from manyfit.run.build.user_code import evaluation_only, hash_imported
 from manyfit.run.callbacks.tracking import mirror_evaluation
 from manyfit.run.evaluation.export import check_formats, export_format, export_weights
 from manyfit.run.evaluation.new_data import read_rows
-from manyfit.run.evaluation.predictions import example_of, predict_batches
-from manyfit.run.evaluation.row_report import Report, column, keys_of
+from manyfit.run.evaluation.predictions import collect_predictions, example_of, predict_batches
+from manyfit.run.evaluation.row_report import Report
 from manyfit.run.loop.journal import translate_failures
 from manyfit.run.session.finish import other_code, report_of, write_report
 from manyfit.run.session.resume_check import check_backend, check_data, check_run_code
@@ -148,15 +146,8 @@ def predict(
         )
         if source is None or not len(source):
             raise UsageError(f"there are no rows in {data or f'the split {split!r} of {run.path}'}")
-        parts: dict[str, list[Any]] = {}
-        index = []
-        for rows, columns in predict_batches(built.learner, source, built.order.batch_size, kind):
-            index.append(rows)
-            for name, values in columns.items():
-                parts.setdefault(name, []).append(values)
-        rows = np.concatenate(index)
-        found = {name: column(values) for name, values in parts.items()}
-        return keys_of(rows, source) | {n: values for n, values in found.items() if len(values) == len(rows)}
+        found = predict_batches(built.learner, source, built.order.batch_size, kind)
+        return collect_predictions(found, source)
 
 
 def export(

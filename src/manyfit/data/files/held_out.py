@@ -36,12 +36,20 @@ class HeldOut:
             found = read_split_file(self.split_file, ids)
         else:
             found = divide_rows(len(ids), self.validation, self.test, self.split_seed, labels)
-        if self.folds is None:
-            return found
-        pool = np.sort(np.concatenate([found["train"], found["validation"]]))
-        given = None if labels is None else np.asarray(labels)[pool]
-        which = assign_folds(len(pool), self.folds, self.split_seed, given)
-        return {**found, "train": pool[which != self.fold], "validation": pool[which == self.fold]}
+        return take_fold(found, self.fold, self.folds, self.split_seed, labels)
+
+
+def take_fold(
+    found: Mapping[str, RowNumbers], fold: int | None, folds: int | None, seed: int, labels: Any = None
+) -> dict[str, RowNumbers]:
+    """Divide training and validation rows anew into folds; without a fold, all of them are for training."""
+    if folds is None:
+        return dict(found)
+    pool = np.sort(np.concatenate([found["train"], found["validation"]]))
+    if fold is None:  # the base of a study, of which only the facts are read
+        return {**found, "train": pool}
+    which = assign_folds(len(pool), folds, seed, None if labels is None else np.asarray(labels)[pool])
+    return {**found, "train": pool[which != fold], "validation": pool[which == fold]}
 
 
 def check_fold(fold: int | None, folds: int | None) -> None:

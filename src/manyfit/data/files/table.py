@@ -16,11 +16,11 @@ from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing, nearest
 from manyfit.data.files.columns import CategoryColumn, Column, NumberColumn, TargetColumn, to_column
-from manyfit.data.files.held_out import check_fold
+from manyfit.data.files.held_out import check_fold, take_fold
 from manyfit.data.nested import map_arrays, named_arrays
 from manyfit.data.overlap import Contents, spread
 from manyfit.data.source import ArraySource, Split, gather
-from manyfit.data.splitting import RowNumbers, assign_folds, divide_rows
+from manyfit.data.splitting import RowNumbers, divide_rows
 
 log = logging.getLogger("manyfit")
 
@@ -200,14 +200,8 @@ class Table:
             return found
         if isinstance(self.held_out["validation"], Path):
             raise UsageError("folds divide the rows of one file, so validation cannot be another file")
-        pool = np.sort(np.concatenate([found["train"], found["validation"]]))
-        if self.fold is None:  # the base of a study, of which only the facts are read
-            return {**found, "train": pool}
-        labels: Any = None
-        if self.stratify is not None:
-            labels = self._column(self._columns, self.stratify).values[pool]
-        which = assign_folds(len(pool), self.folds, self.split_seed, labels)
-        return {**found, "train": pool[which != self.fold], "validation": pool[which == self.fold]}
+        labels = None if self.stratify is None else self._column(self._columns, self.stratify).values
+        return take_fold(found, self.fold, self.folds, self.split_seed, labels)
 
     def _divide(self) -> dict[str, RowNumbers]:
         columns = self._columns

@@ -20,7 +20,7 @@ from manyfit.data import Order, Source
 from manyfit.data.nested import map_arrays, pair_outputs
 from manyfit.learn.learner import Learner
 from manyfit.run.callbacks.progress import show_progress
-from manyfit.run.evaluation.row_report import format_cells, interpret
+from manyfit.run.evaluation.row_report import column, format_cells, interpret, keys_of
 from manyfit.store import durable
 
 FLUSH: Final = 1 << 20
@@ -50,6 +50,19 @@ def predict_batches(
             if confidence is not None:
                 columns[f"confidence{of}"] = confidence
         yield outputs.index, columns
+
+
+def collect_predictions(found: Iterator[tuple[Any, dict[str, Any]]], source: Source) -> dict[str, Any]:
+    """Return the predictions of all batches by column, first the IDs."""
+    parts: dict[str, list[Any]] = {}
+    index = []
+    for rows, columns in found:
+        index.append(rows)
+        for name, values in columns.items():
+            parts.setdefault(name, []).append(values)
+    rows = np.concatenate(index)
+    joined = {name: column(values) for name, values in parts.items()}
+    return keys_of(rows, source) | {n: values for n, values in joined.items() if len(values) == len(rows)}
 
 
 def read_output(output: Any, kind: Any) -> tuple[Any, Any]:
@@ -86,7 +99,8 @@ class PredictionFile:
         """Return the number of rows that were written before."""
         try:
             found: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
-            return int(found["rows"]) if found["key"] == self._key and self._part.exists() else 0
+            is_whole = self.is_parquet or self._part.stat().st_size >= found["size"]
+            return int(found["rows"]) if found["key"] == self._key and is_whole and self._part.exists() else 0
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
