@@ -199,6 +199,7 @@ def test_new_data_for_inputs_of_any_form(formed, cli, kind):
             manyfit.predict("runs/a", data="new.csv")
 
 
+@pytest.mark.soak
 def test_new_text_for_a_model_that_reads_text(formed, cli):
     pytest.importorskip("sklearn")
     formed.write(

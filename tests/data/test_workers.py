@@ -78,7 +78,7 @@ HELD = textwrap.dedent(
     [
         ("interpreter", "idle", "held"),
         pytest.param("interpreter", "stuck", "dropped", marks=pytest.mark.soak),
-        ("process", "idle", "held"),
+        pytest.param("process", "idle", "held", marks=pytest.mark.soak),
         pytest.param("process", "stuck", "held", marks=pytest.mark.soak),
     ],
 )
@@ -111,6 +111,7 @@ FORKED = textwrap.dedent(
 )
 
 
+@pytest.mark.soak
 def test_a_fork_that_exits_leaves_the_workers_alone():
     words = [sys.executable, "-W", "ignore", "-c", FORKED]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)

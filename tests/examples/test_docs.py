@@ -13,7 +13,7 @@ PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```console" in 
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
-SLOW = ("resuming", "variants", "configuration", "experiments")
+SLOW = ("resuming", "variants", "configuration", "experiments", "shards", "five-components")
 """What other tests prove as well, in less time."""
 
 

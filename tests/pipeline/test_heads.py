@@ -267,6 +267,7 @@ def test_every_row_of_every_output_is_that_of_a_plain_forward_pass(heads, style,
     assert (folder / "exported/saved_model").is_dir() and (folder / "exported/model.keras").exists()
 
 
+@pytest.mark.soak
 def test_a_function_cannot_have_the_name_of_a_column(heads):
     with pytest.raises(UsageError, match="prediction_size is the column of the output 'size' in reports"):
         manyfit.train(heads(evaluator_class="heads.Taken"), callbacks=[])

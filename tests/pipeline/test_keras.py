@@ -103,6 +103,7 @@ def test_a_warm_start_of_a_model_with_and_without_an_input_shape(tiny, has_input
     assert all(np.array_equal(left, right) for left, right in zip(found, weights, strict=True))
 
 
+@pytest.mark.soak
 def test_a_callback_may_stop_a_run_for_good(tiny):
     folder = tiny.write(model_builder_class="models.KerasBuilder", model_builder={"patience": 2}, epochs=9)
     result = train(folder, callbacks=[])
@@ -255,6 +256,7 @@ def native(tiny):
     return tiny.write(**KERAS, data_loader_class="native.Rows", preprocessor_class="native.Batches", epochs=2)
 
 
+@pytest.mark.soak
 def test_the_probe_of_check_resume_leaves_tensorflow_its_own_pipeline(tiny):
     """What is proved is the path that is trained: TensorFlow reads the batches, so that no rows are known."""
     folder, trace = native(tiny), tiny.root / "trace"
@@ -354,6 +356,7 @@ def noisy(callbacks=(), steps=5):
     return KerasLearner(model, steps, lambda: next(once(rows(), 4)), callbacks, seed=9)
 
 
+@pytest.mark.soak
 def test_evaluating_changes_nothing_about_the_training():
     from manyfit.data import Order
 
@@ -408,6 +411,7 @@ def test_callbacks_hear_what_fit_would_tell_them():
     assert "stopped it in epoch 4" in again.stop_reasons()[0]
 
 
+@pytest.mark.soak
 def test_a_rate_that_a_callback_changed_stays_changed_after_a_restart():
     from manyfit.data import Order
 

@@ -54,7 +54,9 @@ def test_a_finished_run_is_left_alone_and_more_epochs_continue_it(tiny):
         train(folder, ["model_builder.hidden=9"], callbacks=QUIET)
 
 
-@pytest.mark.parametrize("kills", [[Kill("epoch", 1)], [Kill("step", 13), Kill("write", 3)]])
+@pytest.mark.parametrize(
+    "kills", [pytest.param([Kill("epoch", 1)], marks=pytest.mark.soak), [Kill("step", 13), Kill("write", 3)]]
+)
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tiny, kills):
     changes = ["train.every.checkpoint=2ba", "augmentor_class=dataset.Noise"]
     source = tiny.write()

@@ -210,6 +210,7 @@ def test_callbacks_are_a_list(odd, with_keras):
         manyfit.train(odd.write(model_builder_class="builders.Bare", model_builder={}), callbacks=[])
 
 
+@pytest.mark.soak
 def test_a_counter_that_is_also_an_argument_is_restored(odd, with_keras):
     from tests.run.cut import Ask
 

@@ -109,7 +109,7 @@ def cell(place, where: str, workers: int, feature: str, seed: int) -> None:
 
 
 MATRIX = list(itertools.product(PLACES, (0, 2), FEATURES))
-CHOSEN = [MATRIX[i] for i in range(0, len(MATRIX), 7)]
+CHOSEN = [MATRIX[i] for i in range(0, len(MATRIX), 11)]
 
 
 @pytest.mark.parametrize(("where", "workers", "feature"), CHOSEN)
@@ -155,7 +155,7 @@ def every_operation(place, counts) -> None:
 
 
 def test_kill_at_some_disk_operations(place):
-    every_operation(place, range(9, 60, 7))
+    every_operation(place, range(9, 60, 16))
 
 
 @pytest.mark.soak

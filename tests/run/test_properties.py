@@ -167,6 +167,7 @@ def test_a_distribution(numbers):
     assert found["min"] - 1e-6 <= found["mean"] <= found["max"] + 1e-6
 
 
+@pytest.mark.soak
 def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
     state = np.random.RandomState(0)
     hits = 0

@@ -591,7 +591,7 @@ def test_workers_of_an_iterable_are_said(silent, caplog):
         "    def source(self, split):\n        return Rows(super().source(split))\n",
     )
     train(silent, data={"class": "streams.Streams"})
-    assert "workers: 2 has no effect on an iterable" in caplog.text
+    assert "workers: 2, but the number of shards is 1" in caplog.text
 
 
 def test_validation_without_targets_is_an_error(silent):

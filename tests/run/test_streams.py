@@ -12,7 +12,7 @@ from tests.examples import quick
 import manyfit
 from manyfit.core.errors import UsageError
 from manyfit.data import IterableSource
-from manyfit.data import dataset as datasets
+from manyfit.data import stream as datasets
 from manyfit.run.resume_proof import difference
 from manyfit.store.folder import RunFolder
 

@@ -517,7 +517,9 @@ def blob(names: dict[str, str]) -> bytes:
 @pytest.mark.parametrize(
     "name",
     [
-        "torch.utils.data.datapipes.datapipe._IterDataPipeSerializationWrapper",
+        pytest.param(
+            "torch.utils.data.datapipes.datapipe._IterDataPipeSerializationWrapper", marks=pytest.mark.soak
+        ),
         "manyfit.core.files.read_text",
         "torch.hub.load",
         "sklearn.datasets._base.urlretrieve",

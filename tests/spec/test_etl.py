@@ -179,6 +179,7 @@ class Hanging(ETLSpec):
 """
 
 
+@pytest.mark.soak
 def test_a_row_that_hangs_can_be_interrupted(tmp_path):
     write_csv(tmp_path / "t.csv", 500)
     (tmp_path / "specs.py").write_text(HANGING)

@@ -41,7 +41,9 @@ def test_a_resumed_spec_ends_the_same(specs):
     assert_same(whole.folder, place)
 
 
-@pytest.mark.parametrize(("on", "workers"), [("inline", 1), ("processes", 2)])
+@pytest.mark.parametrize(
+    ("on", "workers"), [pytest.param("inline", 1, marks=pytest.mark.soak), ("processes", 2)]
+)
 def test_a_spec_hops_as_it_trains_alone(specs, on, workers):
     specs.config(shards=3)
     manyfit.sweep(specs.study(hop=True, on=on, workers=workers), progress=False)

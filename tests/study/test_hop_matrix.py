@@ -177,7 +177,7 @@ def run_whole(project, learner, shards, on, workers):
     ("learner", "shards", "on", "workers"),
     [
         ("torch", 3, "processes", 2),
-        ("keras", 2, "inline", 1),
+        pytest.param("keras", 2, "inline", 1, marks=pytest.mark.soak),
         ("spec", 7, "inline", 1),
     ],
 )
@@ -227,7 +227,7 @@ def test_killed_and_resumed_at_random(project, learner, seed):
     kill(project, learner, dice.choice([2, 3, 7]), dice.randint(1, 4), seed, kills=3)
 
 
-@pytest.mark.parametrize("learner", ["torch", "spec"])
+@pytest.mark.parametrize("learner", ["torch", pytest.param("spec", marks=pytest.mark.soak)])
 def test_stoppers_decide_on_complete_epochs(project, learner):
     """Validation rows are in shards: an epoch is complete when all of them were visited."""
     folder, _ = write_study(project, learner, 3, on="inline")

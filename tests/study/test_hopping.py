@@ -150,6 +150,7 @@ def test_stoppers_and_early_stopping_decide_as_without_hops(hopping):
     assert any(row[9] == "stopped" for row in tables[0])
 
 
+@pytest.mark.soak
 def test_a_folder_that_cannot_be_used_is_one_failed_trial(hopping):
     lab = hopping(3)
     lab.sweep()
@@ -229,6 +230,7 @@ def test_a_dry_run_says_who_has_which_shard(hopping, cli):
 POPULATION = (Path(__file__).parents[2] / "examples" / "10_population" / "src" / "population.py").read_text()
 
 
+@pytest.mark.soak
 def test_copies_of_models_are_those_without_hops(hopping):
     """A callback stops, adds and copies models; the copied states are written to disk first."""
     lab = hopping(3)
@@ -300,6 +302,7 @@ def test_the_newest_checkpoints_are_damaged_in_the_middle_of_an_epoch(hopping, c
             assert_same(trial, train_alone(lab, trial.name, f"data.visits={visits}"))
 
 
+@pytest.mark.soak
 def test_a_hopping_study_goes_on_without_hops_in_the_middle_of_an_epoch(hopping):
     lab = hopping(4, on="inline", order="free")
     lab.sweep("search.steps=30")
@@ -399,6 +402,7 @@ def test_records_of_files_are_visited_in_ranges(lab, drop):
         assert_same(lab.folder / "trials" / trial, train_alone(lab, trial))
 
 
+@pytest.mark.soak
 def test_more_trials_than_open_files_hop(hopping, monkeypatch):
     monkeypatch.setattr("manyfit.study.drive.hopping.count_open_runs", lambda: 4)
     lab = hopping(3)

@@ -117,7 +117,9 @@ def test_what_samplers_and_stoppers_draw_at_random_follows_from_the_seed_of_the_
     assert lab.table() != expected
 
 
-@pytest.mark.parametrize("stop", ["asha", "median", "patience"])
+@pytest.mark.parametrize(
+    "stop", ["asha", *(pytest.param(name, marks=pytest.mark.soak) for name in ("median", "patience"))]
+)
 def test_a_search_that_learns_is_the_same_with_one_worker(lab, stop):
     lab.write(
         search={"method": "tpe", "trials": 5, "seeds": 1, "stop": stop},
@@ -247,6 +249,7 @@ def test_two_drivers_have_one_owner(lab):
     assert not (lab.folder / "trials").exists()
 
 
+@pytest.mark.soak
 def test_clocks_and_file_times_change_nothing(lab, monkeypatch):
     lab.write(**HALVING)
     lab.sweep()
@@ -483,6 +486,7 @@ def test_the_ledger_is_one_file_when_it_is_closed(lab):
     assert [p.name for p in lab.folder.glob("ledger.db*")] == ["ledger.db"]
 
 
+@pytest.mark.soak
 def test_a_rollback_journal_gives_the_same(lab, monkeypatch):
     lab.sweep()
     expected = lab.table()

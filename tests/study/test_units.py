@@ -97,7 +97,7 @@ class Deadly(MLP):
     ("order", "how", "retries"),
     [
         ([6, 4, 8, 10], "os.kill(os.getpid(), signal.SIGKILL)", 0),
-        ([4, 8, 6, 10], "os._exit(3)", 0),
+        pytest.param([4, 8, 6, 10], "os._exit(3)", 0, marks=pytest.mark.soak),
     ],
 )
 def test_one_trial_that_kills_its_process_is_the_only_one_that_dies(lab, grouped, order, how, retries):

@@ -6,7 +6,8 @@
 | `facts` | facts of the data that a config refers to |
 | `splitting`, `folds` | rows divided into splits and folds |
 | `source` | the protocols `Source` and `Data`; arrays in memory, and plain data sets per split |
-| `dataset` | map-style data sets and iterables as sources; a source limited to some of its rows |
+| `dataset` | map-style data sets as sources; a source limited to some of its rows |
+| `stream`, `stream_reading` | iterables as sources; an epoch of one, read in shards |
 | `loader`, `sampler` | PyTorch loaders that are taken apart, and their samplers, seeded for each epoch |
 | `weighted` | a source with class weights |
 | `batch`, `collate`, `padding`, `nested` | batches, collating rows into them, nested structures of arrays |
@@ -24,7 +25,7 @@
 """
 
 from manyfit.data.batch import Batch
-from manyfit.data.dataset import DatasetSource, IterableSource, Limited
+from manyfit.data.dataset import DatasetSource, Limited
 from manyfit.data.files.hdf5 import Hdf5
 from manyfit.data.files.images import ImageFolder, ImagePairs
 from manyfit.data.files.lmdb_file import Lmdb, write_lmdb
@@ -43,6 +44,7 @@ from manyfit.data.source import (
     once,
     once_over,
 )
+from manyfit.data.stream import IterableSource
 from manyfit.data.weighted import ClassWeighted
 
 __all__ = [

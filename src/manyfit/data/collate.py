@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from manyfit.core.errors import ComponentFailed, UsageError
 from manyfit.core.redaction import redact
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.batch import Batch
+
+T = TypeVar("T")
 
 
 def collate(items: Sequence[tuple[Any, int]], index: Iterable[int]) -> Batch:
@@ -61,28 +63,28 @@ def try_collate(
     try:
         return make(items, [row for _, row in items])
     except Exception as error:
-        return BatchFailure.of(items[0][1], error)
+        return BatchFailure.of(f"row {items[0][1]}", error)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFailure:
     """A row that could not be created, in a form that a worker can send."""
 
-    row: int
+    what: str
     message: str
     usage: bool
 
     @staticmethod
-    def of(row: int, error: Exception) -> BatchFailure:
-        """Describe an exception."""
+    def of(what: str, error: Exception) -> BatchFailure:
+        """Describe an exception in reading `what`, such as "row 3"."""
         if isinstance(error, UsageError):
-            return BatchFailure(row, str(error), usage=True)
-        return BatchFailure(row, f"{type(error).__name__}: {error}\n  at {user_frame(error)}", usage=False)
+            return BatchFailure(what, str(error), usage=True)
+        return BatchFailure(what, f"{type(error).__name__}: {error}\n  at {user_frame(error)}", usage=False)
 
 
-def unwrap(batch: Batch | BatchFailure) -> Batch:
-    """Return the batch, or raise the error of the row that failed."""
+def unwrap(batch: T | BatchFailure) -> T:
+    """Return what was read, such as a batch, or raise the error of the row that failed."""
     if isinstance(batch, BatchFailure):
-        text = redact(f"row {batch.row} of the data could not be made into a batch: {batch.message}")
+        text = redact(f"{batch.what} of the data could not be made into a batch: {batch.message}")
         raise UsageError(text) if batch.usage else ComponentFailed(text)
     return batch

@@ -1,14 +1,11 @@
-"""Map-style data sets and iterables as sources, with reproducible random numbers."""
+"""Map-style data sets as sources, with reproducible random numbers."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
-import itertools
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +15,7 @@ import numpy.typing as npt
 from manyfit.core.errors import UsageError
 from manyfit.core.seeds import derive
 from manyfit.data.batch import Batch
-from manyfit.data.collate import BatchFailure, as_batch, collate, try_collate, unwrap
+from manyfit.data.collate import BatchFailure, collate, try_collate, unwrap
 from manyfit.data.order import Order, steps_of
 from manyfit.data.overlap import Contents, contents_of, spread
 from manyfit.data.randomness import own_randomness, seed_for
@@ -26,10 +23,6 @@ from manyfit.data.row_hash import drop_weight, hash_row, update
 from manyfit.data.workers import read_in_workers
 
 log = logging.getLogger("manyfit")
-PATIENCE = 60.0
-"""The time limit for counting the rows of an iterable, which may be infinite."""
-FIRST = 2_000
-"""The number of rows of an iterable that are compared with those of another split."""
 SAMPLED = 64
 """The number of rows that are read for a fingerprint if the data set has none of its own."""
 
@@ -130,148 +123,7 @@ class Rows:
         try:
             return self.dataset[row], row
         except Exception as error:  # raised in the training process, without the traceback of a worker
-            return BatchFailure.of(row, error), row
-
-
-class IterableSource:
-    """Rows that can only be read from the beginning: an iterable, or a function that returns a generator.
-
-    Each epoch reads it again. Starting in the middle reads and discards the rows before. The random numbers
-    that the iterable draws for a batch depend only on the seed, the epoch and the step.
-    """
-
-    def __init__(
-        self,
-        rows: Iterable[Any] | Callable[[], Iterable[Any]],
-        count: int | None = None,
-        ids: Sequence[object] | None = None,
-    ) -> None:
-        self.rows = rows
-        if isinstance(rows, Iterator):
-            raise UsageError(
-                "an iterator can be read only once; pass a function that returns one, or an iterable"
-            )
-        self.count = count
-        """The number of rows in an epoch; None if it is not given and not counted yet."""
-        self.given_ids = check_ids(ids, len(self)) if ids is not None else None
-        self._is_proven = False
-        self._collate: Callable[[list[Any]], Any] | None = None
-
-    def __len__(self) -> int:
-        if self.count is None:
-            self.count = self._count()
-        return self.count
-
-    def with_collate(self, collate: Callable[[list[Any]], Any]) -> IterableSource:
-        """Return the same rows, collated by a function."""
-        found = copy.copy(self)
-        found._collate = collate
-        return found
-
-    def _make_batch(self, items: list[Any], index: range) -> Batch:
-        if self._collate is None:
-            return collate([(item, 0) for item in items], index)
-        return as_batch(self._collate(items), np.asarray(index, dtype=np.int64))
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the number of rows is unknown."""
-        return self.count is None and not hasattr(self.rows, "__len__")
-
-    def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
-        """Yield batches from step `start`, epoch after epoch, in the iterable's own order."""
-        per_epoch = order.steps(len(self))
-        epoch, skipped = divmod(start, per_epoch)
-        if skipped:
-            log.warning(
-                "reading and discarding %d batches: the data can only be read from the beginning", skipped
-            )
-        for number in itertools.count(epoch) if order.epochs is None else range(epoch, order.epochs):
-            rows, done = self._pass(order.seed, number), 0
-            for step in range(per_epoch):
-                size = min(order.batch_size, order.count(len(self)) - done)
-                with own_randomness():
-                    seed_for(derive(order.seed or 0, "iterable", number, step))
-                    items = list(itertools.islice(rows, size))
-                if len(items) < size:
-                    raise UsageError(
-                        f"the iterable should have {len(self)} rows, but ended after {done + len(items)}"
-                    )
-                if number > epoch or step >= skipped:
-                    yield self._make_batch(items, range(done, done + size))
-                done += size
-
-    def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
-        """Return the IDs of some rows; their positions by default."""
-        return (
-            [str(row) for row in index] if self.given_ids is None else [self.given_ids[row] for row in index]
-        )
-
-    def prove(self) -> None:
-        """Raise unless every evaluation yields the rows in the same order, by which IDs are assigned.
-
-        Without given IDs, an order that is determined by the seed is sufficient.
-        """
-        if self._is_proven:
-            return
-        second = 0 if self.given_ids is None else 1
-        passes = []
-        for number in (0, second):
-            with own_randomness():
-                rows = itertools.islice(self._pass(0, number), min(len(self), FIRST))
-                seed_for(derive(0, "proof", number))
-                passes.append([hash_row(drop_weight(row)) for row in rows])
-        known, again = passes
-        moved = [b for a, b in itertools.zip_longest(known, again) if a != b]
-        if second:  # rows whose contents are random do not show that the order changed
-            moved = [row for row in moved if row in set(known)]
-        if moved:
-            raise UsageError(
-                f"{len(moved)} of {len(known)} rows of the iterable change or move to another position when "
-                "it is read again, so IDs cannot be assigned: it must not shuffle for validation and test"
-            )
-        self._is_proven = True
-
-    def contents(self, most: int) -> Contents:
-        """Yield the contents of the first rows, as in the first epoch."""
-        with own_randomness():
-            found = list(itertools.islice(self._pass(0, 0), min(most, len(self), FIRST)))
-        for row, item in enumerate(found):
-            yield row, hash_row(drop_weight(item))
-
-    def fingerprint(self) -> str:
-        """Return the iterable's own `fingerprint()`, else a hash of its length and its first rows."""
-        own = getattr(self.rows, "fingerprint", None)
-        if callable(own):
-            return str(own())
-        digest = hashlib.sha256(f"{len(self)}".encode())
-        with own_randomness():
-            for item in itertools.islice(self._pass(0, 0), SAMPLED):
-                update(digest, item)
-        digest.update("\x1f".join(self.given_ids or ()).encode())
-        return digest.hexdigest()
-
-    def _pass(self, seed: int | None, number: int) -> Iterator[Any]:
-        with own_randomness():
-            seed_for(derive(seed or 0, "pass", number))
-            return iter(self.rows() if callable(self.rows) else self.rows)
-
-    def _count(self) -> int:
-        try:
-            return len(self.rows)  # type: ignore[arg-type]
-        except TypeError:
-            log.warning("reading an iterable once to count its rows because it has no length")
-        ends = time.monotonic() + PATIENCE
-        with own_randomness():
-            found = 0
-            for _ in self._pass(0, 0):
-                found += 1
-                if time.monotonic() > ends:
-                    raise UsageError(
-                        f"an iterable without a length has not ended after {found:,} rows: set the number of "
-                        "rows in an epoch, IterableSource(rows, count=…), or, for training, train.steps"
-                    )
-        return found
+            return BatchFailure.of(f"row {row}", error), row
 
 
 class Limited:

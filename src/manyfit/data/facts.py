@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from manyfit.core.errors import UsageError
-from manyfit.data.dataset import IterableSource
 from manyfit.data.nested import is_nested, named_arrays
 from manyfit.data.source import Source, as_source, once
+from manyfit.data.stream import IterableSource
 
 DERIVED: Final = ("features", "shape", "classes", "rows")
 """Facts that follow from the training split of any data set."""

@@ -96,7 +96,7 @@ class _Batches:
         try:
             return self.source.make_batch(index)
         except Exception as error:  # raised in the training process, without the traceback of a worker
-            return BatchFailure.of(int(index[0]), error)
+            return BatchFailure.of(f"row {index[0]}", error)
 
 
 def _as_it_is(value: Any) -> Any:

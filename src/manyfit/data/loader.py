@@ -14,12 +14,13 @@ import numpy.typing as npt
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Batch
 from manyfit.data.collate import as_batch
-from manyfit.data.dataset import DatasetSource, IterableSource, Rows
+from manyfit.data.dataset import DatasetSource, Rows
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
 from manyfit.data.randomness import own_randomness
 from manyfit.data.row_hash import drop_weight, hash_row
 from manyfit.data.sampler import SeededSampler
+from manyfit.data.stream import IterableSource
 
 log = logging.getLogger("manyfit")
 
@@ -192,9 +193,10 @@ def take_apart(loader: Any, what: str = "a loader") -> tuple[Any, int]:
     if isinstance(loader.dataset, IterableDataset):
         if loader.batch_size is None:
             raise refuse("batch_size is None: the data set yields whole batches; let it yield rows")
+        stream = IterableSource(loader.dataset, workers=loader.num_workers, drop_last=bool(loader.drop_last))
         if loader.collate_fn is not default_collate:
-            raise refuse("it has a collate_fn for an iterable data set; let the data set yield finished rows")
-        return IterableSource(loader.dataset), int(loader.batch_size)
+            stream = stream.with_collate(loader.collate_fn)
+        return stream, int(loader.batch_size)
     collate = loader.collate_fn if loader.collate_fn is not default_collate else None
     sampler, batch_sampler, drop_last = loader.sampler, None, bool(loader.drop_last)
     if type(loader.batch_sampler) is BatchSampler:

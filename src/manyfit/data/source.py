@@ -15,12 +15,13 @@ from annotated_types import Ge, Gt
 from manyfit.config.typed.kinds import Kind
 from manyfit.core.errors import UsageError
 from manyfit.data.batch import Array, Batch, Inputs
-from manyfit.data.dataset import DatasetSource, IterableSource, check_ids
+from manyfit.data.dataset import DatasetSource, check_ids
 from manyfit.data.layout import Layout
 from manyfit.data.loader import LoaderSource, is_loader, take_apart
 from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
+from manyfit.data.stream import IterableSource
 
 log = logging.getLogger("manyfit")
 
@@ -175,6 +176,9 @@ def _arrays(inputs: Any) -> Inputs:
     return tuple(np.asarray(column) for column in inputs) if isinstance(inputs, tuple) else np.asarray(inputs)
 
 
+NO_STREAM = {"count": None, "shards": 1, "shuffle_buffer": 0}
+
+
 class NotASource(UsageError):
     """A value from which rows cannot be read."""
 
@@ -190,9 +194,7 @@ def as_source(found: Any, workers: int = 0) -> Source | None:
     if rows and not streams:
         return DatasetSource(found, workers)
     if isinstance(found, Iterable) and not isinstance(found, dict | str):
-        if workers:
-            log.warning("workers: %d has no effect on an iterable, which is read in this process", workers)
-        return IterableSource(found)
+        return IterableSource(found, workers=workers)
     raise NotASource(f"{type(found).__name__!r} is neither a source, nor a data set, nor an iterable")
 
 
@@ -202,7 +204,9 @@ class Splits:
     data: {class: manyfit.data.Splits, batch_size: 32, workers: 2, train: {class: images.Train, root: data}}
 
     `shuffle`, `drop_last` and `sampler` are about training; evaluation reads every row, in order. A sampler
-    is iterated for every epoch, with generators seeded by (seed, epoch).
+    is iterated for every epoch, with generators seeded by (seed, epoch). For a training split that is a
+    stream, `count` is the number of rows in an epoch, `shuffle_buffer` the number of rows that are shuffled
+    at a time, and `shards` the number of parts that workers can read.
     """
 
     def __init__(
@@ -216,6 +220,9 @@ class Splits:
         drop_last: bool = False,
         collate: Callable[..., Any] | None = None,
         sampler: Callable[..., Any] | None = None,
+        count: Annotated[int, Gt(0)] | None = None,
+        shards: Annotated[int, Ge(1)] = 1,
+        shuffle_buffer: Annotated[int, Ge(0)] = 0,
     ) -> None:
         """`collate` is a function of a list of rows; `sampler` one of the training data set."""
         self.collate = collate
@@ -224,17 +231,20 @@ class Splits:
         self.workers = workers
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.stream: dict[str, Any] = {"count": count, "shards": shards, "shuffle_buffer": shuffle_buffer}
         self.given = {"train": train, "validation": validation, "test": test}
 
     def source(self, split: Split) -> Source | None:
         """Return the rows of one split."""
         try:
             found, is_train = as_source(self.given[split], self.workers), split == "train"
+            if isinstance(found, IterableSource):
+                return self._arrange_stream(found, is_train)
+            if is_train and self.stream != NO_STREAM:
+                raise UsageError(f"{split}: count, shards and shuffle_buffer apply to streams only")
             is_ordered = is_train and (not self.shuffle or self.drop_last or self.sampler is not None)
             if found is None or not (is_ordered or self.collate is not None):
                 return found
-            if isinstance(found, IterableSource) and self.collate is not None and not is_ordered:
-                return found.with_collate(self.collate)
             if type(found) is not DatasetSource:
                 raise UsageError(f"{split}: shuffle, drop_last and sampler apply to map-style data sets only")
             sampler = self.sampler(found.dataset) if is_train and self.sampler is not None else None
@@ -242,6 +252,13 @@ class Splits:
             return LoaderSource(found.dataset, self.workers, self.shuffle, drop_last, self.collate, sampler)
         except NotASource as error:
             raise UsageError(f"{split}: {error}") from error
+
+    def _arrange_stream(self, found: IterableSource, is_train: bool) -> IterableSource:
+        if is_train and (not self.shuffle or self.sampler is not None):
+            raise UsageError("train: shuffle and sampler apply to map-style data sets, and this is a stream")
+        if self.collate is not None:
+            found = found.with_collate(self.collate)
+        return found.arrange(**self.stream, drop_last=self.drop_last) if is_train else found
 
 
 def once(source: Source, batch_size: int) -> Iterator[Batch]:

@@ -152,7 +152,7 @@ LOCAL: Final = "manyfit.feeders."
 BUILDING_BLOCKS: Final = frozenset(
     {
         "manyfit.data.dataset.DatasetSource",
-        "manyfit.data.dataset.IterableSource",
+        "manyfit.data.stream.IterableSource",
         "manyfit.data.dataset.Limited",
         "manyfit.data.feeders.Feeders",
         "manyfit.data.memory_feeder.MemorySamplesFeeder",
