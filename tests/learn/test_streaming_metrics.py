@@ -1,5 +1,8 @@
 """Metrics of a split that are updated batch by batch: the same as for all rows at once."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -50,17 +53,82 @@ def test_labels():
     assert update(F1(), scores, target, 7) == pytest.approx(float(expected), abs=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(3000, 5), (3000,)])
-def test_many_scores_are_computed_at_thresholds(monkeypatch, shape):
+SHAPES = {"classes": (3000, 5), "one": (3000,), "labels": (3000, 4), "pixels": (100, 5, 6, 5)}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("own", CURVES)
+@pytest.mark.parametrize("average", ["macro", "weighted"])
+@pytest.mark.filterwarnings("ignore:No positive")
+def test_many_scores_are_counted_in_bins(monkeypatch, kind, own, average):
     torch.manual_seed(0)
-    scores = torch.randn(*shape)
-    target = scores.argmax(1) if len(shape) > 1 else (scores + torch.randn(3000) > 0).long()
+    scores = torch.randn(SHAPES[kind])
+    noisy = scores + torch.randn_like(scores)
+    target = (noisy > 0).long() if kind in ("one", "labels") else noisy.argmax(1)
     target[::3] = 0
-    exact = update(Auroc(), scores, target, 100)
-    monkeypatch.setattr(streaming_metrics, "MOST_SCORES", 1000)
-    metric = Auroc()
-    assert update(metric, scores, target, 100) == pytest.approx(exact, abs=5e-3)
-    assert not metric._kept
+    if kind == "classes":
+        target[target == 3] = 1  # one that does not occur
+    for known in (scores, scores.sigmoid() if kind in ("one", "labels") else scores.softmax(1)):
+        exact = update(own(average), known, target, 100)
+        monkeypatch.setattr(streaming_metrics, "MOST_SCORES", 1000)
+        monkeypatch.setattr(streaming_metrics, "AT_ONCE", 500)
+        metric = own(average)
+        assert update(metric, known, target, 100) == pytest.approx(exact, abs=1e-3)
+        assert metric._histogram is not None and not metric._kept
+        monkeypatch.undo()
+
+
+BOUNDED = """
+import threading, torch, torchmetrics
+from torchmetrics.functional import classification as functional
+from manyfit.metrics import F1, Auroc, AveragePrecision
+
+
+def used():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+
+
+def batches(rows):
+    dice = torch.Generator().manual_seed(1)
+    for _ in range(rows // 250):
+        target = torch.randint(1000, (250,), generator=dice)
+        yield torch.randn(250, 1000, generator=dice) + 2 * torch.nn.functional.one_hot(target, 1000), target
+
+
+rows = {rows}
+whole = [torch.cat(part) for part in zip(*batches(rows))]
+names = {{F1: "F1Score", Auroc: "binary_auroc", AveragePrecision: "binary_average_precision"}}
+for own, name in names.items():
+    before, seen, done = used(), [0.0], threading.Event()
+
+    def watch():
+        while not done.wait(0.005):
+            seen[0] = max(seen[0], used() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    metric = own()
+    for scores, target in batches(rows):
+        metric.update(scores, target)
+    value = float(metric.compute())
+    done.set()
+    watcher.join()
+    if own is F1:
+        expected = float(torchmetrics.F1Score(task="multiclass", num_classes=1000, average="macro")(*whole))
+    else:
+        likely, reference = whole[0].softmax(1).T.contiguous(), getattr(functional, name)
+        found = [float(reference(likely[i], (whole[1] == i).long())) for i in range(1000)]
+        expected = sum(found) / len(found)
+    assert abs(value - expected) < (1e-6 if own is F1 else 1e-3), (name, value, expected)
+    assert seen[0] <= 200, (name, seen)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rows", [10_000, 100_000])
+def test_a_thousand_classes_in_bounded_memory(rows):
+    """The same as computed at once, in at most 200 MB."""
+    subprocess.run([sys.executable, "-c", BOUNDED.format(rows=rows)], check=True)
 
 
 def test_shapes_that_do_not_fit_are_explained():

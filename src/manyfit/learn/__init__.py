@@ -9,6 +9,7 @@
 | `models` | models as a builder returns them |
 | `torch`, `keras`, `estimator` | the built-in kinds |
 | `metrics`, `split_metrics`, `streaming_metrics` | metrics of a row, metrics of a whole split |
+| `score_histogram` | areas under curves from histograms of scores |
 | `rate_sweep`, `schedules` | a sweep over learning rates; schedules that torch does not have |
 | `step_log` | values that user code logs inside a step |
 | `row_outputs` | which outputs of a model have one entry per row |

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from manyfit.core.lazy import import_optional
+from manyfit.learn.score_histogram import ScoreHistogram, average_classes, to_odds
 
-MOST_SCORES: Final = 1 << 24
-"""The number of scores that are kept to compute a curve exactly; beyond, it is computed at thresholds."""
-THRESHOLDS: Final = 1000
+MOST_SCORES: Final = 1 << 22
+"""The number of scores that are kept to compute a curve exactly; beyond, it is computed from histograms."""
 AT_ONCE: Final = 1 << 18
 """The number of scores that are processed at once."""
 
@@ -131,7 +131,7 @@ class Recall(StreamingMetric):
 class CurveMetric(StreamingMetric):
     """A metric of a curve over all thresholds.
 
-    It is exact up to 16 million scores; beyond, the curve is evaluated at 1,000 thresholds.
+    It is exact up to four million scores. Beyond, scores are counted in bins of log-odds, 1/128 wide.
     """
 
     def __init__(self, average: Literal["macro", "weighted"] = "macro") -> None:
@@ -140,15 +140,18 @@ class CurveMetric(StreamingMetric):
         self._count = 0
         self._task = ("", 0)
         self._is_logit = False
+        self._histogram: ScoreHistogram | None = None
 
     def reset(self) -> None:
         """Forget all batches."""
         super().reset()
-        self._kept, self._count, self._is_logit = [], 0, False
+        self._kept, self._count, self._is_logit, self._histogram = [], 0, False, None
 
     def to(self, device: Any) -> Any:
         """Move to a device."""
         self._kept = [(scores.to(device), known.to(device)) for scores, known in self._kept]
+        if self._histogram is not None:
+            self._histogram = self._histogram.to(device)
         return super().to(device)
 
     def add(self, output: Tensor, target: Tensor) -> None:
@@ -156,25 +159,34 @@ class CurveMetric(StreamingMetric):
         task, classes, scores, known = read_task(output, target)
         self._task = (task, classes)
         scores = to_probabilities(scores.detach()) if task == "multiclass" else scores.detach()
-        if self._metric is not None:
-            self._metric.update(self._squash(scores), known)
-            return
         self._kept.append((scores, known))
         self._count += scores.numel()
         if self._count > MOST_SCORES:
-            self._is_logit = task != "multiclass" and any(is_outside(scores) for scores, _ in self._kept)
-            self._metric = self._build(task, classes, thresholds=THRESHOLDS).to(output.device)
-            kept, self._kept = self._kept, []
-            for scores, known in kept:
-                self._metric.update(self._squash(scores), known)
+            self._count_kept()
 
-    def _squash(self, scores: Tensor) -> Tensor:
-        return scores.sigmoid() if self._is_logit else scores
+    def _count_kept(self) -> None:
+        """Count what is kept in histograms, and forget it."""
+        kept, self._kept = self._kept, []
+        task, classes = self._task
+        if self._histogram is None:
+            self._is_logit = task != "multiclass" and any(is_outside(scores) for scores, _ in kept)
+            self._histogram = ScoreHistogram(classes, kept[0][0].device)
+        for scores, known in kept:
+            odds = to_odds(scores, self._is_logit)
+            if task == "multiclass":
+                odds, known = odds.movedim(1, -1).reshape(-1, classes), known.reshape(-1)
+                is_positive = torch.nn.functional.one_hot(known, classes).bool()
+            else:
+                odds, is_positive = odds.reshape(-1, classes), known.reshape(-1, classes).bool()
+            self._histogram.update(odds, is_positive)
 
     def compute(self) -> Tensor:
         """Return the value for all batches."""
         self.flush()
-        if self._metric is not None or not self._kept:
+        if self._histogram is not None:
+            self._count_kept()
+            return average_classes(*self.measure(self._histogram), self.average)
+        if not self._kept:
             return super().compute()
         scores, known = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
         metric = self._build(*self._task)
@@ -182,17 +194,29 @@ class CurveMetric(StreamingMetric):
         found: Tensor = metric.compute()
         return found
 
+    def measure(self, histogram: ScoreHistogram) -> tuple[Tensor, Tensor]:
+        """Return the area under the curve and the number of positive rows, by class."""
+        raise NotImplementedError
+
 
 class Auroc(CurveMetric):
     """The area under the ROC curve, averaged over classes."""
 
     name = "AUROC"
 
+    def measure(self, histogram: ScoreHistogram) -> tuple[Tensor, Tensor]:
+        """Return the area under the ROC curve."""
+        return histogram.measure_roc()
+
 
 class AveragePrecision(CurveMetric):
     """The average precision: the area under the precision-recall curve, averaged over classes."""
 
     name = "AveragePrecision"
+
+    def measure(self, histogram: ScoreHistogram) -> tuple[Tensor, Tensor]:
+        """Return the average precision."""
+        return histogram.measure_precision()
 
 
 def read_task(output: Tensor, target: Tensor) -> tuple[str, int, Tensor, Tensor]:
