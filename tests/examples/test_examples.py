@@ -31,6 +31,7 @@ SLOW = (
     "13_trainers",
     "14_wrapper",
     "15_specs",
+    "16_tasks",
 )
 """What other tests prove as well, in less time."""
 
@@ -50,7 +51,7 @@ def test_example(name, tmp_path):
 
 
 IGNORED = {"__pycache__", "checkpoints", "reports", "tensorboard", "metrics.jsonl", "provenance.json", "run.log",
-           "config.resolved.yaml", ".lock", "left-alone", "images", "exported", "metrics.csv"}  # fmt: skip
+           "config.resolved.yaml", ".lock", "left-alone", "exported", "metrics.csv"}  # fmt: skip
 
 FIGURES = {"vae": ("val_error", 0.03, -1), "dcgan": ("val_score", 5.0, 1)}
 """The metric of each run that shows that it has learned, and what it reaches: at most or at least."""
