@@ -205,7 +205,7 @@ class TestLog:
     @pytest.mark.parametrize(
         ("name", "value", "words"),
         [("loss", 1.0, "choose another"), ("accuracy", 1.0, "choose another"), ("a b", 1.0, "letters"),
-         ("a", torch.zeros(2, 2), "one number"), ("a", "text", "must be a number")],
+         ("a", torch.zeros(2, 2), "one number"), ("a", {"x": 1}, "must be a number")],
     )  # fmt: skip
     def test_mistakes_are_explained(self, name, value, words):
         target = StepLog({"accuracy": None})

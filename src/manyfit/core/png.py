@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
 
 def encode_png(rows: Sequence[bytes], width: int, is_color: bool) -> bytes:
     """Return an image as PNG: one byte per pixel for gray, three for color.
@@ -21,7 +23,7 @@ def encode_png(rows: Sequence[bytes], width: int, is_color: bool) -> bytes:
 
     head = struct.pack(">IIBBBBB", width, len(rows), 8, 2 if is_color else 0, 0, 0, 0)
     data = zlib.compress(b"".join(b"\0" + row for row in rows), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return SIGNATURE + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
 def read_size(png: bytes) -> tuple[int, int]:

@@ -185,8 +185,8 @@ class Learner(Protocol):
         """Return what the model of each run has logged in its hooks since the last call, by full name."""
         ...
 
-    def take_pictures(self) -> Sequence[Mapping[str, npt.NDArray[np.uint8]]]:
-        """Return the images of each run since the last call, by name: (height, width, channels)."""
+    def take_pictures(self) -> Sequence[Mapping[str, Any]]:
+        """Return the images, (height, width, channels), and texts of each run since the last call."""
         ...
 
     def stop_reasons(self) -> Sequence[str]:
@@ -335,7 +335,7 @@ class BaseLearner:
         """Return nothing: it has no hooks that log."""
         return [{} for _ in range(self.n)]
 
-    def take_pictures(self) -> Sequence[Mapping[str, npt.NDArray[np.uint8]]]:
+    def take_pictures(self) -> Sequence[Mapping[str, Any]]:
         """Return none: it makes no images."""
         return [{} for _ in range(self.n)]
 

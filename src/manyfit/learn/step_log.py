@@ -1,7 +1,8 @@
-"""Scalars that user code logs inside a step: `manyfit.log(name, value)`.
+"""What user code logs inside a step: `manyfit.log(name, value)`.
 
 The value of a step is the mean over its rows, also if its batch is split into parts. Learners average the
-steps between two rows of the log, as they do with the loss.
+steps between two rows of the log, as they do with the loss. Of images and texts, the last ones are kept in
+training, and those of the first batch in validation.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor
 
 from manyfit.core.errors import UsageError
+from manyfit.learn.pictures import make_grid
 
 PATTERN: Final = re.compile(r"[A-Za-z_][\w./-]*")
 TAKEN: Final = ("loss", "lr", "momentum")
 """Names that the log of a run uses itself."""
+SHOWN: Final = 16
+"""The number of images of a batch that are kept."""
 
 
 class StepLog:
@@ -31,6 +35,8 @@ class StepLog:
         self._rows: dict[str, int] = {}
         self.rows = 0
         """The number of rows of the current batch; 0 while a batch is being read."""
+        self.samples: dict[str, Any] = {}
+        """Images and texts, by name."""
 
     def __bool__(self) -> bool:
         return bool(self._sums)
@@ -46,7 +52,15 @@ class StepLog:
                 f"manyfit.log({name!r}, …) was called while data was read; values are logged by the model, "
                 "the loss or the training step"
             )
-        self.put(name, read_value(name, value, self.rows))
+        if is_sample(value):
+            self.samples[name] = read_sample(name, value)
+        else:
+            self.put(name, read_value(name, value, self.rows))
+
+    def take_samples(self) -> dict[str, Any]:
+        """Return the images, as grids, and the texts, and start again."""
+        found, self.samples = self.samples, {}
+        return {name: each if isinstance(each, str) else make_grid(each) for name, each in found.items()}
 
     def put(self, name: str, value: Tensor) -> None:
         """Add one number, for all rows of the current batch."""
@@ -76,6 +90,27 @@ def read_value(name: str, value: Any, rows: int) -> Tensor:
     return found.reshape(()) if found.numel() == 1 else found.mean()
 
 
+def is_sample(value: Any) -> bool:
+    """Return whether a value is a text, or an image, or several."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(each, str) for each in value)
+    return isinstance(value, str) or getattr(value, "ndim", 0) >= 3
+
+
+def read_sample(name: str, value: Any) -> Any:
+    """Return a text, or some images that do not change any more."""
+    if not re.fullmatch(r"[\w-]+", name):
+        raise UsageError(f"manyfit.log: images and texts are named by letters, digits, _ and -, not {name!r}")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return "\n".join(value)
+    few = value[:SHOWN] if value.ndim == 4 else value
+    found = few.detach().clone() if isinstance(few, Tensor) else few.copy()
+    make_grid(found[:1])  # raises an error for a shape that is not an image
+    return found
+
+
 _active: list[StepLog | None] = []
 
 
@@ -90,13 +125,21 @@ def logging_to(target: StepLog | None) -> Iterator[None]:
 
 
 @contextmanager
-def gather_logs(taken: Mapping[str, Any], rows: int) -> Iterator[dict[str, Tensor]]:
-    """Collect what user code logs for a batch of an evaluation; `taken` are the names of metrics."""
+def gather_logs(
+    taken: Mapping[str, Any], rows: int, beside: StepLog | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Collect what user code logs for a batch of an evaluation; `taken` are the names of metrics.
+
+    Images and texts of the first batch are put into the log `beside`.
+    """
     target, found = StepLog(taken), dict[str, Tensor]()
     target.rows = rows
     with logging_to(target):
         yield found
     found |= target.take()
+    if beside is not None:
+        for name, sample in target.samples.items():
+            beside.samples.setdefault(f"val_{name}", sample)
 
 
 def record_value(name: str, value: Tensor) -> None:
@@ -106,11 +149,12 @@ def record_value(name: str, value: Tensor) -> None:
 
 
 def log(name: str, value: Any) -> None:
-    """Log a number inside a training step, a forward pass or a loss.
+    """Log a number, images or a text inside a training step, a forward pass or a loss.
 
-    In training it appears in the log of the run as `train_<name>`, in validation as `val_<name>`: the mean
-    over the rows since the last entry, or over the rows of the split. A value is a number or a tensor, one
-    for the batch or one per row. Outside of a run, for example in a notebook, nothing happens.
+    A number appears in the log of the run as `train_<name>` in training, as `val_<name>` in validation: the
+    mean over the rows since the last entry, or over the rows of the split. It is a number or a tensor, one
+    for the batch or one per row. Images, (n, channels, height, width), and texts are written to the run
+    folder and to TensorBoard, whenever the run logs. Outside of a run, nothing happens.
 
     >>> manyfit.log("kl", kl.mean())    # doctest: +SKIP
     """

@@ -46,7 +46,7 @@ SESSION: Final[Mapping[str, type]] = {
 FAILURE: Final[Mapping[str, type]] = {"kind": str, "message": str, "step": int, "time": str}
 WRITTEN: Final = (
     ".lock", "config.resolved.yaml", "provenance.json", "metrics.jsonl", "metrics.csv", "checkpoints",
-    "exported", "exported-final", "exported-top", "reports", "tensorboard", "images",
+    "exported", "exported-final", "exported-top", "reports", "tensorboard", "images", "texts",
     "run.log", "failure.json", "track.json",
 )  # fmt: skip
 """Names that manyfit writes into a run folder. None of them may be a link."""
@@ -67,6 +67,11 @@ class RunFolder:
     def images(self) -> Path:
         """The images that training has made."""
         return self.path / "images"
+
+    @property
+    def texts(self) -> Path:
+        """The texts that training has made."""
+        return self.path / "texts"
 
     @property
     def name(self) -> str:

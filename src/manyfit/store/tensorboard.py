@@ -29,7 +29,7 @@ class TensorBoardMirror:
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer = EventFileWriter(str(folder))
-        self._images: set[Path] = set()
+        self._samples: set[Path] = set()
         self.write(committed)
 
     def write(self, events: Iterable[Event]) -> None:
@@ -50,21 +50,18 @@ class TensorBoardMirror:
 
         self._writer.add_event(Record(summary=summary))
 
-    def write_images(self, folder: Path) -> None:
-        """Mirror the images of a run that are not mirrored yet."""
+    def write_samples(self, images: Path, texts: Path) -> None:
+        """Mirror the images and texts of a run that are not mirrored yet."""
         from tensorboard.compat.proto.event_pb2 import Event as Record
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        for file in sorted(folder.glob("*/step-*.png")) if folder.is_dir() else ():
-            if file in self._images:
-                continue
-            self._images.add(file)
-            png = file.read_bytes()
-            width, height = read_size(png)
-            image = Summary.Image(encoded_image_string=png, width=width, height=height)
-            step = int(file.stem.removeprefix("step-"))
-            values = [Summary.Value(tag=file.parent.name, image=image)]
-            self._writer.add_event(Record(step=step, summary=Summary(value=values)))
+        for file in [*sorted(images.glob("*/step-*.png")), *sorted(texts.glob("*/step-*.txt"))]:
+            if file not in self._samples:
+                self._samples.add(file)
+                make = make_image if file.suffix == ".png" else make_text
+                value = make(file.parent.name, file.read_bytes())
+                step = int(file.stem.removeprefix("step-"))
+                self._writer.add_event(Record(step=step, summary=Summary(value=[value])))
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """Write one value."""
@@ -77,3 +74,29 @@ class TensorBoardMirror:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+
+def make_image(name: str, png: bytes) -> Any:
+    """Return an image as TensorBoard shows it."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    width, height = read_size(png)
+    image = Summary.Image(encoded_image_string=png, width=width, height=height)
+    return Summary.Value(tag=name, image=image)
+
+
+def make_text(name: str, text: bytes) -> Any:
+    """Return a text as TensorBoard shows it, line by line: it reads Markdown, so each line is set as code."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    shown = b"\n".join(b"    " + line for line in text.splitlines())
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    return Summary.Value(
+        tag=name,
+        metadata=SummaryMetadata(plugin_data=plugin),
+        tensor=TensorProto(dtype=DT_STRING, string_val=[shown], tensor_shape=shape),
+    )

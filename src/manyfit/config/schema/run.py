@@ -255,7 +255,7 @@ class Evaluate:
     worst: Annotated[int, Kind.NEUTRAL, Ge(0)] = 10
     parquet: Annotated[bool, Kind.NEUTRAL] = False
     figures: Annotated[bool, Kind.NEUTRAL] = False
-    """Draw a confusion matrix and calibration, or residuals, next to the report (extra `plots`)."""
+    """Draw a confusion matrix and calibration, residuals, or images, next to the report (extra `plots`)."""
     outputs: Annotated[Literal["full", "summary", "none"], Kind.NEUTRAL] = "summary"
     """Targets and predictions that are large arrays: store them beside the report, summarize them, or omit
     them."""

@@ -216,7 +216,7 @@ class OwnEvaluation:
     def _evaluate(self, batch: Batch, split: str) -> Any:
         learner, functions = self._learner, self._learner.functions
         moved, self._rows = to_device(batch, learner.objective.tensor), len(batch)
-        with learner.autocast(), gather_logs(learner.taken, len(batch)) as logged:
+        with learner.autocast(), gather_logs(learner.taken, len(batch), learner.step_log) as logged:
             is_scored = functions.has_val_step and self._is_complete(batch)
             returned = functions.val_step(moved, split) if is_scored else None
             outputs = None

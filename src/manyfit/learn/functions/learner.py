@@ -95,7 +95,7 @@ class FunctionLearner(TorchLearner):
             self.bench.is_from_start = True
         if self.update.frozen:
             self.update.thaw(self.step)
-        with logging_to(self._step_log):
+        with logging_to(self.step_log):
             if self.functions.span != "step":
                 self.own_epochs.train(batches, steps)
             else:
@@ -324,7 +324,7 @@ class FunctionLearner(TorchLearner):
     def take_pictures(self) -> Sequence[Mapping[str, Any]]:
         """Return the images that the functions have made since the last call."""
         found, self.bench.pictures = self.bench.pictures, {}
-        return [found]
+        return [{**super().take_pictures()[0], **found}]
 
     def stop_reasons(self) -> Sequence[str]:
         """Return why the user's loop has ended early, if it has."""

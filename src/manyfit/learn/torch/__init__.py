@@ -13,6 +13,7 @@
 | `train_step` | the arguments and the return value of a model's own `train_step` |
 | `update` | from gradients to new weights |
 | `loss_sums` | running sums of losses |
+| `description` | modules and devices in words |
 | `randomness` | the random generators that training uses, and their state |
 | `exports` | ONNX files and `torch.export` programs |
 """

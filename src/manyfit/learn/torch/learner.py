@@ -25,6 +25,7 @@ from manyfit.learn.metrics_by_run import Metrics
 from manyfit.learn.packing import pack, unpack
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.step_log import StepLog, gather_logs, logging_to
+from manyfit.learn.torch.description import count_parameters, describe_device
 from manyfit.learn.torch.heads import HeadsObjective
 from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.objective import TorchObjective
@@ -60,7 +61,7 @@ class TorchLearner(BaseLearner):
         heads = self.objective.heads if isinstance(self.objective, HeadsObjective) else {}
         self.taken: Mapping[str, Any] = {**self.metrics, **{f"loss_{head}": None for head in heads}}
         """The names of metrics and losses, which other values in the log cannot have."""
-        self._step_log = StepLog(self.taken)
+        self.step_log = StepLog(self.taken)
         self._found = self._find_state()
         self.update.watch(self._found.optimizers())
         self._cuda = cuda_generator(self.device)
@@ -76,7 +77,7 @@ class TorchLearner(BaseLearner):
         one = self._one_simple if self._simple else self._one
         if self.update.frozen:
             self.update.thaw(self.step)
-        with logging_to(self._step_log):
+        with logging_to(self.step_log):
             for _ in range(steps):
                 batch = self._next(batches)
                 self._count(batch, one(batch) if self.step else self._first(batch))
@@ -84,19 +85,19 @@ class TorchLearner(BaseLearner):
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """Return the next batch, with the random generators seeded for this step."""
         self._reseed()
-        self._step_log.rows = 0
+        self.step_log.rows = 0
         batch = next(batches, None)
         if batch is None:
             raise RunFailed(f"the data ended at step {self.step}; a source must continue from epoch to epoch")
-        self._step_log.rows = len(batch)
+        self.step_log.rows = len(batch)
         return batch
 
     def _count(self, batch: Batch, loss: Tensor | None, rates: Mapping[str, float] | None = None) -> None:
         """Count a step: its loss, the learning rates, schedules, averages and frozen parameters."""
         update = self.update
         losses = {"loss": loss} if loss is not None else {}
-        if self._step_log:
-            losses |= self._step_log.take()
+        if self.step_log:
+            losses |= self.step_log.take()
         self.add_losses(losses, len(batch))
         self._sums.rates = update.rates() if rates is None else rates
         self.step += 1
@@ -158,7 +159,7 @@ class TorchLearner(BaseLearner):
             self.update.zero()
             total: Tensor | None = None
             for part, share in self._parts(batch):
-                self._step_log.rows = len(part)
+                self.step_log.rows = len(part)
                 with self.autocast():
                     _, loss = self.objective(self.module, part)
                 if loss is not None:
@@ -247,7 +248,7 @@ class TorchLearner(BaseLearner):
             self._seed(self._measuring)  # for the source of the first batch
             for number, batch in enumerate(batches):
                 self._seed(self._measuring + number)
-                with self.autocast(), gather_logs(self.taken, len(batch)) as logged:
+                with self.autocast(), gather_logs(self.taken, len(batch), self.step_log) as logged:
                     output, losses, every = self.objective.rows(module, batch)
                 rows = {} if losses is None else {"loss": losses, **self.objective.named_losses()}
                 if losses is not None and losses.ndim:
@@ -263,16 +264,13 @@ class TorchLearner(BaseLearner):
 
     def describe(self) -> str:
         """Describe the module in a few words."""
-        counts = [(p.numel(), p.requires_grad) for p in self.module.parameters()]
-        trained = sum(count for count, is_trained in counts if is_trained)
-        total, name = sum(count for count, _ in counts), type(self.module).__name__
+        total, trained = count_parameters(self.module)
+        name = type(self.module).__name__
         return f"{name} with {total:,} parameters, {trained:,} trained, on {self.device}"
 
     def details(self) -> Iterator[str]:
         """Yield parameters, device, precision, optimizers and schedules."""
-        parameters = list(self.module.parameters())
-        trained = sum(p.numel() for p in parameters if p.requires_grad)
-        yield f"{sum(p.numel() for p in parameters)} parameters, {trained} of them trained"
+        yield "{} parameters, {} of them trained".format(*count_parameters(self.module))
         yield f"on {self.device}, in {self.precision}"
         for kind, found in (("optimizer", self.update.optimizers), ("schedule", self.update.schedulers)):
             for name, each in found.items():
@@ -280,10 +278,11 @@ class TorchLearner(BaseLearner):
 
     def hardware(self) -> str:
         """Return the device and the version of torch."""
-        if self.device.type == "cpu":
-            return "cpu"
-        name = f"{torch.cuda.get_device_name(self.device)}, " if self.device.type == "cuda" else ""
-        return f"{self.device} ({name}torch {torch.__version__})"
+        return describe_device(self.device)
+
+    def take_pictures(self) -> Sequence[Mapping[str, Any]]:
+        """Return the images and texts that were logged."""
+        return [self.step_log.take_samples()]
 
     @property
     def models(self) -> Sequence[Any]:

@@ -62,13 +62,13 @@ class TensorBoardCallback:
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Write what was committed since the last call."""
         for i, (member, mirror) in enumerate(zip(cohort.members, self._mirrors, strict=True)):
-            mirror.write_images(member.folder.images)
+            mirror.write_samples(member.folder.images, member.folder.texts)
             mirror.write(member.committed[self._written[i] :])
             self._written[i] = len(member.committed)
 
     def on_end(self, cohort: Cohort) -> None:
         """Write the remaining committed metrics, and close the files."""
         for i, (member, mirror) in enumerate(zip(cohort.members, self._mirrors, strict=True)):
-            mirror.write_images(member.folder.images)
+            mirror.write_samples(member.folder.images, member.folder.texts)
             mirror.write(member.committed[self._written[i] :])
             mirror.close()

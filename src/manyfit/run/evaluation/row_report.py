@@ -63,6 +63,8 @@ class Report:
     """The numbers of missing and of repeated rows, if a preprocessor drops or repeats rows."""
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Columns of large arrays, in full."""
+    first: tuple[Nested, Nested] | None = None
+    """All outputs and targets of the first batch."""
 
     def __len__(self) -> int:
         return len(self.columns["id"])
@@ -169,7 +171,9 @@ def evaluate_rows(
         log.warning("%r is undefined in %d of %d rows: its mean is over the others", name, count, len(rows))
     means = {name: summary_statistics.mean(values) for name, values in numbers.items()}
     arrays = {name: np.concatenate(found) for name, found in table.arrays.items() if alike(found)}
-    return Report(columns, means, table.classes, measured, table.usual(), undefined, failed, remade, arrays)
+    return Report(
+        columns, means, table.classes, measured, table.usual(), undefined, failed, remade, arrays, table.first
+    )
 
 
 def keys_of(
@@ -226,6 +230,7 @@ class ReportTable:
         self._evaluator = evaluator
         self._waiting: list[tuple[Nested, Nested]] = []
         self._bytes = 0
+        self.first: tuple[Nested, Nested] | None = None
 
     def add(self, outputs: Outputs, member: int) -> None:
         """Add the rows of a batch."""
@@ -235,6 +240,7 @@ class ReportTable:
         for name, values in outputs.rows.items():
             self.parts.setdefault(name, []).append(values[member])
         every = outputs.every(member)
+        self.first = self.first or every
         if self._waiting and shapes(self._waiting[0][0]) != shapes(every[0]):
             self.flush()  # the shape of the rows or the outputs have changed
         self._waiting.append(every)

@@ -11,6 +11,7 @@ from typing import Any
 from manyfit.config import Config
 from manyfit.config.identity import normal
 from manyfit.config.typed.artifacts import seal_model
+from manyfit.core.png import SIGNATURE
 from manyfit.core.signals import Watch
 from manyfit.core.state import State
 from manyfit.data import Batch, Order, Source
@@ -74,9 +75,9 @@ class Member:
         """Return the judge of its log, which has seen the committed rows."""
         return judge_events(self.config, self.committed)
 
-    def keep_picture(self, name: str, step: int, png: bytes) -> None:
-        """Write an image to its folder."""
-        write_picture(self.folder, name, step, png)
+    def keep_sample(self, name: str, step: int, data: bytes) -> None:
+        """Write an image or a text to its folder."""
+        write_sample(self.folder, name, step, data)
 
     @property
     def end_reason(self) -> str:
@@ -180,11 +181,12 @@ def locate_batch(step: int, steps_per_epoch: int, order: Order | None) -> dict[s
     return {**position, "path": path, "within": left if within < 0 else 0}
 
 
-def write_picture(run: RunFolder, name: str, step: int, png: bytes) -> None:
-    """Write an image to `images/<name>/step-<step>.png`."""
-    folder = run.images / name
+def write_sample(run: RunFolder, name: str, step: int, data: bytes) -> None:
+    """Write an image to `images/<name>/step-<step>.png`, or a text to `texts/<name>/step-<step>.txt`."""
+    is_image = data.startswith(SIGNATURE)
+    folder = (run.images if is_image else run.texts) / name
     folder.mkdir(parents=True, exist_ok=True)
-    durable.write_file(folder / f"step-{step:06d}.png", png)
+    durable.write_file(folder / f"step-{step:06d}{'.png' if is_image else '.txt'}", data)
 
 
 def describe_model(config: Config) -> dict[str, Any]:

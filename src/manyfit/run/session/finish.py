@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 from manyfit.config import Config
 from manyfit.core.errors import FolderError
 from manyfit.core.json_numbers import as_json_tree, to_json
 from manyfit.core.lazy import call_later
 from manyfit.core.signals import Watch
+from manyfit.data import once
+from manyfit.data.randomness import own_randomness
 from manyfit.run.build.builder import Built
 from manyfit.run.build.user_code import evaluation_only, hash_imported, hash_main_classes
 from manyfit.run.evaluation.export import export_best, export_others
@@ -116,11 +119,22 @@ def write_report(
         call_later(
             "manyfit.report.row_figures.write_row_figure", report.columns, run.reports / f"{split}.png"
         )
+        draw_images(report, built, split, run.reports / f"{split}.images.png")
     if report.failed:
         first, text = next(iter(report.failed.items()))
         log.error("%d rows of the %s split failed, such as %s: %s", len(report.failed), split, first, text)
     log.info("evaluated %d rows of the %s split", len(report), split)
     return report
+
+
+def draw_images(report: Report, built: Built, split: str, file: Path) -> None:
+    """Draw inputs, targets and outputs of the first rows if the outputs are images."""
+    source = built.split(split)
+    if report.first is None or source is None:
+        return
+    batches = once(source, built.evaluation_batch_size)
+    with own_randomness():
+        call_later("manyfit.report.image_grid.write_image_grid", batches, *report.first, file)
 
 
 def report_of(

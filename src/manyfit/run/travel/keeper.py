@@ -11,7 +11,7 @@ from manyfit.config import Config, patch
 from manyfit.core.errors import RunFailed
 from manyfit.core.files import check_file
 from manyfit.core.redaction import redact
-from manyfit.run.loop.cohort import judge_events, keep_of, write_picture
+from manyfit.run.loop.cohort import judge_events, keep_of, write_sample
 from manyfit.run.session import resume_check
 from manyfit.run.session.finish import write_summary
 from manyfit.run.session.session import Reached, record_config, resumable
@@ -116,8 +116,8 @@ class Keeper:
             self._begin(parcel.facts)
         if parcel.messages:
             self._append_messages(parcel.messages)
-        for name, step, png in parcel.pictures:
-            write_picture(self.run, name, step, png)
+        for name, step, data in parcel.pictures:
+            write_sample(self.run, name, step, data)
         if parcel.states:
             self._log.extend(parcel.events)
             self.events += parcel.events

@@ -226,9 +226,9 @@ class _Visitor(Member):
         known = self.luggage.judge if self.luggage is not None else None
         return known or judge_events(self.config, ())
 
-    def keep_picture(self, name: str, step: int, png: bytes) -> None:
-        """Keep an image in memory."""
-        self.pictures.append((name, step, png))
+    def keep_sample(self, name: str, step: int, data: bytes) -> None:
+        """Keep an image or a text in memory."""
+        self.pictures.append((name, step, data))
 
     def is_over(self, built: Built) -> bool:
         """Return whether nothing is left to train."""

@@ -1,0 +1,122 @@
+"""Images and texts: those that the model logs, and those of a report."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.run.cut import resumes
+
+import manyfit
+from manyfit.core.errors import ManyfitError, UsageError
+from manyfit.data import Batch
+from manyfit.learn.step_log import StepLog
+from manyfit.report.image_grid import read_images, write_image_grid
+from manyfit.store.folder import RunFolder
+
+MODEL = """
+import manyfit
+from torch import nn
+
+
+class Talks(nn.Module):
+    def __init__(self, name: str = "seen"):
+        super().__init__()
+        self.layer, self.name = nn.Linear(64, 10), name
+
+    def forward(self, x):
+        out = self.layer(x)
+        manyfit.log(self.name, x.view(-1, 1, 8, 8).sigmoid())
+        manyfit.log("words", [f"row {i}: {value:.3f}" for i, value in enumerate(out[:2, 0].tolist())])
+        return out
+"""
+
+
+@pytest.fixture
+def talking(project):
+    project.write("src/talks.py", MODEL)
+    return {**project.changed(), "model": {"class": "talks.Talks"}}
+
+
+def samples(folder):
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for name in ("images", "texts")
+        for file in sorted((folder / name).rglob("step-*"))
+    }
+
+
+def test_images_and_texts_are_in_the_run_and_in_tensorboard(project, talking):
+    result = manyfit.train(talking, folder="runs/b", callbacks=None)
+    run = RunFolder(result.folder)
+    found = samples(run.path)
+    step = f"step-{result.step:06d}"
+    assert {f"images/{n}/{step}.png" for n in ("seen", "val_seen")} <= set(found)
+    assert found[f"texts/val_words/{step}.txt"].decode().startswith("row 0: ")
+    board = EventAccumulator(str(run.tensorboard), size_guidance={"images": 0, "tensors": 0}).Reload()
+    assert {"seen", "val_seen"} <= set(board.Tags()["images"])
+    shown = board.Images("seen")
+    assert [f"images/seen/step-{image.step:06d}.png" in found for image in shown] == [True] * len(shown) != []
+    (first, *_) = board.Tensors("words")
+    text = first.tensor_proto.string_val[0].decode()
+    assert text == "\n".join(
+        f"    {line}" for line in found[f"texts/words/step-{first.step:06d}.txt"].decode().splitlines()
+    )
+    with Image.open(run.images / "seen" / f"{step}.png") as image:
+        assert image.size == (4 * 8 + 5, 4 * 8 + 5)  # 16 images
+
+
+def test_a_resumed_run_has_the_same_samples(project, talking):
+    resumes(project, talking, 6)
+    whole, parts = (samples(project.root / "runs" / name) for name in ("whole", "parts"))
+    assert whole and all(parts[name] == data for name, data in whole.items())
+
+
+def test_what_cannot_be_shown_is_explained(project, talking):
+    log = StepLog()
+    log.rows = 2
+    with pytest.raises(UsageError, match="images must have shape"):
+        log.add("maps", np.zeros((2, 5, 8, 8)))
+    with pytest.raises(UsageError, match="named by letters"):
+        log.add("a/b", "text")
+    talking["model"]["name"] = "a b"
+    with pytest.raises(ManyfitError, match="a name consists of"):
+        manyfit.train(talking, folder="runs/c", callbacks=[])
+
+
+def test_images_of_a_report_are_side_by_side(tmp_path):
+    dice = np.random.RandomState(0)
+    inputs = dice.rand(12, 3, 16, 16).astype(np.float32)
+    scores, classes = dice.randn(12, 5, 16, 16), dice.randint(0, 5, (12, 16, 16))
+
+    def write(output, target, name):
+        batches = iter([Batch(inputs, None, np.arange(12))])
+        return write_image_grid(batches, output, target, tmp_path / name)
+
+    assert write(scores, classes, "classes.png")
+    with Image.open(tmp_path / "classes.png") as image:
+        assert image.size == (3 * 64 + 4, 8 * 64 + 9)
+        pixels = np.asarray(image)
+    part = scores[0].argmax(0)
+    shown = pixels[1:65:4, 131:195:4, 0] / 255 * 4
+    assert np.abs(shown - part).max() < 0.02
+    assert write({"mask": dice.rand(12, 1, 8, 8), "kind": dice.randn(12, 4)}, None, "dict.png")
+    assert not write(dice.randn(12, 10), np.arange(12), "none.png")
+    assert not (tmp_path / "none.png").exists()
+    assert read_images(np.full((2, 1, 8, 8), 300.0)).max() <= 1
+
+
+def test_a_run_draws_them(project):
+    project.write(
+        "src/decoder.py",
+        "from torch import nn\n\n\nclass Decoder(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Linear(64, 64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8)))\n\n"
+        "    def forward(self, x):\n        found = super().forward(x)\n"
+        "        return found, (found.flatten(1) - x).square().mean(1)\n",
+    )
+    tree = {**project.changed(train__loss=None, train__metrics=[]), "model": {"class": "decoder.Decoder"}}
+    run = RunFolder(
+        manyfit.train({**tree, "evaluate": {"figures": True}}, folder="runs/d", callbacks=[]).folder
+    )
+    assert (run.reports / "test.images.png").exists()
