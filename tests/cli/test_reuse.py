@@ -238,6 +238,7 @@ def test_check_finds_what_would_go_wrong(finished, cli):
     assert not (finished.root / "runs/deaf/run.log").exists()
 
 
+@pytest.mark.soak
 def test_check_resume_proves_it(finished, cli):
     answer = cli("check", "--resume", "runs/a")
     assert answer.code == 0

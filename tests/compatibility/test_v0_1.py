@@ -53,7 +53,9 @@ def test_all_is_listed(old, cli):
     assert states == {**dict.fromkeys(KINDS, "finished"), "interrupted": "unfinished"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.soak) if k == "keras" else k for k in KINDS]
+)
 def test_a_finished_run_is_shown_and_not_trained_again(old, cli, kind):
     need(kind)
     folder = old / "runs" / kind

@@ -13,7 +13,10 @@ PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```console" in 
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
-SLOW = ("resuming", "variants", "configuration", "experiments", "shards", "five-components")
+SLOW = (
+    "resuming", "variants", "configuration", "experiments", "shards", "five-components", "training",
+    "trainers", "files",
+)  # fmt: skip
 """What other tests prove as well, in less time."""
 
 

@@ -59,10 +59,7 @@ FIGURES = {"vae": ("val_error", 0.03, -1), "dcgan": ("val_score", 5.0, 1)}
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [
-        ("vae", 0),
-        *(pytest.param(name, seed, marks=pytest.mark.soak) for name in FIGURES for seed in (1, 2, 3)),
-    ],
+    [pytest.param(name, seed, marks=pytest.mark.soak) for name in FIGURES for seed in (0, 1, 2, 3)],
 )
 def test_generative_models_learn(name, seed, tmp_path, monkeypatch):
     """A reconstruction error far below that of the mean image; samples that a classifier takes for digits."""

@@ -95,7 +95,9 @@ def test_it_prints_what_the_guide_prints(guide):
 
 
 @pytest.mark.parametrize(
-    "style", ["TF", pytest.param("", marks=pytest.mark.soak)], ids=["tf.data", "generator"]
+    "style",
+    [pytest.param(style, marks=pytest.mark.soak) for style in ("TF", "")],
+    ids=["tf.data", "generator"],
 )
 def test_its_config_trains_exports_evaluates_and_reports(guide, style):
     place, _ = guide

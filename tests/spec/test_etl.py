@@ -334,6 +334,7 @@ class Drawing(ETLSpec):
         return np.array([random.random(), np.random.random(), float(torch.rand(()))]), None
 
 
+@pytest.mark.soak
 def test_random_numbers_do_not_depend_on_the_number_of_workers(tmp_path):
     table = read_table("train", str(write_csv(tmp_path / "t.csv", 300)))
     found = []

@@ -121,8 +121,13 @@ def run_notebook(place):
     return check(place, "".join(outputs))
 
 
-def test_a_killed_script_and_a_notebook_have_the_same_results(place, cli, monkeypatch):
+@pytest.mark.soak
+def test_a_killed_script_and_a_notebook_have_the_same_results(place):
     kill(place, seed=3, kills=1, whole=run_notebook)
+
+
+def test_an_experiment_in_a_notebook(place, cli, monkeypatch):
+    run_notebook(place)
     monkeypatch.chdir(place)
     assert "finished" in cli("status", "models/study").out
     facts = json.loads(cli("status", "models/study", "--json").out)

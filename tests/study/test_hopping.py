@@ -135,6 +135,7 @@ class Rare(nn.Module):
 """
 
 
+@pytest.mark.soak
 def test_stoppers_and_early_stopping_decide_as_without_hops(hopping):
     lab = hopping(3, on="processes", workers=2)
     tree = lab.project.changed(data__shards=3, train__epochs=6)

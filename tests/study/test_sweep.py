@@ -92,6 +92,7 @@ class Lottery:
 """
 
 
+@pytest.mark.soak
 def test_what_samplers_and_stoppers_draw_at_random_follows_from_the_seed_of_the_study(lab):
     lab.project.write("src/dice.py", DICE)
     lab.write(

@@ -134,7 +134,7 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @command.command("convert", cls=Verb)
 @click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("target", type=click.Path(path_type=Path))
 @click.option(
     "--kind", type=click.Choice(["images", "csv", "text", "arrays", "hdf5"]), help="Kind of SOURCE."
 )
@@ -160,6 +160,8 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
     "--no-header", is_flag=True, help="The first row of a CSV file is data; its columns are c0, c1 …"
 )
 @click.option("--names", metavar="A,B…", help="Column names of a CSV file without a header.")
+@click.option("--size", type=click.IntRange(1), metavar="N", help="Scale images to N × N pixels (HDF5).")
+@click.option("--channels", type=click.Choice(["1", "3", "4"]), default="3", help="Of images (HDF5).")
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @json_option
 def convert_command(
@@ -176,10 +178,12 @@ def convert_command(
     min_count: int | None,
     no_header: bool,
     names: str | None,
+    size: int | None,
+    channels: str,
     force: bool,
     json_: bool,
 ) -> None:
-    """Convert SOURCE to TFRecord files in the folder TARGET, and index them.
+    """Convert SOURCE to TFRecord files in the folder TARGET, and index them; or images to one HDF5 file.
 
     SOURCE is a folder with one subfolder of images per class, a CSV file, a text file with one document per
     line, arrays (.npz, .npy) or an HDF5 file. At the end, the lines for a config are printed.
@@ -187,11 +191,17 @@ def convert_command(
     \b
     manyfit data convert pictures data --shards 8
     manyfit data convert reviews.csv data --column text --words 20000
+    manyfit data convert pictures pictures.h5 --size 64
     """
     import os
 
     from manyfit.data.tfrecord import convert as converting
 
+    if target.suffix.lower() in (".h5", ".hdf5"):
+        convert_images(source, target, size, int(channels), force, json_)
+        return
+    if target.is_file():
+        raise click.UsageError(f"{target} is a file, but TFRecord files are written to a folder")
     if not prefix.isidentifier():
         raise click.UsageError(f"--prefix: {prefix!r} is not a name such as train")
     called = [name.strip() for name in names.split(",")] if names is not None else [] if no_header else None
@@ -213,6 +223,23 @@ def convert_command(
 
         say(f"{len(table.classes):>10,} classes  {listing(table.classes)}")
     say(f"\nTo read them:\n\nfile_patterns: {target}/{prefix}-*\n{converting.as_yaml(table.features())}")
+
+
+def convert_images(
+    source: Path, target: Path, size: int | None, channels: int, force: bool, json_: bool
+) -> None:
+    """Convert a folder of images to an HDF5 file."""
+    from manyfit.data.files.image_archive import write_image_archive
+
+    with steps("converting") as moved:
+        found = write_image_archive(source, target, size, channels, force, moved)
+    if json_:
+        print_json({"file": str(target), "images": found})
+        return
+    for name, count in found.items():
+        say(f"{count:>10,} images  {target}{'' if name == 'all' else f':{name}'}")
+    columns = "inputs: image, target: target, id: id"
+    say(f"\nTo read them:\n\ndata: {{class: manyfit.data.Hdf5, file: {target}, {columns}}}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`manyfit study`: stop, resume, clone, add, export, share."""
+"""`manyfit study`: stop, resume, compare, effects, clone, add, export, share."""
 
 from __future__ import annotations
 
@@ -63,6 +63,25 @@ def compare_command(study: Path, points: tuple[str, ...], json_: bool) -> None:
     table(body, header)
     for each in compared:
         say(f"\npoint {each.point.number} against point {each.reference.number}: {each.paired.verdict}")
+
+
+@command.command(cls=Verb)
+@study_argument
+@click.option("-m", "--metric", "metrics", multiple=True, help="This metric only; may be repeated.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a .png, .svg or .pdf file.")
+@json_option
+def effects(study: Path, metrics: tuple[str, ...], output: Path | None, json_: bool) -> None:
+    """Show every hyperparameter against every metric: regressions of numbers, distributions by category."""
+    from manyfit.report.effects import find_effects
+    from manyfit.study.result import read_study
+
+    found = find_effects(read_study(study), metrics)
+    if json_:
+        print_json([dict(zip(found.header, row, strict=True)) for row in found.cells()])
+    elif output is not None:
+        say(str(found.save(output)))
+    else:
+        table(found.cells(), found.header)
 
 
 @command.command(cls=OverrideVerb)

@@ -27,6 +27,8 @@ class Series:
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    is_dots: bool = False
+    """Whether its values are not connected."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,10 @@ def draw_figure(charts: Sequence[Chart]) -> Any:
     figure = figures.Figure(figsize=(8, 3.4 * len(charts)), layout="constrained")
     for axes, chart in zip(figure.subplots(len(charts), squeeze=False)[:, 0], charts, strict=True):
         for each in chart.series:
-            (line,) = axes.plot(each.x, each.y, label=each.name, marker="o" if len(each.x) < 3 else None)
+            marker = "o" if len(each.x) < 3 or each.is_dots else None
+            (line,) = axes.plot(
+                each.x, each.y, label=each.name, marker=marker, linestyle="" if each.is_dots else "-"
+            )
             if each.low is not None and each.high is not None:
                 axes.fill_between(each.x, each.low, each.high, alpha=0.2, color=line.get_color(), linewidth=0)
         for mark in chart.marks:

@@ -163,7 +163,7 @@ def study_chart(study: Study) -> list[Chart]:
     charts = [
         Chart(
             f"{study.folder.name}: {study.metric}", "point", study.metric,
-            [Series("value", x, [value for _, value in known]), Series("best so far", x, best)],
+            [Series("value", x, [value for _, value in known], is_dots=True), Series("best so far", x, best)],
         )
     ]  # fmt: skip
     return [*charts, *draw_history([study.folder], [study.metric])]

@@ -90,6 +90,10 @@ class Study:
         """Draw the value of every point, and the curves of the best points; a notebook shows the figure."""
         return call_later("manyfit.report.curves.plot_study", self)
 
+    def plot_effects(self, *metrics: str) -> Any:
+        """Draw every hyperparameter against every metric; a notebook shows the figure."""
+        return call_later("manyfit.report.effects.find_effects", self, metrics)
+
     def _repr_html_(self) -> str:
         return str(call_later("manyfit.report.leaderboard.as_html", self))
 

@@ -22,6 +22,8 @@ from manyfit.data.source import Split
 from manyfit.data.splitting import RowNumbers
 
 SAMPLED = 64
+DIVISOR = "divisor"
+"""The attribute of a column by which its numbers are divided when they are read: 255 for images of bytes."""
 
 
 class Hdf5Reader:
@@ -34,6 +36,7 @@ class Hdf5Reader:
         self.is_single = is_single
         self._opened: tuple[int, Any] | None = None
         self._columns: tuple[Any, dict[str, Any]] | None = None
+        self._divisors: dict[str, float | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None, "_columns": None}
@@ -59,6 +62,11 @@ class Hdf5Reader:
             known[name] = handle[name]  # looking it up takes as long as reading some rows
         return known[name]
 
+    def _divisor(self, name: str) -> float | None:
+        if name not in self._divisors:
+            self._divisors[name] = self.column(name).attrs.get(DIVISOR)
+        return self._divisors[name]
+
     def __len__(self) -> int:
         return len(self.handle[self.inputs[0]])
 
@@ -71,6 +79,8 @@ class Hdf5Reader:
             column = self.column(name)
             first, last = int(wanted[0]), int(wanted[-1]) + 1
             found = column[first:last] if last - first == len(wanted) else column[wanted]
+            if (divisor := self._divisor(name)) is not None:
+                found = found.astype(np.float32) / np.float32(divisor)
             return found if is_sorted else found[inverse]
 
         found = {name: take(name) for name in self.inputs}
@@ -94,7 +104,8 @@ class Hdf5:
     data: {class: manyfit.data.Hdf5, file: data/images.h5, inputs: image, target: label}
 
     If the file has the groups `train`, `validation` and `test`, these are the splits; otherwise, rows are
-    divided. Several inputs are passed to the model by name.
+    divided. Several inputs are passed to the model by name. `manyfit data convert` writes folders of images
+    to such a file, as the columns `image`, `target` and `id`.
     """
 
     def __init__(

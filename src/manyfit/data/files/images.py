@@ -125,11 +125,11 @@ class ImageFolder:
 
     def source(self, split: Split) -> DatasetSource | None:
         """Return the images of one split."""
-        root = self._splits.get(split)
-        if self._splits and root is None:
+        root = self.splits.get(split)
+        if self.splits and root is None:
             return None
-        files, labels = self._list(root or self.folder)
-        if not self._splits:
+        files, labels = self.list_files(root or self.folder)
+        if not self.splits:
             ids = [file.relative_to(self.folder).as_posix() for file in files]
             rows = self.held_out.divide(ids, labels)[split]
             files, labels = [files[row] for row in rows], [labels[row] for row in rows]
@@ -157,7 +157,8 @@ class ImageFolder:
         }
 
     @cached_property
-    def _splits(self) -> dict[str, Path]:
+    def splits(self) -> dict[str, Path]:
+        """The folders of the splits; empty if the images are divided."""
         if not self.folder.is_dir():
             raise UsageError(f"there is no folder {self.folder}")
         places = {
@@ -168,13 +169,14 @@ class ImageFolder:
 
     @cached_property
     def _classes(self) -> list[str]:
-        root = self._splits.get("train", self.folder)
+        root = self.splits.get("train", self.folder)
         found = sorted(e.name for e in root.iterdir() if e.is_dir() and e.name[0] not in "._")
         if not found:
             raise UsageError(f"{root} has no folders of images, one for each class")
         return found
 
-    def _list(self, root: Path) -> tuple[list[Path], list[int]]:
+    def list_files(self, root: Path) -> tuple[list[Path], list[int]]:
+        """Return the images below a folder, class by class, and their classes."""
         unknown = [
             e.name
             for e in root.iterdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from manyfit.core.names import pluralize as times
 from manyfit.core.redaction import redact
+from manyfit.core.smoothing import MovingAverage
 from manyfit.core.text import printable, printable_line
 from manyfit.data import Batch
 from manyfit.run.loop.cohort import Cohort
@@ -19,8 +21,30 @@ if TYPE_CHECKING:
 
 OFTEN: Final = 5.0
 """Minimum number of seconds between lines within an epoch."""
+WEIGHT: Final = 0.9
+"""The weight of the past in a moving average."""
 MOMENT: Final = 1.0
 """Seconds before an evaluation shows a bar."""
+
+
+class Averages:
+    """Moving averages of the training losses of runs that log more often than once per epoch."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self._within = False
+        self._found: dict[str, MovingAverage] = {}
+        for member in cohort.members:
+            average = self._found[member.folder.name] = MovingAverage(WEIGHT)
+            for event in member.committed:
+                average.add(event.values.get("train_loss", math.nan))
+
+    def show(self, name: str, boundary: Boundary, row: Mapping[str, float]) -> str:
+        """Add a row of a run and return its average in words; empty if each row is that of an epoch."""
+        if "train_loss" not in row:
+            return ""
+        self._within = self._within or not boundary.ends_epoch
+        average = self._found.setdefault(name, MovingAverage(WEIGHT)).add(row["train_loss"])
+        return f"  (moving average of train_loss: {average:.4g})" if self._within else ""
 
 
 class PlainProgress:
@@ -34,6 +58,7 @@ class PlainProgress:
 
     def on_start(self, cohort: Cohort) -> None:
         """Print what is trained."""
+        self._averages = Averages(cohort)
         names = ", ".join(member.folder.name for member in cohort.members)
         where = f" from step {cohort.step}" if cohort.step else ""
         epochs = times(cohort.plan.epochs, "epoch")
@@ -42,16 +67,20 @@ class PlainProgress:
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Print the latest metrics."""
         is_news = boundary.ends_epoch or boundary.validate or time.monotonic() - self._said > OFTEN
+        pairs = list(zip(cohort.members, rows, strict=False))
+        averages = [self._averages.show(member.folder.name, boundary, row) for member, row in pairs]
         if not rows or not is_news:
-            for member, row in zip(cohort.members, rows, strict=False):
+            for member, row in pairs:
                 self._latest.setdefault(member.folder.name, {}).update(row)
             return
         self._said = time.monotonic()
-        for member, row in zip(cohort.members, rows, strict=False):
+        for (member, row), average in zip(pairs, averages, strict=True):
             name = f"{member.folder.name} " if len(cohort.members) > 1 else ""
             latest = self._latest.setdefault(member.folder.name, {})
             latest |= row
-            self.line(f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {format_values(latest)}")
+            self.line(
+                f"{name}epoch {boundary.epoch:.4g}/{cohort.plan.epochs}  {format_values(latest)}{average}"
+            )
 
     def on_end(self, cohort: Cohort) -> None:
         """Do nothing."""
@@ -75,6 +104,7 @@ class BarProgress:
 
     def on_start(self, cohort: Cohort) -> None:
         """Draw the bar."""
+        self._averages = Averages(cohort)
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._bar = Progress(
@@ -99,7 +129,10 @@ class BarProgress:
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Update the bar."""
-        shown = {"values": printable_line(format_values(rows[0]))} if rows else {}
+        shown = {}
+        if rows:
+            average = self._averages.show(cohort.members[0].folder.name, boundary, rows[0])
+            shown = {"values": printable_line(format_values(rows[0]) + average)}
         self._bar.update(
             self._task, completed=boundary.step, epoch=f"{boundary.epoch:.3g}/{cohort.plan.epochs}", **shown
         )
