@@ -135,6 +135,11 @@ def test_completion_knows_verbs_and_runs(project):
 
     assert "plain,train" in complete("manyfit tr")
     assert "runs/a" in complete("manyfit train runs/")
+    found = complete("manyfit train runs/a train.opt")
+    assert "train.optimizer" in found and "train.epochs" not in found
+    assert "plain,train.optimizer.lr=" in complete("manyfit train runs/a train.optimizer.l")
+    assert "plain,train." in complete("manyfit train runs/a tr")
+    assert "plain,model.hidden=" in complete("manyfit train runs/a seed=3 model.h")
 
 
 def test_an_unknown_verb_is_guessed(cli):

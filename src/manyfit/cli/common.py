@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from manyfit.cli import LOG_LEVELS
 from manyfit.cli.output import say
 from manyfit.core.dialect_table import ENTRIES, Option
-from manyfit.core.errors import RunFailed
+from manyfit.core.errors import ManyfitError, RunFailed
 from manyfit.core.json_numbers import as_json_tree
 from manyfit.core.redaction import redact_nested
 from manyfit.core.text import printable_line
@@ -83,6 +84,26 @@ class OverrideVerb(Verb):
         """Extract the overrides and let click parse the rest."""
         ctx.meta["overrides"], rest = split_overrides(args)
         return super().parse_args(ctx, rest)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete options, and the keys of the run or study that is named."""
+        place = ctx.params.get("run") or ctx.params.get("study")
+        keys = complete_keys(Path(place), incomplete) if place is not None and incomplete[:1] != "-" else []
+        return [*super().shell_complete(ctx, incomplete), *keys]
+
+
+def complete_keys(place: Path, incomplete: str) -> list[CompletionItem]:
+    """Return the keys of a config that begin as given, up to the next dot: `train.`, `train.epochs=`."""
+    from manyfit.config.study.keys import list_keys_of
+
+    depth = incomplete.count(".") + 1
+    try:
+        keys = list_keys_of(place)
+    except ManyfitError:
+        return []  # the command will say what is wrong
+    found = [key.split(".") for key in keys if key.startswith(incomplete)]
+    shown = {".".join(key[:depth]) + ("." if len(key) > depth else "=") for key in found}
+    return [CompletionItem(text) for text in sorted(shown)]
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[Any], list[str]]:
@@ -281,8 +302,16 @@ def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     """Complete the names of run folders."""
     from manyfit.config.dialects.table import config_names
 
-    found = [str(config.parent) for config in Path().glob("runs/*/config.yaml")] + config_names()
+    places = [*Path().glob("runs/*/config.yaml"), *Path().glob("runs/*/*/config.yaml")]
+    if incomplete.startswith("studies/"):
+        places += [*Path().glob("studies/*/best/config.yaml"), *Path().glob("studies/*/trials/*/config.yaml")]
+    found = [str(config.parent) for config in places] + config_names()
     return sorted(name for name in found if name.startswith(incomplete))
+
+
+def complete_place(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the names of run folders and study folders."""
+    return [*complete_run(ctx, param, incomplete), *complete_study(ctx, param, incomplete)]
 
 
 def json_option(function: F) -> F:

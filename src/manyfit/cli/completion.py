@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from manyfit.cli.common import Verb
 from manyfit.cli.output import say
+
+NO_SPACE: Final = {
+    "bash": ("    return 0\n", "    [[ ${COMPREPLY[0]} == *[=.] ]] && compopt -o nospace\n    return 0\n"),
+    "zsh": (
+        "compadd -U -V unsorted -a completions",
+        '[[ "${completions[1]}" == *[=.] ]] && compadd -S "" -U -V unsorted -a completions'
+        " || compadd -U -V unsorted -a completions",
+    ),
+}
+"""By shell: what is replaced in the script of click, so that no space follows `KEY=`."""
 
 
 @click.command(cls=Verb)
@@ -24,4 +36,6 @@ def command(shell: str) -> None:
 
     completer = get_completion_class(shell)
     assert completer is not None
-    say(completer(cli, {}, "manyfit", "_MANYFIT_COMPLETE").source())
+    text = completer(cli, {}, "manyfit", "_MANYFIT_COMPLETE").source()
+    before, after = NO_SPACE.get(shell, ("", ""))
+    say(text.replace(before, after) if before else text)

@@ -131,19 +131,23 @@ def diff_command(before: Path, after: Path, trust: bool, json_: bool) -> None:
 @command.command("schema", cls=Verb)
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to a file.")
+@click.option("--study", is_flag=True, help="The schema of study.yaml; RUN is its base.")
 @trust_option
-def schema_command(run: Path | None, output: Path | None, trust: bool) -> None:
-    """Print a JSON Schema for configs, for completion in editors.
+def schema_command(run: Path | None, output: Path | None, study: bool, trust: bool) -> None:
+    """Print a JSON Schema for configs, or for study.yaml, for completion in editors.
 
-    With RUN, the schema includes the parameters of the classes that it names. In an editor that uses the
-    YAML language server, put `# yaml-language-server: $schema=config.schema.json` on the first line.
+    With RUN, the schema includes the parameters of the classes that it names, or the keys of a search space.
+    In an editor that uses the YAML language server, put
+    `# yaml-language-server: $schema=config.schema.json` on the first line.
     """
     import json
 
     from manyfit.config import load_config
     from manyfit.config.json_schema import json_schema
+    from manyfit.config.study.study_schema import study_schema
 
-    text = json.dumps(json_schema(load_config(run, trust=trust) if run else None), indent=2)
+    found = load_config(run, trust=trust) if run else None
+    text = json.dumps((study_schema if study else json_schema)(found), indent=2)
     if output is None:
         say(text)
     elif not output.parent.is_dir():

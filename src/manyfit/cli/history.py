@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from manyfit.cli.common import Verb, complete_run, json_option, print_json
+from manyfit.cli.common import Verb, complete_place, json_option, print_json
 from manyfit.cli.output import say
 
 
 @click.command(cls=Verb)
 @click.argument(
     "places", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN|STUDY...",
-    shell_complete=complete_run,
+    shell_complete=complete_place,
 )  # fmt: skip
 @click.option("-m", "--metric", "metrics", multiple=True, help="Draw this metric; may be repeated.")
 @click.option("--by", type=click.Choice(["step", "epoch", "time"]), default="step", show_default=True)

@@ -12,6 +12,8 @@ from manyfit.config.typed.component import Component
 from manyfit.config.typed.roles import is_record
 from manyfit.config.typed.signatures import signature_of
 
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
 
 def json_schema(config: Config | None = None) -> dict[str, Any]:
     """Return the JSON Schema, with the parameters of built-ins and of the classes that `config` names."""
@@ -35,7 +37,7 @@ def json_schema(config: Config | None = None) -> dict[str, Any]:
     schema["if"] = {"not": {"required": ["extend"]}}
     schema["then"] = {"required": required}
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$schema": DRAFT,
         "title": "manyfit run config",
         **schema,
     }

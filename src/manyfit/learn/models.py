@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from manyfit.config import Component
 from manyfit.core.errors import ComponentFailed, ManyfitError, UsageError
 from manyfit.core.redaction import redact
@@ -89,6 +87,8 @@ def build_seeded(seed: int, build: Callable[[], Any]) -> Any:
 
 def seed_everything(seed: int) -> None:
     """Seed every global generator that user code may use while it is built."""
+    import torch
+
     seed_for(seed)
     if has_accelerator():
         torch.manual_seed(seed)
@@ -100,6 +100,8 @@ def seed_everything(seed: int) -> None:
 @functools.cache
 def has_accelerator() -> bool:
     """Return whether there are generators of accelerators. Seeding missing ones is slow and never freed."""
+    import torch
+
     return torch.accelerator.is_available()
 
 

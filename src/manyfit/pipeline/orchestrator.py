@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
-from manyfit.run import reuse
-from manyfit.run.evaluation.row_report import Report
-from manyfit.run.result import RunResult, load_model
-from manyfit.run.train import train
+
+if TYPE_CHECKING:
+    from manyfit.run.evaluation.row_report import Report
+    from manyfit.run.result import RunResult
 
 
 class Orchestrator:
@@ -33,10 +33,14 @@ class Orchestrator:
 
         A finished run is not trained again.
         """
+        from manyfit.run.train import train
+
         return train(self.run_dir, self.overrides)
 
     def evaluate(self, split: str = "test") -> Report:
         """Evaluate the exported weights again, data point by data point."""
+        from manyfit.run import reuse
+
         places = [override for override in self.overrides if override.startswith("data_dir=")]
         return reuse.evaluate(self.run_dir, split, overrides=places)
 
@@ -65,4 +69,6 @@ class TFKerasTrainer:
 
     def load(self) -> Any:
         """Load the model with the best weights."""
+        from manyfit.run.result import load_model
+
         return load_model(self._orchestrator.run_dir)

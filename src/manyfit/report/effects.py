@@ -62,7 +62,7 @@ class Effect:
 
     def by_value(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the metric of the trials with each value."""
-        names = [show_value(value) for value in self.x]
+        names = [name_value(value) for value in self.x]
         return {name: self.y[[each == name for each in names]] for name in sorted(set(names))}
 
     def describe(self) -> str:
@@ -132,10 +132,10 @@ def draw_effect(axes: Any, effect: Effect) -> None:
     )
 
 
-def show_value(value: Any) -> str:
+def name_value(value: Any) -> str:
     """Return a value of a search space in a few words."""
     if isinstance(value, dict):
-        rest = ", ".join(f"{key}={show_value(each)}" for key, each in value.items() if key != "class")
+        rest = ", ".join(f"{key}={name_value(each)}" for key, each in value.items() if key != "class")
         return f"{str(value.get('class', '')).rpartition('.')[2]} {rest}".strip()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
@@ -159,7 +159,7 @@ def find_effects(study: Study, metrics: Sequence[str] = ()) -> EffectsFigure:
         raise UsageError(f"no trial has a metric named {missing[0]!r}; there are {listing(known)}")
     chosen = list(metrics) or [name for name in known if name == study.metric or name.startswith("val_")]
     keys = list(dict.fromkeys(key for values, _ in trials for key in values))
-    keys = [key for key in keys if len({show_value(v.get(key)) for v, _ in trials if key in v}) > 1]
+    keys = [key for key in keys if len({name_value(v.get(key)) for v, _ in trials if key in v}) > 1]
     if not keys:
         raise UsageError(f"no hyperparameter of {study.folder} varies")
     effects = []
