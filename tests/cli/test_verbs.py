@@ -45,6 +45,19 @@ def test_list(project, cli):
     assert cli("list", "nowhere").code == 2
 
 
+def test_a_damaged_log_is_said(project, cli):
+    project.config(project.changed())
+    assert cli("train", "runs/a").code == 0
+    assert "finished" in cli("list").out
+    log = project.root / "runs/a/metrics.jsonl"
+    data = log.read_bytes()
+    for wrong in (data[:-20], data[:10] + b"\n" + data[11:], b""):
+        log.write_bytes(wrong)
+        assert "damaged" in cli("list").out
+    log.write_bytes(data)
+    assert "finished" in cli("list").out
+
+
 def test_list_survives_a_damaged_run(project, cli):
     cli("train", "runs/a")
     (project.run / "reports/summary.json").write_text("{")

@@ -282,3 +282,26 @@ def test_a_loss_that_couples_rows_has_no_value_per_row(houses):
     assert "loss" not in rows[0] and "loss_price" not in rows[0] and "price_mae" in rows[0]
     last = read_log(result)[-1]
     assert last["val_loss"] == pytest.approx(0.25 * last["val_loss_price"] + last["val_loss_kind"])
+
+
+def test_outputs_in_the_wrong_order_are_explained(project):
+    project.write(
+        "src/swapped.py",
+        "from torch import nn\nfrom manyfit.data import ArraySource\nimport numpy as np\n\n\n"
+        "class Data:\n    batch_size = 8\n\n    def source(self, split):\n"
+        "        x = np.random.RandomState(len(split)).normal(size=(16, 3)).astype('float32')\n"
+        "        return ArraySource(x, (x[:, 0], (x[:, 1] > 0).astype('int64')))\n\n\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.price, self.kind = nn.Linear(3, 1), nn.Linear(3, 2)\n\n"
+        "    def forward(self, x):\n        return self.kind(x), self.price(x).squeeze(1)\n",
+    )
+    tree = {
+        **project.changed(train__metrics=[]),
+        "data": {"class": "swapped.Data"},
+        "model": {"class": "swapped.Net"},
+    }
+    tree["train"] = {**tree["train"], "loss": {"price": "mse", "kind": "cross_entropy"}}
+    with pytest.raises(
+        ManyfitError, match=r"head 'price': .*tuples by position, in the order of train\.loss"
+    ):
+        manyfit.train(tree, folder="runs/s", callbacks=[])

@@ -125,7 +125,8 @@ def test_one_of_several_optimizers(forms):
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"low": 1.0, "high": 0.1}, "0 < low < high"), ({"steps": 3}, "at least 10 steps"),
-     ({"choose": "val_acuracy", "steps": 20}, "no metric 'val_acuracy' was measured; there are val_accuracy")],
+     ({"choose": "val_acuracy", "steps": 20}, "no metric 'val_acuracy' is measured; there are .*val_accuracy"),
+     ({"choose": "lowest", "steps": 20}, "choose is steepest, minimum or a metric")],
 )  # fmt: skip
 def test_mistakes(project, options, words):
     with pytest.raises(UsageError, match=words):

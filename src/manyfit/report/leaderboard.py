@@ -40,6 +40,8 @@ class Leaderboard:
     """The number of points, shown or not."""
     note: str = ""
     """How the interval of the best point was corrected."""
+    replicates: str = "seeds"
+    """What the replicates of a point are: seeds or folds."""
 
 
 def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderboard:
@@ -57,7 +59,8 @@ def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderbo
         first, *others = [_values(point) for point in ranked]
         rows[0] = replace(rows[0], mean=mean_of_winner(first, others, folds=found.folds))
         note = f"the interval of the best point is corrected for choosing it among {len(ranked)} points"
-    return Leaderboard(found.metric, keys, rows, verdict, len(shown), note)
+    replicates = "seeds" if found.folds is None else "folds"
+    return Leaderboard(found.metric, keys, rows, verdict, len(shown), note, replicates)
 
 
 def _row(rank: int, point: Point, base: Mapping[str, Any], folds: int | None) -> Row:
@@ -100,7 +103,7 @@ def _verdict(ranked: Sequence[Point], sign: int, folds: int | None) -> str:
 def leaderboard_cells(board: Leaderboard) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows as text."""
     names = [_unique(key, board.keys) for key in board.keys]
-    header = ["rank", "point", board.metric, "seeds", "epochs", "state", *names]
+    header = ["rank", "point", board.metric, board.replicates, "epochs", "state", *names]
     body = [
         [
             str(row.rank), str(row.point), str(row.mean), row.seeds, f"{row.epochs:g}", row.state,
@@ -149,7 +152,8 @@ def leaderboard_csv(board: Leaderboard) -> str:
     """Format the leaderboard as CSV, with full precision and the interval in a separate column."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["rank", "point", board.metric, "interval", "seeds", "epochs", "state", *board.keys])
+    header = ["rank", "point", board.metric, "interval", board.replicates, "epochs", "state", *board.keys]
+    writer.writerow(header)
     for row in board.rows:
         half = "" if row.mean.half is None else repr(row.mean.half)
         shown = ["" if (value := row.values.get(key)) is None else _plain(value) for key in board.keys]

@@ -19,6 +19,7 @@ from manyfit.config.tree.overrides import Overrides
 from manyfit.config.tree.reader import dump
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.core.lazy import call_later
+from manyfit.core.names import listing
 from manyfit.data import once
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.metrics_by_run import split_by_run
@@ -108,6 +109,9 @@ def find_lr(
 
 def _sweep(built: Built, rates: Sequence[float], optimizer: str, choose: str) -> list[RatePoint]:
     learner = built.learner
+    is_metric = choose not in ("steepest", "minimum")
+    if is_metric and not choose.startswith("val_"):
+        raise UsageError(f"choose is steepest, minimum or a metric such as val_loss, not {choose!r}")
     if learner.grain != 1 or learner.reads_data:
         raise UsageError("the model trains whole epochs itself, so its rate cannot change with each step")
     batches = built.train.batches(built.order, learner.step)
@@ -118,9 +122,11 @@ def _sweep(built: Built, rates: Sequence[float], optimizer: str, choose: str) ->
             raise UsageError(f"there are no validation rows to measure {choose!r} on")
         further = [SplitMetrics(built.whole)]
         (found,) = split_by_run(learner.measure(once(validation, built.evaluation_batch_size), further), 1)
-        return {f"val_{name}": float(value) for name, value in {**found, **further[0].values()}.items()}
+        values = {f"val_{name}": float(value) for name, value in {**found, **further[0].values()}.items()}
+        if choose not in values:
+            raise UsageError(f"no metric {choose!r} is measured; there are {listing(list(values))}")
+        return values
 
-    is_metric = choose not in ("steepest", "minimum")
     every = max(1, len(rates) // 20)
     return sweep_rates(learner, iter(batches), rates, optimizer, measure if is_metric else None, every)
 

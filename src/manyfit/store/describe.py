@@ -24,6 +24,8 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         if found and snapshot is not None:
             best = run.select_checkpoint(snapshot.values["export.metric"], snapshot.values["export.mode"])
             facts |= {"step": found[-1].step, "epoch": found[-1].epoch, "metrics": dict(best.metrics)}
+        if found and not run.has_whole_log(found[-1].log_length):
+            facts |= {"state": "damaged", "problem": f"{run.metrics} is damaged"}
         if facts["state"] == "failed":
             facts["failure"] = run.failure()
         if damaged := run.find_damaged():

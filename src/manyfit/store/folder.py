@@ -265,6 +265,17 @@ class RunFolder:
         epochs = epochs_in(snapshot.values, 0) if snapshot is not None else 0
         return isinstance(epochs, int) and summary["epoch"] < epochs and not summary.get("stopped")
 
+    def has_whole_log(self, length: int) -> bool:
+        """Return whether the log has complete lines up to `length`. Their contents are not read."""
+        try:
+            data = self.metrics.read_bytes()[:length]
+        except OSError:
+            return not length
+        lines = data.split(b"\n")
+        return (
+            len(data) == length and not lines.pop() and all(each[:1] + each[-1:] == b"{}" for each in lines)
+        )
+
     def state(self) -> State:
         """Determine the state of the run from its files alone."""
         try:

@@ -110,10 +110,13 @@ def test_a_split_column(tmp_path):
         ("x,y\n2020-01-01,0\n", {"target": "y"}, "neither numbers nor text"),
         ("x,y\n1,a\n", {"target": "y", "task": "regression"}, "has text"),
         ("x,y\n1,0\n", {"target": "y", "inputs": ["y"]}, "cannot be an input"),
+        ("i,y\na,0\nb,1\na,1\n", {"target": "y", "id": "i"}, "the column 'i' repeats 'a'"),
+        ("größe,y\n1,0\n", {"target": "y"}, "not encoded in UTF-8"),
+        ("x,y\nö,0\nä,1\n", {"target": "y"}, r"not encoded in UTF-8 \(x\)"),
     ],
 )
 def test_mistakes_name_the_file_and_the_column(tmp_path, text, options, words):
-    (tmp_path / "a.csv").write_text(text)
+    (tmp_path / "a.csv").write_text(text, encoding="latin-1")
     with pytest.raises(UsageError, match=words) as raised:
         Table(tmp_path / "a.csv", validation=0.0, test=0.0, **options).source("train")
     assert "a.csv" in str(raised.value)

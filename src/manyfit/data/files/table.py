@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -303,6 +304,9 @@ class Table:
         target = None if not targets else targets if self.has_several else next(iter(targets.values()))
         count = len(next(iter(columns.values())).values)
         ids = columns[self.id].texts() if self.id and self.id in columns else None
+        if ids is not None and len(set(ids)) < len(ids):
+            first = next(id_ for id_, count in Counter(ids).items() if count > 1)
+            raise UsageError(f"{file}: IDs must be unique, but the column {self.id!r} repeats {first!r}")
         return self._features(columns, count), target, ids
 
     def _features(self, columns: Mapping[str, Column], count: int) -> Any:
@@ -347,6 +351,13 @@ def read_arrow(file: Path, texts: Sequence[str] = ()) -> Any:
         raise UsageError(f"{file} cannot be read as a table: {error}") from error
     if not table.num_rows:
         raise UsageError(f"{file} has no rows")
+    try:
+        kinds = zip(table.column_names, table.schema.types, strict=True)
+        texts = [name for name, kind in kinds if pa.types.is_binary(kind)]
+    except UnicodeDecodeError:
+        texts = ["the header"]
+    if texts and file.suffix.lower() not in (".parquet", ".pq"):
+        raise UsageError(f"{file} is not encoded in UTF-8 ({texts[0]}); convert it: iconv -f latin1 -t utf8")
     if len(set(table.column_names)) != len(table.column_names):
         raise UsageError(f"{file} has several columns of the same name")
     return table

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +47,8 @@ class HeadsObjective(TorchObjective):
         outputs = self.by_head(self._call_model(module, batch), f"{type(module).__name__} returns")
         total: Tensor | None = None
         for name, (output, part) in self._pairs(outputs, batch).items():
-            loss = self.heads[name]._own_loss(output, part)
+            with self._name_head(name):
+                loss = self.heads[name]._own_loss(output, part)
             record_value(f"loss_{name}", loss.detach())
             weighted = loss * self.weights[name]
             total = weighted if total is None else total + weighted
@@ -62,7 +64,9 @@ class HeadsObjective(TorchObjective):
         self.row_losses = {}
         if with_loss and batch.target is not None:
             for name, (output, part) in self._pairs(outputs, batch).items():
-                self.row_losses[name] = self.heads[name]._compute_loss(output, self.heads[name].target(part))
+                head = self.heads[name]
+                with self._name_head(name):
+                    self.row_losses[name] = head._compute_loss(output, head.target(part))
         self.is_coupled = any(bool(each.is_coupled) for each in self.heads.values())
         if self.is_coupled:  # the total has no value per row
             self.row_losses = {name: losses.mean() for name, losses in self.row_losses.items()}
@@ -70,6 +74,21 @@ class HeadsObjective(TorchObjective):
         for name, losses in self.row_losses.items():
             total = losses * self.weights[name] if total is None else total + losses * self.weights[name]
         return main, total, {**outputs, **self._others(outputs, result, len(batch))}
+
+    @contextmanager
+    def _name_head(self, name: str) -> Iterator[None]:
+        """Say in an error which head it is about, and how outputs and targets are matched."""
+        text = (
+            f"head {name!r}: outputs and targets are matched by name; tuples by position, in the order of "
+            f"train.loss ({listing(list(self.heads))})"
+        )
+        try:
+            yield
+        except UsageError as error:
+            raise UsageError(f"{error}\n{text}") from error
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            error.add_note(text)
+            raise
 
     def _others(self, outputs: Mapping[str, Tensor], result: Any, rows: int) -> dict[str, Tensor]:
         """Return outputs that have no loss, but one entry per row: reports show them."""
