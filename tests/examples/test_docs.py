@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.DO
 
 SLOW = (
     "resuming", "variants", "configuration", "experiments", "shards", "five-components", "training",
-    "trainers", "files",
+    "trainers", "files", "cookbook",
 )  # fmt: skip
 """What other tests prove as well, in less time."""
 
@@ -25,7 +25,11 @@ SLOW = (
     [pytest.param(p, id=p.stem, marks=[pytest.mark.soak] if p.stem in SLOW else []) for p in PAGES],
 )
 def test_page(page, tmp_path):
+    said = ""
     for language, title, body in BLOCK.findall(page.read_text()):
+        if title == "output":
+            check_output(body, said, page.stem)
+            continue
         if title:
             (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / title).write_text(body)
@@ -34,6 +38,20 @@ def test_page(page, tmp_path):
             done = run(command.strip(), tmp_path)
             expected = int(comment.rpartition(" ")[2]) if "exits with" in comment else 0
             assert done.returncode == expected, f"{command}\n{done.stdout}\n{done.stderr}"
+            said = done.stdout + done.stderr
+
+
+def check_output(shown, said, page):
+    """What a page shows of the output of a command is part of it; numbers may differ, and `…` is anything."""
+
+    def hide_numbers(text):
+        return re.sub(r"[\d.,]+(e[-+]?\d+)?", "#", " ".join(text.split()))
+
+    known = [hide_numbers(line) for line in said.splitlines()]
+    for line in shown.splitlines():
+        parts = [re.escape(hide_numbers(part)) for part in line.split("…")]
+        pattern = re.compile(r"\s*" + r".*".join(parts) + r"\s*")
+        assert any(pattern.fullmatch(each) for each in known), f"{page}: {line!r} is not in\n{said}"
 
 
 def test_the_errors_that_the_docs_show_are_the_real_ones(tmp_path):

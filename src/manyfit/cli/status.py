@@ -77,7 +77,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
         say(f"\n{board.verdict}")
     if ablations := find_ablations(found):
         say("\nagainst the base")
-        header, body = comparison_cells(compare_points(found, ablations))
+        header, body = comparison_cells(compare_points(found, ablations), found.replicates)
         table(body, header)
     print_failures(facts["failures"], place, traceback)
 

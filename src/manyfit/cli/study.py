@@ -59,7 +59,7 @@ def compare_command(study: Path, points: tuple[str, ...], json_: bool) -> None:
              "verdict": c.paired.verdict} for c in compared
         ])  # fmt: skip
         return
-    header, body = comparison_cells(compared)
+    header, body = comparison_cells(compared, found.replicates)
     table(body, header)
     for each in compared:
         say(f"\npoint {each.point.number} against point {each.reference.number}: {each.paired.verdict}")

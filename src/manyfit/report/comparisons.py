@@ -76,9 +76,11 @@ def choose_pairs(study: Study, names: Sequence[str]) -> list[tuple[Point, Point]
     return [(other, first) for other in others]
 
 
-def comparison_cells(found: Sequence[PointComparison]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of a table."""
-    header = ["point", "against", "difference", "seeds", "p", "verdict"]
+def comparison_cells(
+    found: Sequence[PointComparison], replicates: str = "seeds"
+) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of a table; `replicates` are seeds or folds."""
+    header = ["point", "against", "difference", replicates, "p", "verdict"]
     body = []
     for each in found:
         paired, p = each.paired, each.paired.p

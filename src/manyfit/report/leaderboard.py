@@ -59,8 +59,7 @@ def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderbo
         first, *others = [_values(point) for point in ranked]
         rows[0] = replace(rows[0], mean=mean_of_winner(first, others, folds=found.folds))
         note = f"the interval of the best point is corrected for choosing it among {len(ranked)} points"
-    replicates = "seeds" if found.folds is None else "folds"
-    return Leaderboard(found.metric, keys, rows, verdict, len(shown), note, replicates)
+    return Leaderboard(found.metric, keys, rows, verdict, len(shown), note, found.replicates)
 
 
 def _row(rank: int, point: Point, base: Mapping[str, Any], folds: int | None) -> Row:

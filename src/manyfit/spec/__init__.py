@@ -11,9 +11,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from manyfit.core.lazy import attribute
+
+if TYPE_CHECKING:
+    from manyfit.data.etl.accounting import EtlResult
+    from manyfit.data.etl.plan import EtlOptions
+    from manyfit.data.etl.spec import ETLSpec
+    from manyfit.spec.data import EtlData
+    from manyfit.spec.experiment import Experiment, ExperimentParams
+    from manyfit.spec.minibatch import MinibatchSpec
+    from manyfit.spec.trainer import SpecTrainer
 
 NAMES: Final = {
     "EtlData": "manyfit.spec.data",

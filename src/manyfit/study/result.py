@@ -63,6 +63,11 @@ class Study:
     """The number of folds, if the replicates are folds."""
 
     @property
+    def replicates(self) -> str:
+        """What the replicates of a point are: seeds or folds."""
+        return "seeds" if self.folds is None else "folds"
+
+    @property
     def best(self) -> Point:
         """The best point by the mean over its seeds; points that were trained to the end come first."""
         if not self.ranked:
