@@ -85,3 +85,13 @@ def test_links_lead_somewhere():
     ]:
         for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_reference_has_every_public_name():
+    import importlib
+
+    page = (ROOT / "docs/api.md").read_text()
+    for module in re.findall(r"^## .*`(manyfit[\w.]*)`$", page, flags=re.MULTILINE):
+        names = [n for n in importlib.import_module(module).__all__ if not n.startswith("_")]
+        listed = re.findall(rf"^::: {re.escape(module)}\.(\w+)$", page, flags=re.MULTILINE)
+        assert sorted(listed) == sorted(names), module

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -76,6 +77,38 @@ def test_many_scores_are_counted_in_bins(monkeypatch, kind, own, average):
         assert update(metric, known, target, 100) == pytest.approx(exact, abs=1e-3)
         assert metric._histogram is not None and not metric._kept
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("own", CURVES)
+@pytest.mark.parametrize("most", [1 << 22, 1000])
+@pytest.mark.parametrize("scale", [(1, 0), (1e-3, 0), (30, 100), (1e4, -1e6)])
+def test_scores_of_any_size_are_told_apart(monkeypatch, own, most, scale):
+    """The values depend on the order of the scores alone."""
+    torch.manual_seed(1)
+    target = (torch.rand(20_000) < 0.02).long()
+    scores = (torch.randn(20_000) + 2 * target).double()
+    exact = CURVES[own](task="binary")(scores.sigmoid(), target)
+    monkeypatch.setattr(streaming_metrics, "MOST_SCORES", most)
+    monkeypatch.setattr(streaming_metrics, "AT_ONCE", 500)
+    for shape in ((-1,), (-1, 1)):
+        given = (scores * scale[0] + scale[1]).float()
+        assert update(own(), given.view(shape), target.view(shape), 700) == pytest.approx(
+            float(exact), abs=1e-3
+        )
+
+
+def test_what_is_undefined_is_nan_and_left_out():
+    scores, target = torch.randn(60, 4), torch.randint(3, (60,))
+    for own in (*REFERENCES, *CURVES):
+        wrong = scores.clone()
+        wrong[50, 2] = float("nan")
+        assert np.isnan(update(own(), wrong, target, 7))
+    present = [
+        float(torchmetrics.AUROC(task="binary")(scores.softmax(1)[:, i], (target == i).long()))
+        for i in range(3)
+    ]
+    assert update(Auroc(), scores, target, 7) == pytest.approx(sum(present) / 3, abs=1e-6)
+    assert np.isnan(update(Auroc(), torch.randn(9), torch.ones(9), 3))
 
 
 BOUNDED = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.run.cut import resumes
@@ -78,8 +79,18 @@ def test_what_cannot_be_shown_is_explained(project, talking):
     log.rows = 2
     with pytest.raises(UsageError, match="images must have shape"):
         log.add("maps", np.zeros((2, 5, 8, 8)))
-    with pytest.raises(UsageError, match="named by letters"):
-        log.add("a/b", "text")
+    for name in ("a/b", "val_a", "a" * 101):
+        with pytest.raises(UsageError, match="are named by up to 100 letters"):
+            log.add(name, "text")
+    with pytest.raises(UsageError, match="real numbers"):
+        log.add("a", np.zeros((2, 1, 8, 8), dtype=complex))
+    log.add("a", np.zeros((1, 1, 1, 1)))
+    assert log.take() and not log.samples
+    log.add("a", np.zeros((200, 8, 8)))
+    log.add("b", torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8))
+    grids = log.take_samples()
+    assert grids["a"].shape[:2] == (37, 37)
+    assert grids["b"][1:-1, 1:-1, 0].ravel().tolist() == list(range(64))
     talking["model"]["name"] = "a b"
     with pytest.raises(ManyfitError, match="a name consists of"):
         manyfit.train(talking, folder="runs/c", callbacks=[])

@@ -195,6 +195,8 @@ def as_source(found: Any, workers: int = 0) -> Source | None:
         return DatasetSource(found, workers)
     if isinstance(found, Iterable) and not isinstance(found, dict | str):
         return IterableSource(found, workers=workers)
+    if callable(found) and not isinstance(found, type):
+        return IterableSource(found, workers=workers)
     raise NotASource(f"{type(found).__name__!r} is neither a source, nor a data set, nor an iterable")
 
 
@@ -238,6 +240,9 @@ class Splits:
         """Return the rows of one split."""
         try:
             found, is_train = as_source(self.given[split], self.workers), split == "train"
+            if is_loader(self.given[split]) and (size := take_apart(self.given[split])[1]) != self.batch_size:
+                text = "%s: the loader has the batch size %d, but data.batch_size is %d, which is used"
+                log.warning(text, split, size, self.batch_size)
             if isinstance(found, IterableSource):
                 return self._arrange_stream(found, is_train)
             if is_train and self.stream != NO_STREAM:

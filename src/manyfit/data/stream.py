@@ -210,19 +210,19 @@ class IterableSource:
             return False  # a callable without a signature
         return sum(each.default is each.empty and each.kind in POSITIONAL for each in parameters) == 2
 
-    def _pass(self, seed: int | None, number: int, shard: int = 0, shards: int = 1) -> Iterator[Any]:
-        with own_randomness(), as_shard(shard, shards):
+    def _pass(self, seed: int | None, number: int) -> Iterator[Any]:
+        with own_randomness(), as_shard(0, 1):
             seed_for(derive(seed or 0, "pass", number))
-            return iter(self._open(number, shard, shards))
+            return iter(self._open(number, 0, 1))
 
     def _compare_shards(self) -> None:
         """Raise if two shards begin with the same rows: the stream does not divide itself."""
         if self._are_distinct:
             return
         seen: dict[Any, int] = {}
+        epoch = Epoch(self._open, self._make_batch, 0, 0, COMPARED, COMPARED, 1, shards=self.shards)
         for shard in range(self.shards):
-            with own_randomness(), as_shard(shard, self.shards):
-                rows = list(itertools.islice(self._pass(0, 0, shard, self.shards), COMPARED))
+            rows = epoch.read_first(shard, COMPARED)
             found = tuple(hash_row(drop_weight(row)) for row in rows)
             if found and found in seen:
                 raise UsageError(

@@ -109,6 +109,13 @@ class Epoch:
                 yield part
             turn += 1
 
+    def read_first(self, shard: int, count: int) -> list[Any]:
+        """Return the first rows of a shard, with the random numbers of its first batch."""
+        stream = self._open(shard)
+        with own_randomness(), as_shard(shard, self.shards):
+            seed_for(derive(self.seed, "iterable", self.number, 0, *self._name(shard)))
+            return list(itertools.islice(stream, count))
+
     def _take(self, stream: Iterator[Any], shard: int, turn: int) -> Turn:
         latest = turn * self.shards + shard  # the step is an earlier one if other shards have ended
         size = min(self.size, self.rows - turn * self.size) if self.shards == 1 else self.size

@@ -22,8 +22,11 @@ def make_grid(images: Any, columns: int | None = None) -> npt.NDArray[np.uint8]:
     >>> make_grid(np.zeros((4, 1, 2, 2))).shape
     (7, 7, 1)
     """
+    is_bytes = str(getattr(images, "dtype", "")).removeprefix("torch.") == "uint8"
     array = images.detach().float().cpu().numpy() if hasattr(images, "detach") else np.asarray(images)
-    array = array.astype(np.float32) / 255 if array.dtype == np.uint8 else array.astype(np.float32)
+    if np.iscomplexobj(array) or str(getattr(images, "dtype", "")).startswith("torch.complex"):
+        raise UsageError("images must have real numbers, not complex ones")
+    array = array.astype(np.float32) / (255 if is_bytes else 1)
     if array.ndim == 2:
         array = array[None, None]
     elif array.ndim == 3:

@@ -7,6 +7,7 @@ training, and those of the first batch in validation.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -94,20 +95,23 @@ def is_sample(value: Any) -> bool:
     """Return whether a value is a text, or an image, or several."""
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(each, str) for each in value)
-    return isinstance(value, str) or getattr(value, "ndim", 0) >= 3
+    return isinstance(value, str) or (getattr(value, "ndim", 0) >= 3 and math.prod(value.shape) != 1)
 
 
 def read_sample(name: str, value: Any) -> Any:
     """Return a text, or some images that do not change any more."""
-    if not re.fullmatch(r"[\w-]+", name):
-        raise UsageError(f"manyfit.log: images and texts are named by letters, digits, _ and -, not {name!r}")
+    if not re.fullmatch(r"[\w-]{1,100}", name) or name.startswith("val_"):
+        raise UsageError(
+            "manyfit.log: images and texts are named by up to 100 letters, digits, _ and -, and not val_…, "
+            f"which are those of validation; but {name!r:.120} was given"
+        )
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple):
         return "\n".join(value)
-    few = value[:SHOWN] if value.ndim == 4 else value
+    few = value[:SHOWN] if value.ndim == 4 or value.shape[0] > 3 else value
     found = few.detach().clone() if isinstance(few, Tensor) else few.copy()
-    make_grid(found[:1])  # raises an error for a shape that is not an image
+    make_grid(found[:1] if found.ndim == 4 else found)  # raises an error for a shape that is not an image
     return found
 
 

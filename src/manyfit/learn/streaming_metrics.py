@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from manyfit.core.lazy import import_optional
-from manyfit.learn.score_histogram import ScoreHistogram, average_classes, to_odds
+from manyfit.learn.score_histogram import (
+    Measure,
+    ScoreHistogram,
+    average_classes,
+    measure_exactly,
+    measure_precision,
+    measure_roc,
+    split_classes,
+)
 
 MOST_SCORES: Final = 1 << 22
 """The number of scores that are kept to compute a curve exactly; beyond, it is computed from histograms."""
@@ -30,7 +38,7 @@ AT_ONCE: Final = 1 << 18
 class StreamingMetric:
     """A metric of torchmetrics, built when the first batch is seen."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     """The name of the class in torchmetrics."""
 
     def __init__(
@@ -43,6 +51,7 @@ class StreamingMetric:
         self._device: Any = None
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._size = 0
+        self._has_nan = False
         import_optional("torchmetrics", "metrics")
 
     def clone(self) -> Any:
@@ -52,7 +61,7 @@ class StreamingMetric:
     def reset(self) -> None:
         """Forget all batches."""
         self._metric = None
-        self._waiting, self._size = [], 0
+        self._waiting, self._size, self._has_nan = [], 0, False
 
     def to(self, device: Any) -> Any:
         """Move to a device."""
@@ -79,8 +88,11 @@ class StreamingMetric:
         """Process the batches that wait; those of the same shape at once."""
         waiting, self._waiting, self._size = self._waiting, [], 0
         for _, group in itertools.groupby(waiting, lambda pair: (pair[0].shape[1:], pair[1].shape[1:])):
-            outputs, targets = zip(*group, strict=True)
-            self.add(torch.cat(outputs), torch.cat(targets))
+            outputs, targets = (torch.cat(parts) for parts in zip(*group, strict=True))
+            if bool(outputs.isnan().any()):
+                self._has_nan = True  # the metric is undefined
+            else:
+                self.add(outputs, targets)
 
     def add(self, output: Tensor, target: Tensor) -> None:
         """Add rows to the metric."""
@@ -95,16 +107,16 @@ class StreamingMetric:
             self._metric = self._build(task, classes).to(found.device)
         self._metric.update(found, known)
 
-    def _build(self, task: str, classes: int, **options: Any) -> Any:
+    def _build(self, task: str, classes: int) -> Any:
         torchmetrics: Any = import_optional("torchmetrics", "metrics")
         count = {"binary": {}, "multiclass": {"num_classes": classes}, "multilabel": {"num_labels": classes}}
         average = {} if task == "binary" else {"average": self.average}
-        return getattr(torchmetrics, self.name)(task=task, **count[task], **average, **options)
+        return getattr(torchmetrics, self.name)(task=task, **count[task], **average)
 
     def compute(self) -> Tensor:
         """Return the value for all batches."""
         self.flush()
-        if self._metric is None:
+        if self._metric is None or self._has_nan:
             return torch.tensor(float("nan"))
         found: Tensor = self._metric.compute()
         return found
@@ -129,23 +141,23 @@ class Recall(StreamingMetric):
 
 
 class CurveMetric(StreamingMetric):
-    """A metric of a curve over all thresholds.
+    """A metric of a curve over all thresholds. Classes for which it is undefined are left out of the mean.
 
-    It is exact up to four million scores. Beyond, scores are counted in bins of log-odds, 1/128 wide.
+    It is exact up to four million scores. Beyond, scores are counted in bins, at most 8,192 per class.
     """
+
+    curve: ClassVar[Any]
 
     def __init__(self, average: Literal["macro", "weighted"] = "macro") -> None:
         super().__init__(average)
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._count = 0
-        self._task = ("", 0)
-        self._is_logit = False
         self._histogram: ScoreHistogram | None = None
 
     def reset(self) -> None:
         """Forget all batches."""
         super().reset()
-        self._kept, self._count, self._is_logit, self._histogram = [], 0, False, None
+        self._kept, self._count, self._histogram = [], 0, None
 
     def to(self, device: Any) -> Any:
         """Move to a device."""
@@ -155,72 +167,45 @@ class CurveMetric(StreamingMetric):
         return super().to(device)
 
     def add(self, output: Tensor, target: Tensor) -> None:
-        """Add rows to the metric, or to those that are kept."""
+        """Add rows to those that are kept, or to the histogram."""
         task, classes, scores, known = read_task(output, target)
-        self._task = (task, classes)
-        scores = to_probabilities(scores.detach()) if task == "multiclass" else scores.detach()
-        self._kept.append((scores, known))
-        self._count += scores.numel()
+        found, truth = split_classes(scores, known, classes, task == "multiclass")
+        if self._histogram is not None:
+            self._histogram.update(found, truth)
+            return
+        self._kept.append((found, truth))
+        self._count += found.numel()
         if self._count > MOST_SCORES:
-            self._count_kept()
-
-    def _count_kept(self) -> None:
-        """Count what is kept in histograms, and forget it."""
-        kept, self._kept = self._kept, []
-        task, classes = self._task
-        if self._histogram is None:
-            self._is_logit = task != "multiclass" and any(is_outside(scores) for scores, _ in kept)
-            self._histogram = ScoreHistogram(classes, kept[0][0].device)
-        for scores, known in kept:
-            odds = to_odds(scores, self._is_logit)
-            if task == "multiclass":
-                odds, known = odds.movedim(1, -1).reshape(-1, classes), known.reshape(-1)
-                is_positive = torch.nn.functional.one_hot(known, classes).bool()
-            else:
-                odds, is_positive = odds.reshape(-1, classes), known.reshape(-1, classes).bool()
-            self._histogram.update(odds, is_positive)
+            self._histogram, self._kept = ScoreHistogram(self._kept, task == "multiclass"), []
 
     def compute(self) -> Tensor:
         """Return the value for all batches."""
         self.flush()
+        measure: Measure = type(self).curve
+        if self._has_nan or (self._histogram is None and not self._kept):
+            return torch.tensor(float("nan"))
         if self._histogram is not None:
-            self._count_kept()
-            return average_classes(*self.measure(self._histogram), self.average)
-        if not self._kept:
-            return super().compute()
-        scores, known = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
-        metric = self._build(*self._task)
-        metric.to(scores.device).update(scores, known)
-        found: Tensor = metric.compute()
-        return found
-
-    def measure(self, histogram: ScoreHistogram) -> tuple[Tensor, Tensor]:
-        """Return the area under the curve and the number of positive rows, by class."""
-        raise NotImplementedError
+            return average_classes(*self._histogram.measure(measure), self.average)
+        scores, truth = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
+        return average_classes(*measure_exactly(scores, truth, measure), self.average)
 
 
 class Auroc(CurveMetric):
     """The area under the ROC curve, averaged over classes."""
 
-    name = "AUROC"
-
-    def measure(self, histogram: ScoreHistogram) -> tuple[Tensor, Tensor]:
-        """Return the area under the ROC curve."""
-        return histogram.measure_roc()
+    curve = staticmethod(measure_roc)
 
 
 class AveragePrecision(CurveMetric):
     """The average precision: the area under the precision-recall curve, averaged over classes."""
 
-    name = "AveragePrecision"
-
-    def measure(self, histogram: ScoreHistogram) -> tuple[Tensor, Tensor]:
-        """Return the average precision."""
-        return histogram.measure_precision()
+    curve = staticmethod(measure_precision)
 
 
 def read_task(output: Tensor, target: Tensor) -> tuple[str, int, Tensor, Tensor]:
     """Return the task, the number of classes, scores and targets, as torchmetrics expects them."""
+    if target.ndim > 1 and target.shape[-1] == 1 and target.ndim == output.ndim:
+        target = target.squeeze(-1)
     if output.ndim == target.ndim + 1 and output.shape[1] > 1 and not target.is_floating_point():
         return "multiclass", output.shape[1], output, target
     if output.ndim == target.ndim + 1 and output.shape[-1] == 1:
@@ -238,16 +223,3 @@ def read_task(output: Tensor, target: Tensor) -> tuple[str, int, Tensor, Tensor]
     if output.ndim == 1:
         return "binary", 1, output, known
     return "multilabel", output.shape[1], output, known
-
-
-def is_outside(scores: Tensor) -> bool:
-    """Return whether scores cannot be probabilities."""
-    return bool(((scores < 0) | (scores > 1)).any())
-
-
-def to_probabilities(scores: Tensor) -> Tensor:
-    """Return class scores as probabilities along dimension 1; probabilities are returned unchanged."""
-    total = scores.sum(dim=1)
-    if not is_outside(scores) and torch.allclose(total, torch.ones_like(total), atol=1e-3):
-        return scores
-    return scores.softmax(dim=1)

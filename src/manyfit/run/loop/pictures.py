@@ -14,7 +14,7 @@ def keep_pictures(cohort: Cohort, boundary: Boundary) -> None:
         for name, grid in pictures.items():
             with cohort.guard(member):
                 if isinstance(grid, str):
-                    member.keep_sample(name, boundary.step, redact(grid).encode())
+                    member.keep_sample(name, boundary.step, redact(grid).encode(errors="replace"))
                     continue
                 height, width, channels = grid.shape
                 rows = [grid[i].tobytes() for i in range(height)]
