@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import manyfit
 from manyfit.core.errors import UsageError
+from manyfit.report.effects import Effect
 
 SPACE = {
     "train.optimizer.lr": {"log": [1e-4, 1e-1]},
@@ -32,6 +34,39 @@ def study(project):
         folder="studies/s",
         progress=False,
     )
+
+
+def test_values_are_told_apart_and_in_order():
+    x = [{"class": "a.Net"}, {"class": "b.Net"}, 128, 64, True, None]
+    effect = Effect("model", "val_loss", x, np.arange(6.0))
+    assert list(effect.by_value()) == [
+        "64",
+        "128",
+        "None",
+        "True",
+        '{"class": "a.Net"}',
+        '{"class": "b.Net"}',
+    ]
+    assert [values.tolist() for values in effect.by_value().values()] == [[3], [2], [5], [4], [0], [1]]
+
+
+def test_an_ablation_has_the_values_of_the_base(project, cli):
+    project.config(project.changed())
+    study = manyfit.sweep(
+        {
+            "base": "runs/a/config.yaml",
+            "objective": {"metric": "val_loss", "mode": "min"},
+            "set": {"train.epochs": 1},
+            "search": {"method": "grid", "folds": 2},
+            "space": {"ablate": {"model.hidden": 4, "data.batch_size": 24}},
+        },
+        folder="studies/b",
+        progress=False,
+    )
+    found = {each.key: each for each in study.plot_effects("val_loss").effects}
+    assert {key: len(each.y) for key, each in found.items()} == {"model.hidden": 6, "data.batch_size": 6}
+    frame = study.frame()
+    assert sorted(set(zip(frame.seed, frame.fold, strict=True))) == [(7, 0), (7, 1)]
 
 
 def test_every_hyperparameter_against_every_metric(study, cli, tmp_path):

@@ -13,7 +13,7 @@ import manyfit
 from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.data import Batch
 from manyfit.learn.step_log import StepLog
-from manyfit.report.image_grid import read_images, write_image_grid
+from manyfit.report.image_grid import read_images, read_pair, stretch, write_image_grid
 from manyfit.store.folder import RunFolder
 
 MODEL = """
@@ -115,7 +115,28 @@ def test_images_of_a_report_are_side_by_side(tmp_path):
     assert write({"mask": dice.rand(12, 1, 8, 8), "kind": dice.randn(12, 4)}, None, "dict.png")
     assert not write(dice.randn(12, 10), np.arange(12), "none.png")
     assert not (tmp_path / "none.png").exists()
-    assert read_images(np.full((2, 1, 8, 8), 300.0)).max() <= 1
+    assert stretch(read_images(np.full((2, 1, 8, 8), 300.0))).max() <= 1
+
+
+def test_targets_and_outputs_have_one_scale():
+    target = np.zeros((2, 8, 8), dtype=np.int64)
+    target[:, 4:], target[:, 0] = 1, -100
+    scores = np.eye(3)[np.maximum(target, 0)].transpose(0, 3, 1, 2)
+    for output, known in (
+        (scores, target),
+        (scores.transpose(0, 2, 3, 1), target[..., None]),
+        (scores, target[:, None]),
+    ):
+        pair = read_pair(output, known)
+        assert set(pair) == {"target", "output"}
+        assert np.array_equal(pair["output"][:, 0], np.maximum(target, 0) / 2)
+        assert pair["target"].shape[0] == 2 and pair["target"].max() == 0.5 and pair["target"].min() == 0
+    mask = (target > 0).astype(np.float32)[:, None]
+    pair = read_pair(mask * 12 - 6, mask)
+    assert pair["output"].max() == pytest.approx(0.9975, abs=1e-3) and pair["output"].min() < 0.01
+    pair = read_pair(mask * 10, mask * 20)  # numbers, such as heights
+    assert (pair["target"].max(), pair["output"].max()) == (1, 0.5)
+    assert read_pair(np.zeros((2, 9, 9, 3)), None)["output"].shape == (2, 3, 9, 9)
 
 
 def test_a_run_draws_them(project):

@@ -38,4 +38,5 @@ def command(shell: str) -> None:
     assert completer is not None
     text = completer(cli, {}, "manyfit", "_MANYFIT_COMPLETE").source()
     before, after = NO_SPACE.get(shell, ("", ""))
-    say(text.replace(before, after) if before else text)
+    text = text.replace(before, after) if before else text
+    say(text.replace("complete -o nosort", "complete -o default -o nosort"))

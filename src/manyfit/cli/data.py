@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from manyfit.cli.common import Verb, json_option, print_json
 from manyfit.cli.output import say
@@ -132,6 +133,13 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
         yield moved
 
 
+RECORDS_ONLY = (
+    "kind", "prefix", "shards", "workers", "compression", "column", "vocabulary", "words", "min_count",
+    "no_header", "names",
+)  # fmt: skip
+"""Options of `convert` that do not apply to HDF5 files."""
+
+
 @command.command("convert", cls=Verb)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
@@ -197,7 +205,14 @@ def convert_command(
 
     from manyfit.data.tfrecord import convert as converting
 
-    if target.suffix.lower() in (".h5", ".hdf5"):
+    is_archive = target.suffix.lower() in (".h5", ".hdf5")
+    here = click.get_current_context()
+    for name in RECORDS_ONLY if is_archive else ("size", "channels"):
+        if here.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            what = "TFRecord files" if is_archive else "an HDF5 file (TARGET.h5)"
+            raise click.UsageError(f"{option} is for {what} only")
+    if is_archive:
         convert_images(source, target, size, int(channels), force, json_)
         return
     if target.is_file():
@@ -238,7 +253,7 @@ def convert_images(
         return
     for name, count in found.items():
         say(f"{count:>10,} images  {target}{'' if name == 'all' else f':{name}'}")
-    columns = "inputs: image, target: target, id: id"
+    columns = "inputs: image, target: target, id: id, batch_size: 32"
     say(f"\nTo read them:\n\ndata: {{class: manyfit.data.Hdf5, file: {target}, {columns}}}")
 
 

@@ -76,12 +76,14 @@ def effects(study: Path, metrics: tuple[str, ...], output: Path | None, json_: b
     from manyfit.study.result import read_study
 
     found = find_effects(read_study(study), metrics)
+    if output is not None:
+        say(str(found.save(output)), err=json_)
     if json_:
         print_json([dict(zip(found.header, row, strict=True)) for row in found.cells()])
-    elif output is not None:
-        say(str(found.save(output)))
-    else:
+    elif output is None:
         table(found.cells(), found.header)
+    if found.note:
+        say(found.note, err=True)
 
 
 @command.command(cls=OverrideVerb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing
 from manyfit.report.charts import check_output
+from manyfit.report.leaderboard import inherit_values
 from manyfit.store import durable
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
@@ -39,8 +41,7 @@ class Effect:
     @property
     def is_number(self) -> bool:
         """Whether the hyperparameter is a number with many values."""
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.x)
-        return numbers and len(set(self.x)) >= MANY
+        return all(map(is_number, self.x)) and len(set(self.x)) >= MANY
 
     @property
     def is_log(self) -> bool:
@@ -61,9 +62,12 @@ class Effect:
         return float(slope), float(intercept), 1 - float((rest**2).sum()) / total if total else 0.0
 
     def by_value(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the metric of the trials with each value."""
-        names = [name_value(value) for value in self.x]
-        return {name: self.y[[each == name for each in names]] for name in sorted(set(names))}
+        """Return the metric of the trials with each value: numbers in order, then others."""
+        keys = [identify(value) for value in self.x]
+        values = dict(sorted(zip(keys, self.x, strict=True), key=lambda pair: _place(pair[1])))
+        names = [name_value(value) for value in values.values()]
+        shown = [name if names.count(name) == 1 else key for key, name in zip(values, names, strict=True)]
+        return {name: self.y[[each == key for each in keys]] for key, name in zip(values, shown, strict=True)}
 
     def describe(self) -> str:
         """Describe it in a few words."""
@@ -79,6 +83,8 @@ class EffectsFigure:
     """A panel for every hyperparameter and metric; a notebook shows it."""
 
     effects: Sequence[Effect]
+    note: str = ""
+    """What the effects do not show."""
     header: ClassVar[Sequence[str]] = ("metric", "key", "trials", "effect")
 
     def save(self, file: str | Path) -> Path:
@@ -132,6 +138,20 @@ def draw_effect(axes: Any, effect: Effect) -> None:
     )
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number; truth values are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _place(value: Any) -> tuple[bool, float, str]:
+    return (not is_number(value), float(value) if is_number(value) else 0.0, identify(value))
+
+
+def identify(value: Any) -> str:
+    """Return a text that differs for different values."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
 def name_value(value: Any) -> str:
     """Return a value of a search space in a few words."""
     if isinstance(value, dict):
@@ -151,7 +171,12 @@ def find_effects(study: Study, metrics: Sequence[str] = ()) -> EffectsFigure:
             if value is not None:
                 events = read_events(RunFolder(point.folders[seed]).metrics)
                 last = {name: each for event in events for name, each in event.values.items()}
-                trials.append((point.values, {**last, study.metric: value}))
+                trials.append(
+                    (
+                        {**inherit_values(study.base, point.values), **point.values},
+                        {**last, study.metric: value},
+                    )
+                )
     if not trials:
         raise UsageError(f"{study.folder} has no trial with a value yet")
     known = [study.metric, *sorted({n for _, found in trials for n in found} - {study.metric})]
@@ -159,7 +184,7 @@ def find_effects(study: Study, metrics: Sequence[str] = ()) -> EffectsFigure:
         raise UsageError(f"no trial has a metric named {missing[0]!r}; there are {listing(known)}")
     chosen = list(metrics) or [name for name in known if name == study.metric or name.startswith("val_")]
     keys = list(dict.fromkeys(key for values, _ in trials for key in values))
-    keys = [key for key in keys if len({name_value(v.get(key)) for v, _ in trials if key in v}) > 1]
+    keys = [key for key in keys if len({identify(v.get(key)) for v, _ in trials if key in v}) > 1]
     if not keys:
         raise UsageError(f"no hyperparameter of {study.folder} varies")
     effects = []
@@ -171,4 +196,10 @@ def find_effects(study: Study, metrics: Sequence[str] = ()) -> EffectsFigure:
             if pairs:
                 x, y = zip(*pairs, strict=True)
                 effects.append(Effect(key, metric, x, np.asarray(y, dtype=np.float64)))
-    return EffectsFigure(effects)
+    stopped = sum(point.state == "stopped" for point in study.points)
+    without = sum(value is None for point in study.points for value in point.trials.values())
+    notes = (
+        [f"{stopped} points were stopped early: their values are those of fewer epochs"] if stopped else []
+    )
+    notes += [f"{without} trials have no value and are left out"] if without else []
+    return EffectsFigure(effects, "; ".join(notes))

@@ -29,20 +29,53 @@ def write_image_grid(batches: Iterator[Batch], output: Nested, target: Nested, f
     """
     shown: dict[str, Images] = {}
     for name, found, known in pair_outputs(output, target):
-        images = read_images(found, known)
-        truth = None if known is None else read_images(known)
-        if images is not None:
-            shown |= {f"target {name}": truth} if truth is not None else {}
-            shown[f"output {name}"] = images
+        for kind, images in read_pair(found, known).items():
+            shown[f"{kind} {name}"] = images
     if not shown:
         return False
     given = {f"input {name}": read_images(array) for name, array in named_arrays(next(batches).inputs)}
-    columns = {**{name: images for name, images in given.items() if images is not None}, **shown}
+    columns = {**{name: stretch(images) for name, images in given.items() if images is not None}, **shown}
     grid = arrange_grid(columns)
     height, width, channels = grid.shape
     rows = [grid[i].tobytes() for i in range(height)]
     durable.write_file(file, encode_png(rows, width, is_color=channels == 3))
     return True
+
+
+def read_pair(output: Any, target: Any) -> dict[str, Images]:
+    """Return a target and an output as images of the same scale; only the output if the target is no image.
+
+    Scores of classes per pixel become classes, scores of a mask probabilities. Numbers that are no class,
+    such as -100, are black.
+    """
+    known = None if target is None else read_images(target)
+    classes = None if known is None else find_classes(np.asarray(output), np.asarray(target))
+    if known is not None and classes is not None:
+        count = max(2, classes[1])
+        pair = {"target": known, "output": classes[0][:SHOWN, None].astype(np.float32)}
+        return {n: np.where((v >= 0) & (v < count), v, 0) / (count - 1) for n, v in pair.items()}
+    found = read_images(output)
+    if found is None:
+        return {}
+    if known is None:
+        return {"output": stretch(found)}
+    if set(np.unique(known)) <= {0.0, 1.0}:
+        is_likely = found.min() >= 0 and found.max() <= 1
+        return {"target": known, "output": found if is_likely else 1 / (1 + np.exp(-found.clip(-60, 60)))}
+    low, high = min(known.min(), found.min()), max(known.max(), found.max())
+    return {"target": stretch(known, low, high), "output": stretch(found, low, high)}
+
+
+def find_classes(output: Any, target: Any) -> tuple[Any, int] | None:
+    """Return the likeliest class of each pixel and the number of classes, if they are scores of classes."""
+    if target.dtype.kind not in "iu":
+        return None
+    for axis in (1, -1):
+        plain = target.squeeze(axis) if target.ndim == output.ndim and target.shape[axis] == 1 else target
+        rest = tuple(np.delete(output.shape, axis))
+        if output.ndim == 4 and plain.shape == rest and output.shape[axis] > 1:
+            return output.argmax(axis), output.shape[axis]
+    return None
 
 
 def arrange_grid(columns: Mapping[str, Images]) -> npt.NDArray[np.uint8]:
@@ -62,21 +95,21 @@ def arrange_grid(columns: Mapping[str, Images]) -> npt.NDArray[np.uint8]:
     return make_grid(lines.reshape(-1, *lines.shape[2:]), len(even))
 
 
-def read_images(values: Any, target: Any = None) -> Images | None:
-    """Return values as images of 0 to 1, one per row; None if they are not images.
-
-    Scores of classes per pixel become classes if the target is a class per pixel. Values outside of 0 to 1
-    are scaled.
-    """
+def read_images(values: Any) -> Images | None:
+    """Return values as images, (rows, channels, height, width); None if they are not images."""
     found = np.asarray(values)[:SHOWN]
-    if target is not None and np.asarray(target).dtype.kind in "iu" and found.ndim == np.ndim(target) + 1:
-        found = found.argmax(1)
     if found.ndim == 3:
         found = found[:, None]
+    if found.ndim == 4 and found.shape[1] not in (1, 3) and found.shape[3] in (1, 3):
+        found = found.transpose(0, 3, 1, 2)  # channels come last
     if found.ndim != 4 or found.shape[1] not in (1, 3) or min(found.shape[2:]) < 4 or not found.size:
         return None
-    images = np.nan_to_num(found.astype(np.float32))
-    low, high = float(images.min()), float(images.max())
-    if low < 0 or high > 1:
-        images = (images - low) / max(high - low, 1e-9)
-    return images
+    images: Images = np.nan_to_num(found.astype(np.float32))
+    return images / 255 if found.dtype == np.uint8 and images.max() > 1 else images
+
+
+def stretch(images: Images, low: float | None = None, high: float | None = None) -> Images:
+    """Scale images to 0…1, unless all their values are there."""
+    low = float(images.min()) if low is None else low
+    high = float(images.max()) if high is None else high
+    return images if low >= 0 and high <= 1 else (images - low) / max(high - low, 1e-9)

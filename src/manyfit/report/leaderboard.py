@@ -65,11 +65,11 @@ def leaderboard(study: Study | str | Path, count: int | None = None) -> Leaderbo
 def _row(rank: int, point: Point, base: Mapping[str, Any], folds: int | None) -> Row:
     values, seeds = _values(point), len(point.trials)
     shown = str(seeds) if len(values) == seeds else f"{len(values)} of {seeds}"
-    given = {**_inherit(base, point.values), **point.values}
+    given = {**inherit_values(base, point.values), **point.values}
     return Row(rank, point.number, mean_of(values, folds=folds), shown, point.epochs, point.state, given)
 
 
-def _inherit(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def inherit_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values of the base that a point does not set; none of a component that the point replaces."""
     found: dict[str, Any] = {}
     for key, value in base.items():

@@ -166,14 +166,18 @@ def rows(place: Path) -> list[dict[str, Any]]:
     points, facts, _ = read_only(folder.ledger)
     owned = is_owned(folder.path)
     found = []
+    folds = facts.get("folds")
     for point in select_seeds(points, facts):
         for trial in point.trials:
+            replicate = {"seed": trial.seed}
+            if folds is not None:
+                replicate = dict(zip(("seed", "fold"), divmod(trial.seed, folds), strict=True))
             state = trial.state if trial.state != "running" or owned else "interrupted"
             found.append(
                 {
                     "point": point.number,
                     "trial": trial.id,
-                    "seed": trial.seed,
+                    **replicate,
                     "state": "stopped" if point.state == "stopped" and state == "paused" else state,
                     "value": trial.value,
                     "epoch": trial.epoch,

@@ -36,8 +36,11 @@ def to_optuna(place: Path, storage: str) -> tuple[str, int]:
         trial.intermediate_values = {epoch: value for epoch, value in means.items() if value is not None}
         trial.user_attrs = {
             "point": point.number,
-            **{f"seed {t.seed}": t.value for t in point.trials},
-            **{f"folder of seed {t.seed}": str(folder.trial(t.id).path) for t in point.trials},
+            **{study.name_replicate(t.seed): t.value for t in point.trials},
+            **{
+                f"folder of {study.name_replicate(t.seed)}": str(folder.trial(t.id).path)
+                for t in point.trials
+            },
         }
         found.append(trial)
     direction = "minimize" if study.objective.mode == "min" else "maximize"

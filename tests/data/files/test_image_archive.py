@@ -41,7 +41,7 @@ def test_the_file_has_the_same_rows(tmp_path, monkeypatch, cli, has_splits, chan
                 for id_, image, label in zip(
                     source.ids(batch.index), batch.inputs, batch.target, strict=True
                 ):
-                    key = (split if has_splits else "", id_)
+                    key = (split, id_)  # the splits are the same, too
                     rows.setdefault(key, []).append((np.asarray(image).tobytes(), int(label)))
     assert len(rows) == (20 if has_splits else 10)
     assert all(len(found) == 2 and found[0] == found[1] for found in rows.values())
@@ -59,6 +59,12 @@ def test_what_cannot_be_converted_is_one_error(tmp_path, monkeypatch, cli):
     assert cli("data", "convert", "images", "images.h5", "--size", 8).code == 0
     assert "--force" in cli("data", "convert", "images", "images.h5", "--size", 8).err
     assert cli("data", "convert", "images", "images.h5", "--size", 4, "--force").code == 0
+    assert (
+        "--shards is for TFRecord files only" in cli("data", "convert", "images", "i.h5", "--shards", 2).err
+    )
+    assert "--size is for an HDF5 file" in cli("data", "convert", "images", "records", "--size", 8).err
+    (tmp_path / "dir.h5").mkdir()
+    assert "dir.h5 is a folder" in cli("data", "convert", "images", "dir.h5", "--size", 8, "--force").err
     assert "there is no folder nowhere" in cli("data", "convert", "nowhere", "n.h5").err
     (tmp_path / "file").write_text("")
     assert "is a file" in cli("data", "convert", "images", "file").err

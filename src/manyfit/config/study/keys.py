@@ -40,6 +40,8 @@ def list_keys_of(place: Path) -> list[str]:
     file = (place / "study.yaml" if place.is_dir() else place) if is_study else config_file(place)
     tree = Reader([]).read(file) if file.is_file() else None
     written = [] if tree is None else [".".join(map(str, path)) for path, _ in leaves(_cut_lists(tree))]
+    if is_study:
+        written += [f"set.{key}" for key in list_keys(Run)]
     return sorted({*written, *list_keys(Described if is_study else Run)})
 
 

@@ -24,9 +24,10 @@ def study_schema(config: Config | None = None) -> dict[str, Any]:
             {"type": "array", "minItems": 1},
             {
                 "type": "object",
+                "anyOf": [{"required": [word]} for word in (*RANGES, "values")],
                 "properties": {
                     **{word: {"anyOf": [ENDS, {"type": "boolean"}]} for word in RANGES},
-                    "values": {"type": "array"},
+                    "values": {"type": "array", "minItems": 1},
                     "step": {"type": "number"},
                     "points": {"type": "integer", "minimum": 1},
                     "when": {"type": "object"},
@@ -35,6 +36,7 @@ def study_schema(config: Config | None = None) -> dict[str, Any]:
             },
         ]
     }
+    zipped = {"type": "object", "additionalProperties": {"type": "array"}}
     keys = list_keys(Run) if config is None else list_keys_of(config.file) if config.file else []
     changes = {"type": "object", "properties": {key: {} for key in keys}}
     schema["properties"] |= {
@@ -47,15 +49,20 @@ def study_schema(config: Config | None = None) -> dict[str, Any]:
             "type": "object",
             "description": "The search space: keys of the base, and what is tried for each.",
             "properties": {
-                "zip": {"type": "object", "additionalProperties": {"type": "array"}},
+                "zip": {"anyOf": [zipped, {"type": "array", "items": zipped}]},
                 "list": {"type": "array", "items": changes},
                 "ablate": changes,
-                "constraints": {"type": "array", "items": {"type": "string"}},
+                "constraints": {
+                    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+                },
                 **dict.fromkeys(keys, axis),
             },
             "additionalProperties": axis,
         },
         "extend": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
     }
-    schema["required"] = ["base", "objective", "space"]
+    schema.pop("required")
+    # A file that extends others need not repeat their keys.
+    schema["if"] = {"not": {"required": ["extend"]}}
+    schema["then"] = {"required": ["base", "objective", "search", "space"]}
     return {"$schema": DRAFT, "title": "manyfit study", **schema}

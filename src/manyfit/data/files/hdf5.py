@@ -22,6 +22,7 @@ from manyfit.data.source import Split
 from manyfit.data.splitting import RowNumbers
 
 SAMPLED = 64
+CLASSES = "classes"
 DIVISOR = "divisor"
 """The attribute of a column by which its numbers are divided when they are read: 255 for images of bytes."""
 
@@ -165,8 +166,13 @@ class Hdf5:
             return GatherSource(reader, np.arange(len(reader)), self._ids(reader, split), self.workers)
         reader = self._reader()
         ids = self._ids(reader) or [f"row-{row}" for row in range(len(reader))]
-        rows = self.held_out.divide(ids)[split]
+        rows = self.held_out.divide(ids, self._labels(reader))[split]
         return GatherSource(reader, rows, [ids[row] for row in rows], self.workers) if len(rows) else None
+
+    def _labels(self, reader: Hdf5Reader) -> Any:
+        """Return the classes, which are spread evenly over the splits; None if there are none."""
+        column = None if self.target is None else reader.column(self.target)
+        return column[:] if column is not None and column.ndim == 1 and column.dtype.kind in "iu" else None
 
     def _ids(self, reader: Hdf5Reader, group: str = "") -> list[str] | None:
         if self.id is None:
@@ -175,8 +181,12 @@ class Hdf5:
         return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the names of the classes, if the file has the attribute `classes`."""
+        """Return the names of the classes, if the file has an attribute or a column `classes`."""
         group = "train" if self._has_groups else ""
         reader = self._reader(group)
-        names = reader.handle.attrs.get("classes")
-        return {} if names is None else {"classes": len(names), "class_names": [str(name) for name in names]}
+        handle = reader.handle
+        names = handle[CLASSES][:] if CLASSES in handle else handle.attrs.get(CLASSES)
+        if names is None:
+            return {}
+        shown = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+        return {"classes": len(shown), "class_names": shown}

@@ -12,7 +12,7 @@ import numpy as np
 
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
-from manyfit.data.files.hdf5 import DIVISOR
+from manyfit.data.files.hdf5 import CLASSES, DIVISOR
 from manyfit.data.files.images import ImageFolder, read_image
 from manyfit.store import durable
 
@@ -33,6 +33,8 @@ def write_image_archive(
     Folders of splits become groups. The file appears when it is complete.
     """
     h5py = import_optional("h5py", "hdf5")
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder")
     if file.exists() and not force:
         raise UsageError(f"{file} exists; --force replaces it")
     images = ImageFolder(folder, size, channels)
@@ -41,7 +43,7 @@ def write_image_archive(
     with durable.staging(file.parent) as place:
         part = place / file.name
         with h5py.File(part, "w") as archive:
-            archive.attrs["classes"] = list(images.facts()["class_names"])
+            archive.create_dataset(CLASSES, data=list(images.facts()["class_names"]))
             for name, root in groups.items():
                 files, labels = images.list_files(root)
                 target = archive.require_group(name) if name else archive
@@ -68,7 +70,10 @@ def write_group(
     column = group.create_dataset("image", (len(files), *shape), dtype=np.uint8)
     column.attrs[DIVISOR] = 255.0
     group.create_dataset("target", data=np.asarray(labels, dtype=np.int64))
-    group.create_dataset("id", data=[file.relative_to(root).as_posix() for file in files])
+    ids = [file.relative_to(root).as_posix() for file in files]
+    if wrong := next((id_ for id_ in ids if id_.encode(errors="replace").decode() != id_), None):
+        raise UsageError(f"the file name {wrong!r} is not valid UTF-8; rename it")
+    group.create_dataset("id", data=ids)
 
     def read(path: Path) -> Any:
         found = read_image(path, size, channels)

@@ -40,7 +40,7 @@ def read_image(file: Path, size: int | None, channels: int) -> npt.NDArray[np.fl
                 left, top = (wide - size) // 2, (high - size) // 2
                 found = found.resize((wide, high)).crop((left, top, left + size, top + size))
             array = np.asarray(found, dtype=np.float32) / 255
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, image.DecompressionBombError) as error:
         raise UsageError(f"{file} cannot be read as an image: {error}") from error
     return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
