@@ -19,7 +19,7 @@ SHOWN: Final = 8
 """The number of rows that are shown."""
 SMALLEST: Final = 64
 """The height of an image in pixels, at least."""
-Images = npt.NDArray[np.float32]
+Images = npt.NDArray[np.floating[Any]]
 
 
 def write_image_grid(batches: Iterator[Batch], output: Nested, target: Nested, file: Path) -> bool:
