@@ -1,9 +1,12 @@
-"""Draw the figures of the documentation into docs/assets: the catalogue of schedules, and the rate finder."""
+"""Draw the figures of the documentation into docs/assets: schedules, the rate finder, a study, a report."""
 
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -13,6 +16,7 @@ from manyfit.schedules import ByEpoch, LogSchedule, Triangular, warmup
 
 STEPS = 200
 ASSETS = Path(__file__).with_name("assets")
+EXAMPLE = Path(__file__).parents[1] / "examples" / "16_tasks"
 SCHEDULES = {
     "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 50, 0.3),
     "multi_step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60, 140], 0.3),
@@ -46,8 +50,30 @@ def trace(make: object) -> list[float]:
     return found
 
 
+def draw_study(config: dict[str, Any]) -> None:
+    """Draw the effects of a small search."""
+    search = {
+        "base": config,
+        "objective": {"metric": "val_loss", "mode": "min"},
+        "set": {"train.metrics": ["accuracy"]},
+        "search": {"method": "random", "trials": 24},
+        "space": {"train.optimizer.lr": {"log": [1e-4, 1e-1]}, "data.batch_size": [32, 64, 128]},
+    }
+    with tempfile.TemporaryDirectory() as place:
+        study = manyfit.sweep(search, folder=f"{place}/studies/effects", progress=False)
+        study.plot_effects().save(ASSETS / "effects.png")
+
+
+def draw_report() -> None:
+    """Draw rows of the segmentation example."""
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copytree(EXAMPLE, f"{place}/tasks")
+        run = manyfit.train(f"{place}/tasks/runs/segmentation", ["evaluate.figures=true"], callbacks=[])
+        shutil.copy(run.folder / "reports" / "test.images.png", ASSETS / "report-images.png")
+
+
 def main() -> None:
-    """Draw both figures."""
+    """Draw all figures."""
     columns = 4
     figure = Figure(figsize=(10, 8), layout="constrained")
     axes = figure.subplots(math.ceil(len(SCHEDULES) / columns), columns, sharex=True, sharey=True)
@@ -68,6 +94,8 @@ def main() -> None:
         "train": {"epochs": 1, "loss": "cross_entropy", "optimizer": {"class": "adam", "lr": 1e-3}},
     }
     manyfit.find_lr(config, seeds=3).plot().save(ASSETS / "find-lr.png")
+    draw_study(config)
+    draw_report()
 
 
 if __name__ == "__main__":

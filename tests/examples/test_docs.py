@@ -57,7 +57,7 @@ def check_output(shown, said, page):
 def test_the_errors_that_the_docs_show_are_the_real_ones(tmp_path):
     page = (ROOT / "docs/first-run.md").read_text()
     blocks = BLOCK.findall(page)
-    shown = next(body for language, _, body in blocks if language == "text")
+    shown = next(body for language, title, body in blocks if language == "text" and not title)
     wrong = next(body for _, title, body in blocks if title == "runs/wrong/config.yaml")
     manyfit = [sys.executable, "-m", "manyfit"]
     subprocess.run([*manyfit, "init", "."], cwd=tmp_path, check=True, capture_output=True)

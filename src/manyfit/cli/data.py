@@ -205,14 +205,7 @@ def convert_command(
 
     from manyfit.data.tfrecord import convert as converting
 
-    is_archive = target.suffix.lower() in (".h5", ".hdf5")
-    here = click.get_current_context()
-    for name in RECORDS_ONLY if is_archive else ("size", "channels"):
-        if here.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = f"--{name.replace('_', '-')}"
-            what = "TFRecord files" if is_archive else "an HDF5 file (TARGET.h5)"
-            raise click.UsageError(f"{option} is for {what} only")
-    if is_archive:
+    if is_archive(target):
         convert_images(source, target, size, int(channels), force, json_)
         return
     if target.is_file():
@@ -238,6 +231,16 @@ def convert_command(
 
         say(f"{len(table.classes):>10,} classes  {listing(table.classes)}")
     say(f"\nTo read them:\n\nfile_patterns: {target}/{prefix}-*\n{converting.as_yaml(table.features())}")
+
+
+def is_archive(target: Path) -> bool:
+    """Return whether `convert` writes an HDF5 file; options that do not apply are refused."""
+    found, here = target.suffix.lower() in (".h5", ".hdf5"), click.get_current_context()
+    for name in RECORDS_ONLY if found else ("size", "channels"):
+        if here.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = "TFRecord files" if found else "an HDF5 file (TARGET.h5)"
+            raise click.UsageError(f"--{name.replace('_', '-')} is for {what} only")
+    return found
 
 
 def convert_images(

@@ -41,7 +41,7 @@ class Effect:
     @property
     def is_number(self) -> bool:
         """Whether the hyperparameter is a number with many values."""
-        return all(map(is_number, self.x)) and len(set(self.x)) >= MANY
+        return all(map(is_measure, self.x)) and len(set(self.x)) >= MANY
 
     @property
     def is_log(self) -> bool:
@@ -138,13 +138,13 @@ def draw_effect(axes: Any, effect: Effect) -> None:
     )
 
 
-def is_number(value: Any) -> bool:
+def is_measure(value: Any) -> bool:
     """Return whether a value is a number; truth values are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _place(value: Any) -> tuple[bool, float, str]:
-    return (not is_number(value), float(value) if is_number(value) else 0.0, identify(value))
+    return (not is_measure(value), float(value) if is_measure(value) else 0.0, identify(value))
 
 
 def identify(value: Any) -> str:

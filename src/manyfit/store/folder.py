@@ -18,6 +18,7 @@ from manyfit.config.tree.nodes import Map, plain
 from manyfit.config.tree.project import logical
 from manyfit.config.tree.reader import read_file
 from manyfit.core.errors import FolderError, ManyfitError
+from manyfit.core.files import check_file
 from manyfit.core.json_numbers import from_json
 from manyfit.store import durable
 from manyfit.store.checkpoint import Checkpoint, Keep, checkpoints, find_damaged
@@ -267,8 +268,10 @@ class RunFolder:
 
     def has_whole_log(self, length: int) -> bool:
         """Return whether the log has complete lines up to `length`. Their contents are not read."""
+        check_file(self.metrics)
         try:
-            data = self.metrics.read_bytes()[:length]
+            with self.metrics.open("rb") as file:
+                data = file.read(length)
         except OSError:
             return not length
         lines = data.split(b"\n")
