@@ -305,3 +305,48 @@ def test_outputs_in_the_wrong_order_are_explained(project):
         ManyfitError, match=r"head 'price': .*tuples by position, in the order of train\.loss"
     ):
         manyfit.train(tree, folder="runs/s", callbacks=[])
+
+
+@pytest.mark.soak
+def test_heads_hop_as_they_train_alone(houses):
+    houses.config({**houses.make(), "data": {"class": "houses.Houses", "shards": 3}})
+    study = {
+        "base": "runs/a/config.yaml",
+        "objective": {"metric": "val_kind_auroc", "mode": "max"},
+        "search": {"method": "grid"},
+        "space": {"train.optimizer.lr": [0.001, 0.01]},
+    }
+    tables = []
+
+    def strip(row):
+        return {name: value for name, value in row.items() if name not in ("time", "crc")}
+
+    for name, execute in (
+        ("hops", {"on": "processes", "workers": 2, "hop": True}),
+        ("plain", {"on": "inline"}),
+    ):
+        found = manyfit.sweep({**study, "execute": execute}, folder=f"studies/{name}", progress=False)
+        logs = [(found.folder / "trials" / id_ / "metrics.jsonl") for id_ in found.frame()["trial"]]
+        tables.append([[strip(json.loads(line)) for line in log.read_text().splitlines()] for log in logs])
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "search", [{"method": "tpe", "trials": 4}, {"method": "grid", "stop": {"class": "halving", "factor": 2}}]
+)
+def test_folds_in_a_search_that_learns_or_stops(houses, search):
+    houses.config(houses.make())
+    study = {
+        "base": "runs/a/config.yaml",
+        "objective": {"metric": "val_loss", "mode": "min"},
+        "search": {**search, "folds": 3},
+        "space": {"train.optimizer.lr": [0.001, 0.01, 0.03, 0.1]},
+    }
+    tables = [
+        manyfit.sweep({**study, "execute": execute}, folder=f"studies/{name}", progress=False)
+        for name, execute in (("a", {"on": "inline"}), ("b", {"on": "processes", "workers": 1}))
+    ]
+    left, right = ([(p.values, p.state, p.trials) for p in found.points] for found in tables)
+    assert left == right
+    assert all(len(p.trials) == 3 for p in tables[0].points)

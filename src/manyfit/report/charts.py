@@ -52,11 +52,12 @@ class Chart:
     marks: Sequence[Mark] = field(default_factory=tuple)
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One or several charts, one below the other; a notebook shows them."""
+class Drawn:
+    """Something that can be drawn into a file; a notebook shows it."""
 
-    charts: Sequence[Chart]
+    def draw(self) -> Any:
+        """Return a figure of matplotlib."""
+        raise NotImplementedError
 
     def save(self, file: str | Path) -> Path:
         """Write a PNG, SVG or PDF file."""
@@ -66,18 +67,28 @@ class Figure:
         durable.write_file(path, self._render(path.suffix.lower().removeprefix(".")))
         return path
 
-    def text(self, width: int = 78, height: int = 12) -> str:
-        """Return the charts as text."""
-        return "\n\n".join(draw_text(chart, width, height) for chart in self.charts)
-
     def _render(self, form: str) -> bytes:
         stream = io.BytesIO()
-        figure = draw_figure(self.charts)
-        figure.savefig(stream, format=form, dpi=120)
+        self.draw().savefig(stream, format=form, dpi=120)
         return stream.getvalue()
 
     def _repr_png_(self) -> bytes:
         return self._render("png")
+
+
+@dataclass(frozen=True)
+class Figure(Drawn):
+    """One or several charts, one below the other."""
+
+    charts: Sequence[Chart]
+
+    def draw(self) -> Any:
+        """Return a figure of matplotlib."""
+        return draw_figure(self.charts)
+
+    def text(self, width: int = 78, height: int = 12) -> str:
+        """Return the charts as text."""
+        return "\n\n".join(draw_text(chart, width, height) for chart in self.charts)
 
     def __str__(self) -> str:
         return self.text()

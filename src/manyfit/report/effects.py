@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -16,9 +14,8 @@ import numpy.typing as npt
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing
-from manyfit.report.charts import check_output
+from manyfit.report.charts import Drawn
 from manyfit.report.leaderboard import inherit_values
-from manyfit.store import durable
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
 from manyfit.study.result import Study
@@ -79,27 +76,20 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class EffectsFigure:
-    """A panel for every hyperparameter and metric; a notebook shows it."""
+class EffectsFigure(Drawn):
+    """A panel for every hyperparameter and metric."""
 
     effects: Sequence[Effect]
     note: str = ""
     """What the effects do not show."""
     header: ClassVar[Sequence[str]] = ("metric", "key", "trials", "effect")
 
-    def save(self, file: str | Path) -> Path:
-        """Write a PNG, SVG or PDF file."""
-        path = Path(file)
-        check_output(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write_file(path, self._render(path.suffix.lower().removeprefix(".")))
-        return path
-
     def cells(self) -> list[list[str]]:
         """Return a table in words."""
         return [[each.metric, each.key, str(len(each.y)), each.describe()] for each in self.effects]
 
-    def _render(self, form: str) -> bytes:
+    def draw(self) -> Any:
+        """Return a figure of matplotlib."""
         figures = import_optional("matplotlib.figure", "plots")
         metrics = list(dict.fromkeys(each.metric for each in self.effects))
         keys = list(dict.fromkeys(each.key for each in self.effects))
@@ -107,12 +97,7 @@ class EffectsFigure:
         panels = figure.subplots(len(metrics), len(keys), squeeze=False)
         for each in self.effects:
             draw_effect(panels[metrics.index(each.metric)][keys.index(each.key)], each)
-        stream = io.BytesIO()
-        figure.savefig(stream, format=form, dpi=110)
-        return stream.getvalue()
-
-    def _repr_png_(self) -> bytes:
-        return self._render("png")
+        return figure
 
 
 def draw_effect(axes: Any, effect: Effect) -> None:
