@@ -92,6 +92,11 @@ def test_a_longer_stream_is_cut_and_a_shorter_one_is_an_error(workers):
     assert [len(index) for _, _, index in read(source, Order(4, seed=0, epochs=2))] == [4, 4, 2] * 2
     with pytest.raises(UsageError, match="should have 30 rows, but ended after 23"):
         read(IterableSource(Sharded(23), count=30, workers=workers, shards=2), Order(4, seed=0, epochs=1))
+    source = IterableSource(Sharded(13), count=40, workers=workers)
+    batches = source.batches(Order(8, seed=0, epochs=1))
+    assert len(next(batches)) == 8
+    with pytest.raises(UsageError, match="ended after 13"):
+        next(batches)
 
 
 def test_a_stream_of_one_shard_is_not_read_further_than_needed():

@@ -97,6 +97,18 @@ def test_scores_of_any_size_are_told_apart(monkeypatch, own, most, scale):
         )
 
 
+def test_labels_of_sequences_and_numbers_of_any_type(monkeypatch):
+    """Labels (n, labels, length) are not mixed; targets of bytes and half precision are read."""
+    target = torch.randint(2, (40, 3, 5))
+    scores = target * 0.5 + torch.tensor([0.0, 2.0, 4.0])[:, None]
+    for most in (1 << 22, 100):
+        monkeypatch.setattr(streaming_metrics, "MOST_SCORES", most)
+        assert update(Auroc(), scores, target, 7) == 1
+        assert update(Auroc(), scores.half(), target, 7) == 1
+        few = torch.randint(3, (60,), dtype=torch.uint8)
+        assert update(Auroc(), torch.nn.functional.one_hot(few.long(), 3).float(), few, 7) == 1
+
+
 def test_what_is_undefined_is_nan_and_left_out():
     scores, target = torch.randn(60, 4), torch.randint(3, (60,))
     for own in (*REFERENCES, *CURVES):

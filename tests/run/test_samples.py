@@ -14,6 +14,7 @@ from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.data import Batch
 from manyfit.learn.step_log import StepLog
 from manyfit.report.image_grid import read_images, read_pair, stretch, write_image_grid
+from manyfit.run.evaluation.first_rows import FirstRows
 from manyfit.store.folder import RunFolder
 
 MODEL = """
@@ -103,7 +104,7 @@ def test_images_of_a_report_are_side_by_side(tmp_path):
 
     def write(output, target, name):
         batches = iter([Batch(inputs, None, np.arange(12))])
-        return write_image_grid(batches, output, target, tmp_path / name)
+        return write_image_grid(batches, FirstRows(output, target, np.arange(8)), tmp_path / name)
 
     assert write(scores, classes, "classes.png")
     with Image.open(tmp_path / "classes.png") as image:

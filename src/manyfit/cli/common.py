@@ -87,7 +87,8 @@ class OverrideVerb(Verb):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete options, and the keys of the run or study that is named."""
-        place = ctx.params.get("run") or ctx.params.get("study")
+        named = [ctx.params.get(name) for name in ("run", "study", "place")]
+        place = next((each for each in named if each is not None), None)
         keys = complete_keys(Path(place), incomplete) if place is not None and incomplete[:1] != "-" else []
         return [*super().shell_complete(ctx, incomplete), *keys]
 

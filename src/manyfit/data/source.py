@@ -239,8 +239,9 @@ class Splits:
     def source(self, split: Split) -> Source | None:
         """Return the rows of one split."""
         try:
-            found, is_train = as_source(self.given[split], self.workers), split == "train"
-            if is_loader(self.given[split]) and (size := take_apart(self.given[split])[1]) != self.batch_size:
+            given, is_train = self.given[split], split == "train"
+            found, size = take_apart(given) if is_loader(given) else (as_source(given, self.workers), None)
+            if size not in (None, self.batch_size):
                 text = "%s: the loader has the batch size %d, but data.batch_size is %d, which is used"
                 log.warning(text, split, size, self.batch_size)
             if isinstance(found, IterableSource):

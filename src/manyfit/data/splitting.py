@@ -59,7 +59,7 @@ def divide_rows(
         _, codes, counts = np.unique(np.asarray(labels)[order], return_inverse=True, return_counts=True)
         within = np.arange(rows) - np.repeat(np.cumsum(counts) - counts, counts)
         keys = (within + 0.5) / counts[codes]
-        order = order[np.argsort(keys, kind="stable")]
+        order = order[np.lexsort((permute(rows, seed, "ties"), keys))]  # rare labels tie: in random order
     first, second = round(rows * validation), round(rows * test)
     bounds = {"validation": (0, first), "test": (first, first + second), "train": (first + second, rows)}
     return {split: np.sort(order[begin:end]) for split, (begin, end) in bounds.items()}

@@ -26,7 +26,7 @@ from manyfit.data.workers import read_in_workers
 class Turn:
     """What a shard gave in its turn: a batch, or rows that are collated later; nothing if it is discarded."""
 
-    made: Batch | None = None
+    batch: Batch | None = None
     rows: list[Any] | None = None
     is_last: bool = False
     """Whether the shard has ended, with fewer rows than a batch has."""
@@ -54,7 +54,7 @@ class Epoch:
         """Yield the batches."""
         for step, part in enumerate(self._arrange(workers)):
             if step >= self.skipped:
-                begin, made = step * self.size, part.made
+                begin, made = step * self.size, part.batch
                 if made is None:
                     rows = part.rows or []
                     made = self._collate(rows[: self.rows - begin], step, self.shards)
@@ -78,12 +78,10 @@ class Epoch:
                     yield part
         rest = [row for shard in sorted(remainders) for row in remainders[shard]]
         found = step * self.size + len(rest)
-        for begin in range(0, len(rest), self.size):
-            if step < self.steps and (step + 1 < self.steps or found >= self.rows):
-                step += 1
-                yield Turn(rows=rest[begin : begin + self.size])
-        if step < self.steps:
+        if found < self.rows:
             raise UsageError(f"the iterable should have {self.rows} rows, but ended after {found}")
+        for number in range(self.steps - step):
+            yield Turn(rows=rest[number * self.size : (number + 1) * self.size])
 
     def _start(self, workers: int) -> list[Iterator[Turn | BatchFailure]]:
         """Return the readers; shard s is read by reader s modulo their number."""
@@ -113,14 +111,14 @@ class Epoch:
         """Return the first rows of a shard, with the random numbers of its first batch."""
         stream = self._open(shard)
         with own_randomness(), as_shard(shard, self.shards):
-            seed_for(derive(self.seed, "iterable", self.number, 0, *self._name(shard)))
+            seed_for(derive(self.seed, "iterable", self.number, 0, *self._seed_parts(shard)))
             return list(itertools.islice(stream, count))
 
     def _take(self, stream: Iterator[Any], shard: int, turn: int) -> Turn:
         latest = turn * self.shards + shard  # the step is an earlier one if other shards have ended
         size = min(self.size, self.rows - turn * self.size) if self.shards == 1 else self.size
         with own_randomness(), as_shard(shard, self.shards):
-            seed_for(derive(self.seed, "iterable", self.number, turn, *self._name(shard)))
+            seed_for(derive(self.seed, "iterable", self.number, turn, *self._seed_parts(shard)))
             rows = list(itertools.islice(stream, size))
         if len(rows) < size:
             return Turn(rows=rows, is_last=True)
@@ -136,13 +134,13 @@ class Epoch:
             return self.make(rows)
 
     def _open(self, shard: int) -> Iterator[Any]:
-        seed = derive(self.seed, "pass", self.number, *self._name(shard))
+        seed = derive(self.seed, "pass", self.number, *self._seed_parts(shard))
         with own_randomness(), as_shard(shard, self.shards):
             seed_for(seed)
             rows = iter(self.open(self.number, shard, self.shards))
         return shuffle_rows(rows, self.buffer, derive(seed, "buffer")) if self.buffer else rows
 
-    def _name(self, shard: int) -> tuple[int, ...]:
+    def _seed_parts(self, shard: int) -> tuple[int, ...]:
         return () if self.shards == 1 else (shard,)
 
 
@@ -186,6 +184,9 @@ def _as_dataset(epoch: Epoch, shards: Sequence[int]) -> Any:
                 yield from epoch.turns(shards)
             except Exception as error:  # raised in the training process, without the traceback of a worker
                 yield BatchFailure.of("a row", error)
+
+        def __reduce__(self) -> Any:  # for systems on which workers are not forked
+            return _as_dataset, (epoch, shards)
 
     return Group()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,15 @@ from manyfit.core.errors import UsageError
 
 GAP = 1
 """Pixels between two images."""
+
+
+def check_shape(shape: Sequence[int], dtype: Any) -> None:
+    """Raise an error for an array that is not an image, or several."""
+    if "complex" in str(dtype):
+        raise UsageError("images must have real numbers, not complex ones")
+    channels = shape[1] if len(shape) == 4 else 1
+    if len(shape) not in (2, 3, 4) or channels not in (1, 3) or not math.prod(shape):
+        raise UsageError(f"images must have shape (n, 1 or 3, height, width), not {list(shape)}")
 
 
 def make_grid(images: Any, columns: int | None = None) -> npt.NDArray[np.uint8]:
@@ -24,15 +34,12 @@ def make_grid(images: Any, columns: int | None = None) -> npt.NDArray[np.uint8]:
     """
     is_bytes = str(getattr(images, "dtype", "")).removeprefix("torch.") == "uint8"
     array = images.detach().float().cpu().numpy() if hasattr(images, "detach") else np.asarray(images)
-    if np.iscomplexobj(array) or str(getattr(images, "dtype", "")).startswith("torch.complex"):
-        raise UsageError("images must have real numbers, not complex ones")
+    check_shape(array.shape, getattr(images, "dtype", array.dtype))
     array = array.astype(np.float32) / (255 if is_bytes else 1)
     if array.ndim == 2:
         array = array[None, None]
     elif array.ndim == 3:
         array = array[None] if array.shape[0] in (1, 3) and array.shape[1] > 4 else array[:, None]
-    if array.ndim != 4 or array.shape[1] not in (1, 3) or not array.size:
-        raise UsageError(f"images must have shape (n, 1 or 3, height, width), not {list(array.shape)}")
     if array.min() < 0:
         array = (array + 1) / 2
     pixels = (np.nan_to_num(array).clip(0, 1) * 255).round().astype(np.uint8)

@@ -135,9 +135,12 @@ def average_classes(values: Tensor, rows: Tensor, average: str) -> Tensor:
 
 def split_classes(scores: Tensor, known: Tensor, classes: int, has_numbers: bool) -> Iterator[Tensor]:
     """Yield scores and truth of the shape (rows, classes); `known` may hold the numbers of the classes."""
+    if scores.device.type == "mps":  # which does not support float64
+        scores, known = scores.cpu(), known.cpu()
+    flat = (scores.movedim(1, -1) if scores.ndim > 1 else scores).reshape(-1, classes)
     if has_numbers:
-        yield to_odds(scores.movedim(1, -1).reshape(-1, classes))
-        yield torch.nn.functional.one_hot(known.reshape(-1), classes).bool()
+        yield to_odds(flat)
+        yield torch.nn.functional.one_hot(known.reshape(-1).long(), classes).bool()
     else:
-        yield scores.reshape(-1, classes)
-        yield known.reshape(-1, classes).bool()
+        yield flat.float() if flat.dtype != torch.float64 else flat
+        yield (known.movedim(1, -1) if known.ndim > 1 else known).reshape(-1, classes).bool()

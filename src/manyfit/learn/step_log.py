@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manyfit.core.errors import UsageError
-from manyfit.learn.pictures import make_grid
+from manyfit.learn.pictures import check_shape, make_grid
 
 PATTERN: Final = re.compile(r"[A-Za-z_][\w./-]*")
 TAKEN: Final = ("loss", "lr", "momentum")
@@ -109,10 +109,9 @@ def read_sample(name: str, value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return "\n".join(value)
+    check_shape(value.shape, value.dtype)
     few = value[:SHOWN] if value.ndim == 4 or value.shape[0] > 3 else value
-    found = few.detach().clone() if isinstance(few, Tensor) else few.copy()
-    make_grid(found[:1] if found.ndim == 4 else found)  # raises an error for a shape that is not an image
-    return found
+    return few.detach().clone() if isinstance(few, Tensor) else few.copy()
 
 
 _active: list[StepLog | None] = []

@@ -1,6 +1,7 @@
 """Metrics of a whole split that are updated batch by batch, in bounded memory: F1, AUROC and others.
 
-They are metrics of torchmetrics (extra `metrics`) whose task follows from the shapes of the first batch:
+F1, precision and recall are those of torchmetrics (extra `metrics`); areas under curves are computed here.
+The task follows from the shapes of the first batch:
 
 | output | target | task |
 |---|---|---|

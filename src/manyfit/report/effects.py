@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
-from manyfit.core.names import listing
+from manyfit.core.names import listing, pluralize
 from manyfit.report.charts import Drawn
 from manyfit.report.leaderboard import inherit_values
 from manyfit.store.events import read_events
@@ -125,7 +126,7 @@ def draw_effect(axes: Any, effect: Effect) -> None:
 
 def is_measure(value: Any) -> bool:
     """Return whether a value is a number; truth values are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _place(value: Any) -> tuple[bool, float, str]:
@@ -156,12 +157,8 @@ def find_effects(study: Study, metrics: Sequence[str] = ()) -> EffectsFigure:
             if value is not None:
                 events = read_events(RunFolder(point.folders[seed]).metrics)
                 last = {name: each for event in events for name, each in event.values.items()}
-                trials.append(
-                    (
-                        {**inherit_values(study.base, point.values), **point.values},
-                        {**last, study.metric: value},
-                    )
-                )
+                values = {**inherit_values(study.base, point.values), **point.values}
+                trials.append((values, {**last, study.metric: value}))
     if not trials:
         raise UsageError(f"{study.folder} has no trial with a value yet")
     known = [study.metric, *sorted({n for _, found in trials for n in found} - {study.metric})]
@@ -183,8 +180,11 @@ def find_effects(study: Study, metrics: Sequence[str] = ()) -> EffectsFigure:
                 effects.append(Effect(key, metric, x, np.asarray(y, dtype=np.float64)))
     stopped = sum(point.state == "stopped" for point in study.points)
     without = sum(value is None for point in study.points for value in point.trials.values())
-    notes = (
-        [f"{stopped} points were stopped early: their values are those of fewer epochs"] if stopped else []
-    )
-    notes += [f"{without} trials have no value and are left out"] if without else []
+    notes = []
+    if stopped:
+        notes.append(f"stopped early, after fewer epochs: {pluralize(stopped, 'point')}")
+    if without:
+        notes.append(f"left out, without a value: {pluralize(without, 'trial')}")
+    if not effects:
+        raise UsageError(f"no trial of {study.folder} has a finite value of {listing(chosen)}")
     return EffectsFigure(effects, "; ".join(notes))

@@ -11,29 +11,31 @@ import numpy.typing as npt
 
 from manyfit.core.png import encode_png
 from manyfit.data.batch import Batch
-from manyfit.data.nested import Nested, named_arrays, pair_outputs
+from manyfit.data.nested import named_arrays, pair_outputs
 from manyfit.learn.pictures import make_grid
+from manyfit.run.evaluation.first_rows import SHOWN, FirstRows
 from manyfit.store import durable
 
-SHOWN: Final = 8
-"""The number of rows that are shown."""
 SMALLEST: Final = 64
 """The height of an image in pixels, at least."""
 Images = npt.NDArray[np.floating[Any]]
 
 
-def write_image_grid(batches: Iterator[Batch], output: Nested, target: Nested, file: Path) -> bool:
+def write_image_grid(batches: Iterator[Batch], first: FirstRows, file: Path) -> bool:
     """Write a line of images per row: inputs, targets, outputs; return whether an output is an image.
 
-    `output` and `target` are those of the first batch.
+    The inputs are those of the first batch, if it has the same rows.
     """
     shown: dict[str, Images] = {}
-    for name, found, known in pair_outputs(output, target):
+    for name, found, known in pair_outputs(first.output, first.target):
         for kind, images in read_pair(found, known).items():
             shown[f"{kind} {name}"] = images
     if not shown:
         return False
-    given = {f"input {name}": read_images(array) for name, array in named_arrays(next(batches).inputs)}
+    batch = next(batches)
+    is_same = np.array_equal(batch.index[: len(first.index)], first.index)
+    inputs = named_arrays(batch.inputs) if is_same else ()
+    given = {f"input {name}": read_images(array) for name, array in inputs}
     columns = {**{name: stretch(images) for name, images in given.items() if images is not None}, **shown}
     grid = arrange_grid(columns)
     height, width, channels = grid.shape
@@ -51,8 +53,9 @@ def read_pair(output: Any, target: Any) -> dict[str, Images]:
     known = None if target is None else read_images(target)
     classes = None if known is None else find_classes(np.asarray(output), np.asarray(target))
     if known is not None and classes is not None:
-        count = max(2, classes[1])
-        pair = {"target": known, "output": classes[0][:SHOWN, None].astype(np.float32)}
+        count, numbers = max(2, classes[1]), read_images(np.asarray(target).astype(np.int64))
+        assert numbers is not None
+        pair = {"target": numbers, "output": classes[0][:SHOWN, None].astype(np.float32)}
         return {n: np.where((v >= 0) & (v < count), v, 0) / (count - 1) for n, v in pair.items()}
     found = read_images(output)
     if found is None:

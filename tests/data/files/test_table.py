@@ -284,3 +284,10 @@ def test_frames_are_read_like_files(houses, tmp_path, monkeypatch):
             )
         with pytest.raises(UsageError, match="has no column 'rooms'"):
             infer.predict(frame.drop(columns=["rooms"]))
+
+
+def test_labels_that_are_all_different_do_not_order_the_splits():
+    labels = np.random.RandomState(0).randint(0, 10**6, 2000)
+    found = divide_rows(2000, 0.2, 0.2, 0, labels)
+    means = [labels[rows].mean() for rows in found.values()]
+    assert max(means) - min(means) < 0.1 * labels.mean()

@@ -37,7 +37,7 @@ def study_schema(config: Config | None = None) -> dict[str, Any]:
         ]
     }
     zipped = {"type": "object", "additionalProperties": {"type": "array"}}
-    keys = list_keys(Run) if config is None else list_keys_of(config.file) if config.file else []
+    keys = list_keys_of(config.file) if config is not None and config.file else list_keys(Run)
     changes = {"type": "object", "properties": {key: {} for key in keys}}
     schema["properties"] |= {
         "base": {

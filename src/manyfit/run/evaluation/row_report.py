@@ -19,13 +19,21 @@ from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.signals import Watch
 from manyfit.data import Source, once
-from manyfit.data.nested import Nested, concatenate, count_rows, named_arrays, pair_outputs, shapes
+from manyfit.data.nested import (
+    Nested,
+    concatenate,
+    count_rows,
+    named_arrays,
+    pair_outputs,
+    shapes,
+)
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.learner import Learner, Outputs
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run.build.evaluator import Evaluator
 from manyfit.run.callbacks.progress import show_progress
 from manyfit.run.evaluation import summary_statistics
+from manyfit.run.evaluation.first_rows import FirstRows
 from manyfit.run.loop.validation import watching
 from manyfit.store import durable
 
@@ -63,8 +71,7 @@ class Report:
     """The numbers of missing and of repeated rows, if a preprocessor drops or repeats rows."""
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Columns of large arrays, in full."""
-    first: tuple[Nested, Nested] | None = None
-    """All outputs and targets of the first batch."""
+    first: FirstRows | None = None
 
     def __len__(self) -> int:
         return len(self.columns["id"])
@@ -230,7 +237,7 @@ class ReportTable:
         self._evaluator = evaluator
         self._waiting: list[tuple[Nested, Nested]] = []
         self._bytes = 0
-        self.first: tuple[Nested, Nested] | None = None
+        self.first: FirstRows | None = None
 
     def add(self, outputs: Outputs, member: int) -> None:
         """Add the rows of a batch."""
@@ -240,7 +247,8 @@ class ReportTable:
         for name, values in outputs.rows.items():
             self.parts.setdefault(name, []).append(values[member])
         every = outputs.every(member)
-        self.first = self.first or every
+        if self.first is None:
+            self.first = FirstRows.of(*every, outputs.index)
         if self._waiting and shapes(self._waiting[0][0]) != shapes(every[0]):
             self.flush()  # the shape of the rows or the outputs have changed
         self._waiting.append(every)

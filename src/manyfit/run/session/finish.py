@@ -134,7 +134,7 @@ def draw_images(report: Report, built: Built, split: str, file: Path) -> None:
         return
     batches = once(source, built.evaluation_batch_size)
     with own_randomness():
-        call_later("manyfit.report.image_grid.write_image_grid", batches, *report.first, file)
+        call_later("manyfit.report.image_grid.write_image_grid", batches, report.first, file)
 
 
 def report_of(
