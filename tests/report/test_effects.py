@@ -88,5 +88,6 @@ def test_every_hyperparameter_against_every_metric(study, cli, tmp_path):
     assert "per a factor of 10, explains" in answer.out
     shown = json.loads(cli("study", "effects", "studies/s", "-m", "val_loss", "--json").out)
     assert [row["metric"] for row in shown] == ["val_loss"] * 3
+    assert shown[0]["slope"] == pytest.approx(slope) and set(shown[2]["means"]) == {"16", "32"}
     with pytest.raises(UsageError, match="no trial has a metric named 'val_los'"):
         study.plot_effects("val_los")

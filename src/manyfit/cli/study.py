@@ -79,7 +79,7 @@ def effects(study: Path, metrics: tuple[str, ...], output: Path | None, json_: b
     if output is not None:
         say(str(found.save(output)), err=json_)
     if json_:
-        print_json([dict(zip(found.header, row, strict=True)) for row in found.cells()])
+        print_json([each.as_dict() for each in found.effects])
     elif output is None:
         table(found.cells(), found.header)
     if found.note:

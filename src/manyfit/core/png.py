@@ -26,6 +26,12 @@ def encode_png(rows: Sequence[bytes], width: int, is_color: bool) -> bytes:
     return SIGNATURE + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
+def encode_grid(grid: Any) -> bytes:
+    """Return an array of bytes, (height, width, 1 or 3), as PNG."""
+    height, width, channels = grid.shape
+    return encode_png([grid[i].tobytes() for i in range(height)], width, is_color=channels == 3)
+
+
 def read_size(png: bytes) -> tuple[int, int]:
     """Return the width and the height of a PNG image."""
     found: Any = struct.unpack(">II", png[16:24])

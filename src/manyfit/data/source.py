@@ -176,7 +176,8 @@ def _arrays(inputs: Any) -> Inputs:
     return tuple(np.asarray(column) for column in inputs) if isinstance(inputs, tuple) else np.asarray(inputs)
 
 
-NO_STREAM = {"count": None, "shards": 1, "shuffle_buffer": 0}
+STREAM_DEFAULTS = {"count": None, "shards": 1, "shuffle_buffer": 0}
+"""Settings of `Splits` that apply to streams only: other values are refused for other data."""
 
 
 class NotASource(UsageError):
@@ -246,7 +247,7 @@ class Splits:
                 log.warning(text, split, size, self.batch_size)
             if isinstance(found, IterableSource):
                 return self._arrange_stream(found, is_train)
-            if is_train and self.stream != NO_STREAM:
+            if is_train and self.stream != STREAM_DEFAULTS:
                 raise UsageError(f"{split}: count, shards and shuffle_buffer apply to streams only")
             is_ordered = is_train and (not self.shuffle or self.drop_last or self.sampler is not None)
             if found is None or not (is_ordered or self.collate is not None):

@@ -40,7 +40,7 @@ class StreamingMetric:
     """A metric of torchmetrics, built when the first batch is seen."""
 
     name: ClassVar[str] = ""
-    """The name of the class in torchmetrics."""
+    """The name of the class in torchmetrics; empty if it is not used."""
 
     def __init__(
         self, average: Literal["macro", "micro", "weighted"] = "macro", threshold: float = 0.0
@@ -53,7 +53,8 @@ class StreamingMetric:
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._size = 0
         self._has_nan = False
-        import_optional("torchmetrics", "metrics")
+        if self.name:
+            import_optional("torchmetrics", "metrics")
 
     def clone(self) -> Any:
         """Return an independent copy."""

@@ -52,7 +52,7 @@ class Chart:
     marks: Sequence[Mark] = field(default_factory=tuple)
 
 
-class Drawn:
+class Drawable:
     """Something that can be drawn into a file; a notebook shows it."""
 
     def draw(self) -> Any:
@@ -77,7 +77,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Figure(Drawn):
+class Figure(Drawable):
     """One or several charts, one below the other."""
 
     charts: Sequence[Chart]

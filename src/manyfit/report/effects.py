@@ -15,7 +15,7 @@ import numpy.typing as npt
 from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing, pluralize
-from manyfit.report.charts import Drawn
+from manyfit.report.charts import Drawable
 from manyfit.report.leaderboard import inherit_values
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
@@ -67,6 +67,14 @@ class Effect:
         shown = [name if names.count(name) == 1 else key for key, name in zip(values, names, strict=True)]
         return {name: self.y[[each == key for each in keys]] for key, name in zip(values, shown, strict=True)}
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data: a line through a number, or the means by value."""
+        found: dict[str, Any] = {"metric": self.metric, "key": self.key, "trials": len(self.y)}
+        if self.is_number:
+            slope, intercept, share = self.fit()
+            return {**found, "log": self.is_log, "slope": slope, "intercept": intercept, "explained": share}
+        return {**found, "means": {name: float(values.mean()) for name, values in self.by_value().items()}}
+
     def describe(self) -> str:
         """Describe it in a few words."""
         if self.is_number:
@@ -77,7 +85,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class EffectsFigure(Drawn):
+class EffectsFigure(Drawable):
     """A panel for every hyperparameter and metric."""
 
     effects: Sequence[Effect]

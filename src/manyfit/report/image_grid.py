@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from manyfit.core.png import encode_png
+from manyfit.core.png import encode_grid
 from manyfit.data.batch import Batch
 from manyfit.data.nested import named_arrays, pair_outputs
 from manyfit.learn.pictures import make_grid
@@ -37,10 +37,7 @@ def write_image_grid(batches: Iterator[Batch], first: FirstRows, file: Path) -> 
     inputs = named_arrays(batch.inputs) if is_same else ()
     given = {f"input {name}": read_images(array) for name, array in inputs}
     columns = {**{name: stretch(images) for name, images in given.items() if images is not None}, **shown}
-    grid = arrange_grid(columns)
-    height, width, channels = grid.shape
-    rows = [grid[i].tobytes() for i in range(height)]
-    durable.write_file(file, encode_png(rows, width, is_color=channels == 3))
+    durable.write_file(file, encode_grid(arrange_grid(columns)))
     return True
 
 

@@ -111,8 +111,8 @@ def test_a_split_column(tmp_path):
         ("x,y\n1,a\n", {"target": "y", "task": "regression"}, "has text"),
         ("x,y\n1,0\n", {"target": "y", "inputs": ["y"]}, "cannot be an input"),
         ("i,y\na,0\nb,1\na,1\n", {"target": "y", "id": "i"}, "the column 'i' repeats 'a'"),
-        ("größe,y\n1,0\n", {"target": "y"}, "not encoded in UTF-8"),
-        ("x,y\nö,0\nä,1\n", {"target": "y"}, r"not encoded in UTF-8 \(x\)"),
+        ("größe,y\n1,0\n", {"target": "y"}, "the header is not UTF-8"),
+        ("x,y\nö,0\nä,1\n", {"target": "y"}, "the column 'x' is not UTF-8"),
     ],
 )
 def test_mistakes_name_the_file_and_the_column(tmp_path, text, options, words):

@@ -353,11 +353,11 @@ def read_arrow(file: Path, texts: Sequence[str] = ()) -> Any:
         raise UsageError(f"{file} has no rows")
     try:
         kinds = zip(table.column_names, table.schema.types, strict=True)
-        texts = [name for name, kind in kinds if pa.types.is_binary(kind)]
+        unreadable = [f"the column {name!r}" for name, kind in kinds if pa.types.is_binary(kind)]
     except UnicodeDecodeError:
-        texts = ["the header"]
-    if texts and file.suffix.lower() not in (".parquet", ".pq"):
-        raise UsageError(f"{file} is not encoded in UTF-8 ({texts[0]}); convert it: iconv -f latin1 -t utf8")
+        unreadable = ["the header"]
+    if unreadable and file.suffix.lower() not in (".parquet", ".pq"):
+        raise UsageError(f"{file}: {unreadable[0]} is not UTF-8; convert the file: iconv -f latin1 -t utf8")
     if len(set(table.column_names)) != len(table.column_names):
         raise UsageError(f"{file} has several columns of the same name")
     return table

@@ -30,16 +30,16 @@ MOMENT: Final = 1.0
 class Averages:
     """Moving averages of the training losses of runs that log more often than once per epoch."""
 
-    def __init__(self, cohort: Cohort) -> None:
+    def __init__(self, cohort: Cohort | None = None) -> None:
         self._within = False
         self._found: dict[str, MovingAverage] = {}
-        for member in cohort.members:
+        for member in cohort.members if cohort is not None else ():
             average = self._found[member.folder.name] = MovingAverage(WEIGHT)
             for event in member.committed:
                 average.add(event.values.get("train_loss", math.nan))
 
-    def show(self, name: str, boundary: Boundary, row: Mapping[str, float]) -> str:
-        """Add a row of a run and return its average in words; empty if each row is that of an epoch."""
+    def add(self, name: str, boundary: Boundary, row: Mapping[str, float]) -> str:
+        """Add a row of a run and return the average in words; empty if each row is that of an epoch."""
         if "train_loss" not in row:
             return ""
         self._within = self._within or not boundary.ends_epoch
@@ -55,6 +55,7 @@ class PlainProgress:
         self._is_gone = False
         self._said = -OFTEN
         self._latest: dict[str, dict[str, float]] = {}
+        self._averages = Averages()
 
     def on_start(self, cohort: Cohort) -> None:
         """Print what is trained."""
@@ -68,7 +69,7 @@ class PlainProgress:
         """Print the latest metrics."""
         is_news = boundary.ends_epoch or boundary.validate or time.monotonic() - self._said > OFTEN
         pairs = list(zip(cohort.members, rows, strict=False))
-        averages = [self._averages.show(member.folder.name, boundary, row) for member, row in pairs]
+        averages = [self._averages.add(member.folder.name, boundary, row) for member, row in pairs]
         if not rows or not is_news:
             for member, row in pairs:
                 self._latest.setdefault(member.folder.name, {}).update(row)
@@ -101,6 +102,7 @@ class BarProgress:
     def __init__(self) -> None:
         self._bar: Any = None
         self._task: Any = None
+        self._averages = Averages()
 
     def on_start(self, cohort: Cohort) -> None:
         """Draw the bar."""
@@ -131,7 +133,7 @@ class BarProgress:
         """Update the bar."""
         shown = {}
         if rows:
-            average = self._averages.show(cohort.members[0].folder.name, boundary, rows[0])
+            average = self._averages.add(cohort.members[0].folder.name, boundary, rows[0])
             shown = {"values": printable_line(format_values(rows[0]) + average)}
         self._bar.update(
             self._task, completed=boundary.step, epoch=f"{boundary.epoch:.3g}/{cohort.plan.epochs}", **shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyfit.core.png import encode_png
+from manyfit.core.png import encode_grid
 from manyfit.core.redaction import redact
 from manyfit.run.loop.cohort import Cohort
 from manyfit.run.loop.plan import Boundary
@@ -16,7 +16,4 @@ def keep_pictures(cohort: Cohort, boundary: Boundary) -> None:
                 if isinstance(grid, str):
                     member.keep_sample(name, boundary.step, redact(grid).encode(errors="replace"))
                     continue
-                height, width, channels = grid.shape
-                rows = [grid[i].tobytes() for i in range(height)]
-                png = encode_png(rows, width, is_color=channels == 3)
-                member.keep_sample(name, boundary.step, png)
+                member.keep_sample(name, boundary.step, encode_grid(grid))
