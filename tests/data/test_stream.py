@@ -42,7 +42,7 @@ def read(source, order, start=0, steps=None):
     return [(np.asarray(b.inputs).tolist(), np.asarray(b.target).tolist(), b.index.tolist()) for b in found]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(
     st.integers(1, 40), st.integers(1, 7), st.integers(1, 4), st.integers(0, 12), st.integers(0, 30),
     st.booleans(),

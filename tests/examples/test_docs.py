@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.DO
 
 SLOW = (
     "resuming", "variants", "configuration", "experiments", "shards", "five-components", "training",
-    "trainers", "files", "cookbook",
+    "trainers", "files", "cookbook", "evaluation",
 )  # fmt: skip
 """What other tests prove as well, in less time."""
 
