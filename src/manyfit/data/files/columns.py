@@ -13,6 +13,9 @@ from manyfit.core.errors import UsageError
 from manyfit.core.lazy import import_optional
 from manyfit.core.names import listing
 
+SMALL = 1_000_000
+"""The largest range of integers that are counted."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -65,6 +68,18 @@ def to_word(value: float) -> str:
     ('1000001', '0.1')
     """
     return str(int(value)) if value == value and abs(value) < 1e15 and value == int(value) else repr(value)
+
+
+def find_distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the distinct values, sorted: by counting if they are integers within a small range.
+
+    >>> find_distinct(np.array([3, -1, 3, 0])).tolist()
+    [-1, 0, 3]
+    """
+    if values.dtype.kind != "i" or not len(values) or int(values.max()) - int(values.min()) > SMALL:
+        return np.unique(values)
+    lowest = values.min()
+    return np.asarray(np.flatnonzero(np.bincount(values - lowest)) + lowest)
 
 
 def to_column(name: str, array: Any, as_category: bool) -> Column:
@@ -146,7 +161,7 @@ class CategoryColumn:
     def fit(column: Column, rows: npt.NDArray[np.int64]) -> CategoryColumn:
         """Read the categories from the training rows."""
         assert column.words is not None
-        used = np.unique(column.values[rows])
+        used = find_distinct(column.values[rows])
         return CategoryColumn(column.name, sorted(column.words[code] for code in used if code >= 0))
 
     @property
@@ -183,7 +198,7 @@ class TargetColumn:
             return TargetColumn(column.name, sorted(column.words))
         if task == "regression" or (task == "auto" and values.dtype.kind not in "iub"):
             return TargetColumn(column.name, None)
-        distinct = np.unique(values)
+        distinct = find_distinct(values)
         is_whole = bool((distinct == np.floor(distinct)).all())
         if task == "auto" and (distinct[0] != 0 or len(distinct) != int(distinct[-1]) + 1):
             return TargetColumn(column.name, None)

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -32,6 +33,8 @@ WORDS = {"train": "train", "training": "train", "validation": "validation", "val
 
 BLOCK: Final = 1 << 24
 """Bytes of a CSV file that are parsed at once. The first ones determine the types of the columns."""
+AT_ONCE: Final = 1 << 17
+"""The number of rows that are encoded at once."""
 
 
 class TableRows(ArraySource):
@@ -235,7 +238,10 @@ class Table:
     @cached_property
     def _numbers(self) -> list[NumberColumn]:
         columns = [self._column(self._columns, name) for name in self._names]
-        return [NumberColumn.fit(c, self._rows["train"], self.standardize) for c in columns if not c.is_text]
+        rows = self._rows["train"]
+        with ThreadPoolExecutor() as pool:
+            numbers = [column for column in columns if not column.is_text]
+            return list(pool.map(lambda column: NumberColumn.fit(column, rows, self.standardize), numbers))
 
     @cached_property
     def _groups(self) -> list[CategoryColumn]:
@@ -270,8 +276,13 @@ class Table:
             keep = {*self.inputs, *self.targets, self.id, self.split, self.stratify}
             used = [name for name in used if name in keep]
         texts = self.categories | {name for name in (self.id, self.split) if name}
+
+        def convert(name: str) -> Column:
+            return to_column(name, table[name].combine_chunks(), name in texts)
+
         try:
-            return {name: to_column(name, table[name].combine_chunks(), name in texts) for name in used}
+            with ThreadPoolExecutor() as pool:
+                return dict(zip(used, pool.map(convert, used), strict=True))
         except UsageError as error:
             raise UsageError(f"{file}: {error}") from None
 
@@ -311,21 +322,35 @@ class Table:
 
     def _features(self, columns: Mapping[str, Column], count: int) -> Any:
         indices = [each.codes(columns[each.name]) for each in self._groups]
-        widths = [len(each.names) for each in self._numbers]
-        wide = sum(len(each.names) for each in self._groups) if self.encoding == "one_hot" else 0
-        found = np.zeros((sum(widths) + wide, count), dtype=np.float32)  # written column by column
-        begin = 0
-        for number, width in zip(self._numbers, widths, strict=True):
-            number.write(columns[number.name], found[begin : begin + width], self.standardize)
-            begin += width
-        if self.encoding == "codes":
-            stacked = np.stack(indices, axis=1) if indices else np.zeros((count, 0), dtype=np.int64)
-            return {"numbers": np.ascontiguousarray(found.T), "categories": stacked}
-        for group, index in zip(self._groups, indices, strict=True):
-            for code in range(len(group.names)):
-                found[begin + code] = index == code
-            begin += len(group.names)
-        return np.ascontiguousarray(found.T)
+        is_one_hot = self.encoding == "one_hot"
+        numbers = sum(len(each.names) for each in self._numbers)
+        wide = sum(len(each.names) for each in self._groups) if is_one_hot else 0
+        found = np.empty((count, numbers + wide), dtype=np.float32)
+
+        def fill(first: int) -> None:
+            """Write some rows, column by column."""
+            rows = slice(first, first + AT_ONCE)
+            part = np.zeros((numbers + wide, len(found[rows])), dtype=np.float32)
+            begin = 0
+            for number in self._numbers:
+                column = columns[number.name]
+                width = len(number.names)
+                number.write(
+                    Column(column.name, column.values[rows]), part[begin : begin + width], self.standardize
+                )
+                begin += width
+            for group, index in zip(self._groups, indices, strict=True) if is_one_hot else ():
+                for code in range(len(group.names)):
+                    part[begin + code] = index[rows] == code
+                begin += len(group.names)
+            found[rows] = part.T
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(fill, range(0, count, AT_ONCE)))
+        if is_one_hot:
+            return found
+        stacked = np.stack(indices, axis=1) if indices else np.zeros((count, 0), dtype=np.int64)
+        return {"numbers": found, "categories": stacked}
 
 
 def read_arrow(file: Path, texts: Sequence[str] = ()) -> Any:
