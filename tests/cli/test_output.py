@@ -142,6 +142,7 @@ def test_rows_for_programs_are_as_they_are(project, capsys):
 PLAIN = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "name",
     [pytest.param("a", marks=pytest.mark.soak), "größe", pytest.param("b\udcff", marks=pytest.mark.soak)],

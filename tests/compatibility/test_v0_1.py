@@ -110,7 +110,9 @@ def test_an_interrupted_run_ends_as_one_that_was_not(old):
         assert torch.allclose(tensor, weights[1][name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.soak) if k == "keras" else k for k in KINDS]
+)
 def test_a_run_is_evaluated_and_exported(old, cli, kind):
     need(kind)
     folder = old / "runs" / kind

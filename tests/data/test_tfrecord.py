@@ -183,6 +183,7 @@ SPECS = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.soak
 @given(st.lists(EXAMPLE, min_size=1, max_size=12), st.sampled_from(KEYS), SPECS)
 @settings(deadline=None)
 def test_every_example_is_read_as_tensorflow_reads_it(examples, name, feature):

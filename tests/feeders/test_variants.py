@@ -512,6 +512,7 @@ def net(hidden: int = 8) -> keras.Model:
 """
 
 
+@pytest.mark.soak
 def test_a_keras_model_in_a_registry(project):
     pytest.importorskip("keras")
     (project / "models" / "registry" / "knet.py").write_text(KERAS)

@@ -90,6 +90,7 @@ def test_a_run_is_trained_exported_and_loaded(tiny):
     assert train(folder, ["epochs=4"], callbacks=[]).trained_steps == 10
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("has_input", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_a_warm_start_of_a_model_with_and_without_an_input_shape(tiny, has_input):
     model = {**KERAS, "model_builder": {**KERAS.get("model_builder", {}), "has_input": has_input}}

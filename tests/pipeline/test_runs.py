@@ -229,6 +229,7 @@ except Exception as error:
     assert done.stdout.startswith("ExtraMissing") and "manyfit[keras]" in done.stdout
 
 
+@pytest.mark.soak
 def test_mlflow_is_on_by_itself_and_catches_up(tiny, monkeypatch, caplog):
     mlflow = pytest.importorskip("mlflow")
     folder = tiny.write(without=("track",), project_name="guide", epochs=1)

@@ -127,6 +127,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "words",
     [

@@ -341,6 +341,7 @@ def test_a_worker_dies_in_a_visit(hopping):
         assert_same(lab.folder / "trials" / trial, train_alone(lab, trial))
 
 
+@pytest.mark.soak
 def test_a_full_disk_fails_a_trial_and_loses_nothing(hopping, monkeypatch):
     from manyfit.store import checkpoint
 
