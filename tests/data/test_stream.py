@@ -153,7 +153,7 @@ def test_settings_of_streams_are_refused_elsewhere():
         Splits([(1.0, 2.0)], shuffle_buffer=3).source("train")
     with pytest.raises(UsageError, match="this is a stream"):
         Splits(Sharded(), shuffle=False).source("train")
-    source = Splits(Sharded(), count=20, shards=2, shuffle_buffer=4, drop_last=True).source("train")
+    source = Splits(Sharded(), count=20, stream_shards=2, shuffle_buffer=4, drop_last=True).source("train")
     assert (len(source), source.steps(Order(6, seed=0)), source.steps(Order(6))) == (20, 3, 4)
 
 
@@ -183,7 +183,7 @@ class Rows(IterableDataset):
 def test_a_stream_with_a_buffer_is_killed_and_resumed_exactly(project, workers):
     project.write("src/streamed.py", STREAMED)
     data = {"class": "manyfit.data.Splits", "train": {"class": "streamed.Rows"}, "batch_size": 8,
-            "count": 60, "shards": 3, "shuffle_buffer": 10, "workers": workers}  # fmt: skip
+            "count": 60, "stream_shards": 3, "shuffle_buffer": 10, "workers": workers}  # fmt: skip
     resumes(project, {**project.changed(), "data": data}, 11)
 
 
@@ -194,3 +194,35 @@ def test_nothing_is_counted_if_the_length_is_given(project, caplog):
     manyfit.train({**tree, "data": {**data, "count": 32}}, folder="runs/b", callbacks=[])
     manyfit.train(tree, ["train.steps=4"], folder="runs/c", callbacks=[])
     assert "count its rows" not in caplog.text
+
+
+def test_shards_of_a_run_and_of_a_stream_are_two_things(project):
+    """`data.shards` divides rows that can be read in any order; a stream has `stream_shards`."""
+    project.write("src/streamed.py", STREAMED)
+    project.write("src/maps.py", "from points import Blobs\n\n\nclass Rows:\n    def __init__(self, split: str):\n"
+                  "        self.found = Blobs().source(split)\n\n    def __len__(self):\n        return len(self.found)\n\n"
+                  "    def __getitem__(self, row):\n        return self.found.inputs[row], self.found.target[row]\n")  # fmt: skip
+    data = {
+        "class": "manyfit.data.Splits",
+        "train": {"class": "maps.Rows", "split": "train"},
+        "batch_size": 8,
+        "shards": 3,
+    }
+    resumes(project, {**project.changed(), "data": data}, 5)
+    stream = {"class": "manyfit.data.Splits", "train": {"class": "streamed.Rows"}, "count": 32, "shards": 2}
+    with pytest.raises(UsageError, match=r"data\.shards"):
+        manyfit.train({**project.changed(), "data": stream}, folder="runs/s", callbacks=[])
+
+
+def test_no_data_class_takes_a_key_of_the_run():
+    """Those that are known take folds themselves, to fit statistics on the rows of a fold."""
+    import inspect
+
+    from manyfit import data
+    from manyfit.config.typed.roles import DATA
+
+    for name in data.__all__:
+        target = getattr(data, name)
+        if inspect.isclass(target) and hasattr(target, "source") and name != "Data":
+            taken = set(inspect.signature(target).parameters) & set(DATA.beside)
+            assert taken <= {"folds", "fold", "stratify", "fold_seed"}, (name, taken)

@@ -209,7 +209,7 @@ class Splits:
     `shuffle`, `drop_last` and `sampler` are about training; evaluation reads every row, in order. A sampler
     is iterated for every epoch, with generators seeded by (seed, epoch). For a training split that is a
     stream, `count` is the number of rows in an epoch, `shuffle_buffer` the number of rows that are shuffled
-    at a time, and `shards` the number of parts that workers can read.
+    at a time, and `stream_shards` the number of parts that workers can read.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Splits:
         collate: Callable[..., Any] | None = None,
         sampler: Callable[..., Any] | None = None,
         count: Annotated[int, Gt(0)] | None = None,
-        shards: Annotated[int, Ge(1)] = 1,
+        stream_shards: Annotated[int, Ge(1)] = 1,
         shuffle_buffer: Annotated[int, Ge(0)] = 0,
     ) -> None:
         """`collate` is a function of a list of rows; `sampler` one of the training data set."""
@@ -234,7 +234,11 @@ class Splits:
         self.workers = workers
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self.stream: dict[str, Any] = {"count": count, "shards": shards, "shuffle_buffer": shuffle_buffer}
+        self.stream: dict[str, Any] = {
+            "count": count,
+            "shards": stream_shards,
+            "shuffle_buffer": shuffle_buffer,
+        }
         self.given = {"train": train, "validation": validation, "test": test}
 
     def source(self, split: Split) -> Source | None:
@@ -248,7 +252,7 @@ class Splits:
             if isinstance(found, IterableSource):
                 return self._arrange_stream(found, is_train)
             if is_train and self.stream != STREAM_DEFAULTS:
-                raise UsageError(f"{split}: count, shards and shuffle_buffer apply to streams only")
+                raise UsageError(f"{split}: count, stream_shards and shuffle_buffer apply to streams only")
             is_ordered = is_train and (not self.shuffle or self.drop_last or self.sampler is not None)
             if found is None or not (is_ordered or self.collate is not None):
                 return found
