@@ -115,6 +115,9 @@ def print_closing(found: Study) -> None:
     best = found.folder / "best"
     if (best / "best.json").exists():
         quoted = shlex.quote(str(best))
-        say(f"best model   {best}  (a run folder: exported, and evaluated on the test split)")
-        say(f"its rows     {best / 'reports' / 'test.csv'}")
+        splits = [split for split in ("test", "validation") if (best / "reports" / f"{split}.csv").exists()]
+        evaluated = f", and evaluated on the {splits[0]} split" if splits else ""
+        say(f"best model   {best}  (a run folder: exported{evaluated})")
+        if splits:
+            say(f"its rows     {best / 'reports' / splits[0]}.csv")
         say(f"predict      manyfit predict {quoted} --data new.npz")
