@@ -157,7 +157,7 @@ def log(name: str, value: Any) -> None:
     A number appears in the log of the run as `train_<name>` in training, as `val_<name>` in validation: the
     mean over the rows since the last entry, or over the rows of the split. It is a number or a tensor, one
     for the batch or one per row. Images, (n, channels, height, width), and texts are written to the run
-    folder and to TensorBoard, whenever the run logs. Outside of a run, nothing happens.
+    folder and to TensorBoard whenever the run pauses. Outside of a run, nothing happens.
 
     >>> manyfit.log("kl", kl.mean())    # doctest: +SKIP
     """
