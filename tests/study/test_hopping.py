@@ -406,7 +406,7 @@ def test_records_of_files_are_visited_in_ranges(lab, drop):
 
 @pytest.mark.soak
 def test_more_trials_than_open_files_hop(hopping, monkeypatch):
-    monkeypatch.setattr("manyfit.study.drive.hopping.count_open_runs", lambda: 4)
+    monkeypatch.setattr("manyfit.study.drive.keepers.count_open_runs", lambda: 4)
     lab = hopping(3)
     lab.write(
         execute={"hop": True, "order": "free"}, search__seeds=1,

@@ -34,6 +34,7 @@ from manyfit.study.drive.display import Display, Silent, choose_display
 from manyfit.study.drive.driver import Driver
 from manyfit.study.drive.hopping import Hopping
 from manyfit.study.drive.inbox import Inbox, number_of
+from manyfit.study.drive.keepers import Keepers
 from manyfit.study.drive.reconcile import (
     check_base,
     check_pauses,
@@ -158,10 +159,13 @@ def run(
     stack.callback(inbox.close)
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
     driver.dispatch.shards = int(ledger.get("shards") or 0)
+    if engine.keeps_folders and (study.execute.hop or engine.travels):
+        driver.keepers = Keepers(study, folder, allowed)
+        ledger.set("travels", True)
     if study.execute.hop:
         check_hop(ledger.get("shards"))
         measured = int(ledger.get("validation_shards") or 0)
-        driver.hopping = Hopping(study, folder, engine, driver.dispatch.shards, measured, allowed)
+        driver.hopping = Hopping(study, folder, engine, driver.dispatch.shards, measured, driver.keepers)
     begin_study(driver, found, wish)
     if engine.keeps_folders:
         make_folder(folder.trials)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manyfit.config import Config, patch
 from manyfit.core.errors import RunFailed
 from manyfit.core.files import check_file
 from manyfit.core.redaction import redact
-from manyfit.run.loop.cohort import judge_events, keep_of, write_sample
+from manyfit.run.loop.cohort import describe_model, judge_events, keep_of, write_sample
+from manyfit.run.loop.stopping import Ending, ending
 from manyfit.run.session import resume_check
 from manyfit.run.session.finish import write_summary
 from manyfit.run.session.session import Reached, record_config, resumable
@@ -68,9 +69,17 @@ class Keeper:
         self.events = read_events(run.metrics, length)
         self._kept = [each.note for each in run.checkpoints()]
         self._judge = judge_events(config, self.events)
+        self._model = describe_model(config)
+        self._ended = self._read_ending()
         self._is_begun = False
         self._has_failed = run.failure_file.exists()
         self._read_past()
+
+    def _read_ending(self) -> Ending | None:
+        """Return why nothing is left to train, according to the log."""
+        if self.note is None or not self.note.epoch:
+            return None
+        return ending(self.config.run.train, self.events, round(self.note.step / self.note.epoch))
 
     def _read_past(self) -> None:
         is_new = self.note is None
@@ -101,13 +110,29 @@ class Keeper:
         """
         self._writer.check()
         return Luggage(
-            self.run.path, self._state, self.note, tuple(self._kept), self._judge, self._frozen,
-            self._trained, self._starts, visits, puts_off=puts_off,
+            self.run.path, self._state, self.note, tuple(self._kept), self._judge, self._ended,
+            self._read_weights(), self._frozen, self._trained, self._starts, visits, puts_off=puts_off,
         )  # fmt: skip
 
+    def _read_weights(self) -> dict[str, bytes]:
+        """Return the weights that a new run starts from, if they are files of the project."""
+        wanted = self.config.run.train.warm_start
+        project = self.config.project.resolve()
+        if wanted is None or self.note is not None:
+            return {}
+        path = (project / wanted.path).resolve()
+        if not path.is_relative_to(project):
+            return {}
+        files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+        return {str(file.relative_to(project)): file.read_bytes() for file in files}
+
     def take(self, parcel: Parcel, is_whole: bool = True) -> Reached:
-        """Take over the work of a visit. What `is_whole` is not was ended by an error or a signal."""
+        """Take over the work of a visit, or what was delivered on the way.
+
+        What `is_whole` is not was ended by an error or a signal.
+        """
         self._writer.check()
+        self._ended = None
         before = self.step
         if self._has_failed and is_whole:
             self.run.failure_file.unlink(missing_ok=True)
@@ -129,12 +154,14 @@ class Keeper:
         return Reached(self.step, self.epoch, self.step - before, over, parcel.reason, self.events)
 
     def _take_states(self, parcel: Parcel) -> None:
-        notes = [note for note, _ in parcel.states]
+        # A worker cannot vouch for the model: this machine does, which has trained it.
+        states = [(replace(note, model=self._model), packed) for note, packed in parcel.states]
+        notes = [note for note, _ in states]
         if notes[-1].log_length != self._log.length:
             raise RunFailed(f"the log of {self.run.path} does not match the state that a worker returned")
         self._kept = self._keep.select([*self._kept, *notes])
-        self.note, self._state = parcel.states[-1]
-        self._writer.put_behind([(packed.unpack(), note) for note, packed in parcel.states])
+        self.note, self._state = states[-1]
+        self._writer.put_behind([(packed.unpack(), note) for note, packed in states])
 
     def _begin(self, facts: Mapping[str, Any]) -> None:
         """Record the start in the folder, before the first state is committed."""
@@ -145,8 +172,12 @@ class Keeper:
             self._starts, self._trained = [session], self.run.snapshot()
             self._frozen = self.run.load_frozen()
 
-    def _append_messages(self, text: str) -> None:
-        path = self.run.path / "run.log"
+    def append_output(self, text: str) -> None:
+        """Append the output of the run's code to `output.log`."""
+        self._append_messages(redact(text), "output.log")
+
+    def _append_messages(self, text: str, name: str = "run.log") -> None:
+        path = self.run.path / name
         check_file(path)
         durable.make_own(path)
         with path.open("a", encoding="utf-8") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyfit.config.identity import Snapshot
-from manyfit.run.loop.stopping import Judge
+from manyfit.run.loop.stopping import Ending, Judge
 from manyfit.store.checkpoint import Note
 from manyfit.store.events import Event
 from manyfit.store.packed_state import PackedState
@@ -28,6 +28,10 @@ class Luggage:
     """The checkpoints of the run, which new ones must surpass to be among the best."""
     judge: Judge | None = None
     """The judge of the log, which has seen all rows so far."""
+    ended: Ending | None = None
+    """Why nothing is left to train, according to the log of a run that is resumed."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The weights that a new run starts from, by paths relative to the project."""
     frozen: Mapping[str, Any] = field(default_factory=dict)
     trained: Snapshot | None = None
     starts: Sequence[Mapping[str, Any]] = ()

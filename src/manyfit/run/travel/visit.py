@@ -1,13 +1,17 @@
-"""Training on a worker that does not have the run folder: everything is returned to the keeper."""
+"""Training on a worker that does not have the run folder: everything is returned to the keeper.
+
+A long visit delivers what it has trained on the way, so that little is lost with the worker.
+"""
 
 from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from manyfit.config import Config
 from manyfit.core.errors import UsageError
@@ -19,7 +23,8 @@ from manyfit.run.build.builder import Built
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.loop.cohort import Cohort, MeasuredPart, Member, judge_events
 from manyfit.run.loop.journal import Redacting, log_only_to, translate_failures
-from manyfit.run.loop.stopping import Judge
+from manyfit.run.loop.plan import Boundary
+from manyfit.run.loop.stopping import Ending, Judge
 from manyfit.run.loop.trainer import Callback, train_cohort
 from manyfit.run.loop.validation import count_visits, measure_visit
 from manyfit.run.session.session import build_again, follow
@@ -30,6 +35,11 @@ from manyfit.store.folder import RunFolder
 from manyfit.store.packed_state import PackedState
 
 log = logging.getLogger("manyfit")
+
+Deliver: TypeAlias = Callable[[Parcel], None]
+"""Sends what was trained so far to the keeper."""
+BETWEEN: Final = 0.5
+"""Seconds between deliveries: a worker that is lost loses the steps since its last one."""
 
 
 class VisitFailed(Exception):
@@ -44,14 +54,15 @@ class VisitFailed(Exception):
 def train_visit(
     config: Config,
     luggage: Luggage,
-    until: Position,
+    until: Position | None,
     watch: Watch,
     *,
     callbacks: Sequence[Callback] = (),
     allowed: Collection[str] = (),
     shared: SharedData | None = None,
+    deliver: Deliver | None = None,
 ) -> Parcel:
-    """Train a run from where it is until a position, usually the end of a visit to a shard.
+    """Train a run from where it is until a position, or to its end; return what was not delivered before.
 
     Raises `VisitFailed`.
     """
@@ -63,18 +74,25 @@ def train_visit(
         with log_only_to(folder), log_messages(text), translate_failures(folder, "the trial"):
             state = None if luggage.state is None else luggage.state.unpack()
             note = luggage.note
+            for name, data in luggage.files.items():
+                if not (config.project / name).exists():
+                    (config.project / name).parent.mkdir(parents=True, exist_ok=True)
+                    (config.project / name).write_bytes(data)
             with build_again(config, luggage, state, luggage.frozen, note, allowed, shared) as made:
                 config, built, facts = made
-                check_shards(config, built)
-                built = follow(built, luggage.visits)
+                if luggage.visits:
+                    check_shards(config, built)
+                    built = follow(built, luggage.visits)
                 if state is None and has_secrets():  # fail now, not when the first checkpoint is written
                     check_state(built.learner.state()[0])
                 visitor = _Visitor.of(config, folder, built, luggage)
+                visitor.ended = luggage.ended or read_ending(built, luggage)
                 cohort, goal = join_cohort(visitor, built, luggage, until)
                 if cohort.measuring is not None:
                     visitor.measured = measure_next(cohort, watch)
                 if not visitor.measured:
-                    for _ in train_cohort(cohort, callbacks, watch, until=goal):
+                    send = Delivery(visitor, built, facts, text, deliver)
+                    for _ in train_cohort(cohort, [*callbacks, send], watch, until=goal):
                         pass
                 if visitor.ended is not None and visitor.ended.error is not None:
                     raise visitor.ended.error
@@ -83,9 +101,53 @@ def train_visit(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        parcel = None if visitor is None or built is None else visitor.wrap(built, facts, text.getvalue())
+        parcel = None if visitor is None or built is None else visitor.wrap(built, facts, take_text(text))
         raise VisitFailed(error, parcel) from error
-    return visitor.wrap(built, facts, text.getvalue())
+    return visitor.wrap(built, facts, take_text(text))
+
+
+class Delivery:
+    """A callback that sends what was trained so far to the keeper, whenever a checkpoint is due."""
+
+    def __init__(
+        self, run: _Visitor, built: Built, facts: dict[str, Any], text: io.StringIO, deliver: Deliver | None
+    ) -> None:
+        self._run = run
+        self._built = built
+        self._facts = facts
+        self._text = text
+        self._deliver = deliver
+        self._last = time.monotonic()
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Do nothing."""
+
+    def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
+        """Deliver, at a limited rate, a state that is due."""
+        writer, now = self._run.writer, time.monotonic()
+        assert isinstance(writer, StateCollector)
+        is_due = writer.is_due and self._run.ended is None and not boundary.last
+        if self._deliver is not None and is_due and now - self._last >= BETWEEN:
+            self._deliver(self._run.wrap(self._built, self._facts, take_text(self._text)))
+            self._run.forget_delivered()
+            self._last = time.monotonic()
+
+    def on_end(self, cohort: Cohort) -> None:
+        """Do nothing: the rest is returned."""
+
+
+def take_text(text: io.StringIO) -> str:
+    """Return the messages since the last call."""
+    found = text.getvalue()
+    text.seek(0)
+    text.truncate()
+    return found
+
+
+def read_ending(built: Built, luggage: Luggage) -> Ending | None:
+    """Return why a run that is resumed has nothing left to train, if its learner says so."""
+    reason = built.learner.stop_reasons()[0] if luggage.note is not None else ""
+    return Ending(reason) if reason else None
 
 
 def check_shards(config: Config, built: Built) -> None:
@@ -98,12 +160,15 @@ def check_shards(config: Config, built: Built) -> None:
         )
 
 
-def join_cohort(visitor: _Visitor, built: Built, luggage: Luggage, until: Position) -> tuple[Cohort, int]:
+def join_cohort(
+    visitor: _Visitor, built: Built, luggage: Luggage, until: Position | None
+) -> tuple[Cohort, int]:
     """Return the run as a cohort that reads nothing beyond its goal, and the step of this goal."""
     note = luggage.note
     step, is_measured = (0, True) if note is None else (note.step, note.measured)
-    goal = goal_of(built, until)
-    batches = built.train.batches(replace(built.order, until=goal), step)
+    goal = built.plan.total if until is None else goal_of(built, until)
+    order = built.order if until is None else replace(built.order, until=goal)
+    batches = built.train.batches(order, step)
     measuring = None
     if luggage.measures_at is not None:
         measuring = (
@@ -127,6 +192,8 @@ def measure_next(cohort: Cohort, watch: Watch) -> bytes:
 
 def goal_of(built: Built, until: Position) -> int:
     """Return the step of a position. The last visits of an epoch may measure, and train no step."""
+    if built.row_order.layout is None:
+        return until.in_steps(built.plan.steps_per_epoch)
     visits = built.row_order.steps_of_visits(until.epoch)
     visits += [0] * max(0, until.visit - len(visits))
     return until.in_steps(built.plan.steps_per_epoch, visits)
@@ -186,10 +253,20 @@ class StateCollector:
         """Do nothing: all states are returned at the end."""
 
     @property
+    def is_due(self) -> bool:
+        """Whether a state waits that was to be written, not only held as one of the best."""
+        return self._due is not None
+
+    def forget(self) -> None:
+        """Forget all states: the keeper has them."""
+        self._held, self._due = [], None
+
+    @property
     def states(self) -> tuple[tuple[Note, PackedState], ...]:
         """The states to return, in the order of their steps."""
-        best = self._keep.rank(note for note, _ in self._held)[: self._keep.top]
-        found = {note.step: (note, packed) for note, packed in self._held if note in best}
+        every = [*self._held, *([self._due] if self._due is not None else [])]
+        best = self._keep.rank(note for note, _ in every)[: self._keep.top]
+        found = {note.step: (note, packed) for note, packed in every if note in best}
         if self._due is not None:
             found[self._due[0].step] = self._due
         return tuple(found[step] for step in sorted(found))
@@ -234,6 +311,14 @@ class _Visitor(Member):
         """Return whether nothing is left to train."""
         done = self.last is not None and self.last.step >= built.plan.total and self.last.measured
         return bool(self.end_reason) or done
+
+    def forget_delivered(self) -> None:
+        """Forget what the keeper has now."""
+        assert isinstance(self.writer, StateCollector)
+        assert isinstance(self.log, RowBuffer)
+        self.writer.forget()
+        self.log.events.clear()
+        self.pictures.clear()
 
     def wrap(self, built: Built, facts: dict[str, Any], messages: str) -> Parcel:
         """Return the work of the visit. Rows after its last state are left out: they are repeated."""

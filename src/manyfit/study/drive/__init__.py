@@ -6,7 +6,8 @@
 | `assigning` | which units are assigned next |
 | `point_control` | operations on points: add, continue, stop |
 | `dispatch` | the units that the executor is working on |
-| `hopping` | trials that hop: their folders, where they are, and which visit comes next |
+| `keepers` | the run folders of trials whose workers do not have them |
+| `hopping` | trials that hop: where they are, and which visit comes next |
 | `reconcile` | at every start: bring the ledger in line with the study file and the run folders |
 | `rehearsal` | build one point of each structure before anything is trained |
 | `inbox`, `commands` | commands from users to a running study |

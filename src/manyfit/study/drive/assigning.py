@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from manyfit.config.study.quantities import seconds
 from manyfit.core.errors import ManyfitError
 from manyfit.core.signals import Watch
-from manyfit.study.drive.dispatch import Visit
 from manyfit.study.drive.hopping import Hopping
 from manyfit.study.drive.inbox import Inbox
+from manyfit.study.drive.keepers import Keepers
 from manyfit.study.drive.point_control import PointControl
 from manyfit.study.work import policy
 from manyfit.study.work.failures import failure_of
@@ -39,6 +39,8 @@ class Assigning(PointControl):
     inbox: Inbox | None = None
     hopping: Hopping | None = None
     """The trials that hop over the shards of the data, if they do."""
+    keepers: Keepers | None = None
+    """The owners of run folders, if workers do not have them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,9 +50,9 @@ class Assigning(PointControl):
         self._steps = 0
 
     def _flush(self, point: PointRecord) -> None:
-        if self.hopping is not None:
+        if self.keepers is not None:
             for trial in point.trials:
-                self.hopping.flush(trial.id)
+                self.keepers.flush(trial.id)
 
     @property
     def elapsed(self) -> float:
@@ -65,11 +67,28 @@ class Assigning(PointControl):
             item = self._next()
             if item is None:
                 return
-            self.dispatch.submit([item], item.until)
+            if self.keepers is None:
+                self.dispatch.submit([item], item.until)
+            elif not self._send_away(self.keepers, item):
+                continue
             self.shown.show_started(item.point, item.trial)
+
+    def _send_away(self, keepers: Keepers, item: Ready) -> bool:
+        """Assign a trial to a worker that does not have its folder; return whether it could be read."""
+        id = item.trial.id
+        try:
+            luggage = keepers.open(self.dispatch.as_trial(item.point, item.trial)).pack()
+        except (ManyfitError, OSError) as error:
+            keepers.abandon(id)
+            self._refuse(item, failure_of(error))
+            return False
+        keepers.sent.add(id)
+        self.dispatch.submit([item], item.until, luggage={id: luggage})
+        return True
 
     def _hand_out_visits(self, hopping: Hopping) -> None:
         """Assign visits to shards while a worker is free and a trial waits for one of its shards."""
+        hopping.meet_workers()
         while self.dispatch.has_room() and not self.watch.number and not self.over_budget():
             while self._queue:
                 item = self._queue.popleft()
@@ -90,7 +109,7 @@ class Assigning(PointControl):
     def _send(self, hopping: Hopping, item: Ready, hop: Hop) -> None:
         trial, is_new = item.trial, not item.trial.step
         luggage = {}
-        if self.executor.keeps_folders:
+        if self.keepers is not None:
             try:
                 packed = hopping.pack(self.dispatch.as_trial(item.point, trial), hop.shard)
                 if packed is None:
@@ -104,7 +123,7 @@ class Assigning(PointControl):
                 self._refuse(item, failure_of(error))
                 return
         until = hopping.until(trial.id)
-        self.dispatch.submit([item], until, place=hop.worker, visit=Visit(hop.shard, luggage))
+        self.dispatch.submit([item], until, place=hop.worker, shard=hop.shard, luggage=luggage)
         hopping.begin(hop)
         if is_new:
             self.shown.show_started(item.point, trial)

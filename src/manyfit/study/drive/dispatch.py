@@ -17,14 +17,6 @@ from manyfit.study.work.schedule import Ready
 from manyfit.study.work.units import Purpose, Trial, Unit
 
 
-@dataclass(frozen=True)
-class Visit:
-    """What a unit of a trial that hops has in addition."""
-
-    shard: int
-    luggage: Mapping[str, Any]
-
-
 @dataclass
 class Dispatch:
     """Assigns units to an executor, and records in the ledger when they start and end."""
@@ -59,11 +51,12 @@ class Dispatch:
         until: int | Position | None = None,
         purpose: Purpose = "train",
         place: str = "",
-        visit: Visit | None = None,
+        shard: int | None = None,
+        luggage: Mapping[str, Any] | None = None,
     ) -> None:
         """Assign one unit with these trials to the executor; `until` is an epoch or a position.
 
-        It is executed after `send`.
+        It is executed after `send`. `shard` is the one that its trials visit, `luggage` what they take along.
         """
         trials = [item.trial for item in items]
         assert len(trials) == 1 or not self.alone & {trial.id for trial in trials}
@@ -72,15 +65,13 @@ class Dispatch:
             for trial in trials if purpose == "train" else ():
                 trial.state = "running"
                 self.ledger.save_trial(trial)
-            shard = None if visit is None else visit.shard
             goal = Position(until) if isinstance(until, int) else until
             number = self.ledger.begin_unit([trial.id for trial in trials], goal, purpose, place, shard)
         self.busy |= {item.trial.id: item for item in items}
         self._units |= dict.fromkeys((trial.id for trial in trials), number)
         self._count[number] = len(trials)
         made = tuple(self.as_trial(item.point, item.trial) for item in items)
-        luggage = {} if visit is None else visit.luggage
-        self._outbox.append(Unit(made, goal, place, number, purpose, shard, luggage))
+        self._outbox.append(Unit(made, goal, place, number, purpose, shard, luggage or {}))
 
     def send(self) -> None:
         """Send the units that were assigned to the executor, once the ledger has them."""

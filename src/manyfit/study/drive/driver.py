@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from manyfit.config.study.quantities import seconds
 from manyfit.core.errors import Interrupted, ManyfitError, RunFailed
@@ -21,8 +21,9 @@ from manyfit.study.executors.worker import tidy_output
 from manyfit.study.search.decisions import Add, Board, Decision, Stop, decisions_of
 from manyfit.study.search.standings import Standings
 from manyfit.study.work import policy
+from manyfit.study.work.failures import failure_of
 from manyfit.study.work.records import PointRecord, TrialRecord
-from manyfit.study.work.schedule import Ready, ready
+from manyfit.study.work.schedule import Ready, ready, waiting
 from manyfit.study.work.training import read_committed_progress
 from manyfit.study.work.units import Failure, Outcome, Progress
 
@@ -63,8 +64,8 @@ class Driver(Assigning):
         try:
             self._run()
         finally:
-            if self.hopping is not None:
-                self.hopping.close_all()
+            if self.keepers is not None:
+                self.keepers.close_all()
         self.ledger.set("seconds", self.elapsed)
         if self.watch.number:
             self._leave()
@@ -80,7 +81,7 @@ class Driver(Assigning):
                 self._drain()
                 return
             outcomes = []
-            if not self.dispatch.busy:
+            if not self.dispatch.busy and not self._lacks_workers():
                 if not self._settle():
                     return
                 if settled:  # waiting for an idle executor would block forever
@@ -91,6 +92,12 @@ class Driver(Assigning):
                 continue
             settled = False
             outcomes = self.executor.wait(self._wait_time(), self._wake)
+
+    def _lacks_workers(self) -> bool:
+        """Return whether trials wait for a worker, but the executor has lost all of them."""
+        if self.executor.slots or self.over_budget():
+            return False
+        return any(waiting(point, self.options.only) for point in self.ledger.points)
 
     def _step(self, outcomes: Sequence[Outcome]) -> list[str]:
         """Record outcomes, decide, and assign units; return the reasons to stop the study, if any.
@@ -134,8 +141,11 @@ class Driver(Assigning):
             self._note_time()
         if trial.state == "waiting":
             self._queue.append(Ready(point, trial))
-        if self.hopping is not None and outcome.failure is not None:
-            self.hopping.note_failure(trial, outcome.failure)
+        if self.keepers is not None:
+            if outcome.failure is not None:
+                self.keepers.note_failure(trial, outcome.failure)
+            if trial.state not in ("waiting", "paused"):
+                self.keepers.close(trial.id)
         self._undecided = True
         self.shown.show_ended(point, trial, outcome)
         return self._reason_to_stop(point, trial) if trial.state in ("failed", "infeasible") else ""
@@ -149,18 +159,20 @@ class Driver(Assigning):
 
     def _read_committed(self, outcome: Outcome) -> Outcome:
         """Complete the outcome of a process that died with the progress that its run folder has committed."""
+        before = self.ledger.trials[outcome.trial].step
         if self.hopping is not None and outcome.trial in self.hopping.sent:
-            return self.hopping.take(outcome)
+            return self.hopping.take(outcome, before)
+        if self.keepers is not None and outcome.trial in self.keepers.sent:
+            return self.keepers.take(outcome, before)
         failure = outcome.failure
         if failure is None or not failure.process_died or not self.executor.keeps_folders:
             return outcome
         with contextlib.suppress(OSError):  # there is no output to tidy
             tidy_output(self.folder.trial(outcome.trial).path)
-        known = self.ledger.trials[outcome.trial].step
         step, epoch, curve = read_committed_progress(
             self.folder.trial(outcome.trial), self.study.objective.metric
         )
-        return replace(outcome, step=step, epoch=epoch, curve=curve, trained=max(0, step - known))
+        return replace(outcome, step=step, epoch=epoch, curve=curve, trained=max(0, step - before))
 
     def _record_failure(
         self, point: PointRecord, trial: TrialRecord, failure: Failure, outcome: Outcome
@@ -284,6 +296,8 @@ class Driver(Assigning):
         return (found.st_dev, found.st_ino) != self._place
 
     def _report_progress(self, progress: Progress) -> None:
+        if progress.parcel is not None and self.keepers is not None:
+            self.keepers.take_delivery(progress)
         self.shown.progress(progress)
         if self._is_moved():
             self.executor.interrupt()
@@ -297,7 +311,8 @@ class Driver(Assigning):
         todo, done = deque(items), set[str]()
         while todo or self.dispatch.busy:
             while todo and self.dispatch.has_room() and not self.watch.number:
-                self.dispatch.submit([Ready(*todo.popleft())], purpose="evaluate")
+                item = Ready(*todo.popleft())
+                self.dispatch.submit([item], purpose="evaluate", luggage=self._lend(item))
                 self.dispatch.send()
             if self.watch.number:
                 self.executor.interrupt()
@@ -305,13 +320,32 @@ class Driver(Assigning):
             for outcome in self.executor.wait(None, wake) if self.dispatch.busy else []:
                 item = self.dispatch.busy.pop(outcome.trial)
                 self.dispatch.release(item.trial, outcome.failure.kind if outcome.failure else "evaluated")
-                if outcome.failure is None:
+                failure = outcome.failure or self._take_evaluated(item, outcome)
+                if failure is None:
                     done.add(outcome.trial)
+                elif failure.kind == "preempted" and not self.watch.number:
+                    todo.append((item.point, item.trial))  # its worker was lost
                 else:
-                    log.warning("trial %s could not be evaluated: %s", outcome.trial, outcome.failure.message)
+                    log.warning("trial %s could not be evaluated: %s", outcome.trial, failure.message)
             if self.watch.number and not self.dispatch.busy:
                 self._leave()
         return done
+
+    def _lend(self, item: Ready) -> dict[str, Any]:
+        """Return what a trial takes along to be evaluated: nothing, if workers have its folder."""
+        if self.keepers is None or not self.executor.travels:
+            return {}
+        return {item.trial.id: self.keepers.lend(self.dispatch.as_trial(item.point, item.trial))}
+
+    def _take_evaluated(self, item: Ready, outcome: Outcome) -> Failure | None:
+        """Take over the files of an evaluation; return why they could not be written, if so."""
+        if outcome.parcel is not None and self.keepers is not None:
+            try:
+                trial = self.dispatch.as_trial(item.point, item.trial)
+                self.keepers.take_evaluated(trial, outcome.parcel)
+            except (ManyfitError, OSError) as error:
+                return failure_of(error)
+        return None
 
     @property
     def _wake(self) -> list[int]:

@@ -39,6 +39,7 @@ def reconcile(
     objective = {"metric": study.objective.metric, "mode": study.objective.mode}
     objective_changed = _has_changed(ledger, "aim", objective) and folders
     crashed = ledger.get("isolates") is False
+    travels = study.execute.hop or bool(ledger.get("travels"))  # states may have been in memory only
     pauses = set(pauses_of(stopper, study.base.run.train.epochs)) if stopper is not None else set()
     before = {trial.id: trial.step for trial in ledger.trials.values()}
     with ledger.transaction():
@@ -59,7 +60,7 @@ def reconcile(
                 if objective_changed and trial.step:
                     trial.curve, trial.value = (), None
                     _read_progress(trial, folder, study)
-                _update_trial(trial, point, study, folder, stop_changed, crashed, folders)
+                _update_trial(trial, point, study, folder, stop_changed, crashed, folders, travels)
             _update_point(point, stopper, pauses, study, stopper_changed)
             close(point)
             ledger.save_point(point)
@@ -78,6 +79,7 @@ def _update_trial(
     stop_changed: bool,
     crashed: bool,
     folders: bool,
+    travels: bool,
 ) -> None:
     """Update a trial: one that was interrupted waits; a finished one continues if it may train longer."""
     if folders and trial.step and not folder.trial(trial.id).path.is_dir():
@@ -86,7 +88,7 @@ def _update_trial(
         trial.curve, trial.value, trial.failure = (), None, None
     # What is known about a point that was stopped stays: nothing will train it again.
     is_open = point.state == "open" and trial.state in ("running", "waiting", "paused")
-    if folders and study.execute.hop and is_open and trial.step:
+    if folders and travels and is_open and trial.step:
         _rewind(trial, folder, study)
     if trial.state == "running":
         trial.state = "waiting"
@@ -108,7 +110,7 @@ def _update_trial(
 
 
 def _rewind(trial: TrialRecord, folder: StudyFolder, study: StudyConfig) -> None:
-    """Set a trial that hops back to its last state on disk: what was only in memory is trained again."""
+    """Set a trial that travels back to its last state on disk: what was only in memory is trained again."""
     try:
         step, epoch, curve = read_committed_progress(folder.trial(trial.id), study.objective.metric)
     except FolderError as error:

@@ -103,12 +103,16 @@ class Executor(ABC):
     """Whether a crash in a unit does not affect the other units and the caller."""
     keeps_folders: ClassVar[bool] = True
     """Whether trials have run folders, which are authoritative for their progress."""
+    travels: ClassVar[bool] = False
+    """Whether its workers do not have the run folders: trials travel to them, and return what they train."""
     slots: int = 1
-    """How many units it executes at once."""
+    """How many units it executes at once. It may change while units are executed."""
     places: Sequence[str] = ()
-    """The names of its workers, if a unit may request one."""
+    """The names of its workers, if a unit may request one. They may change, too."""
     speeds: Mapping[str, float] = MappingProxyType({})
     """How fast each of these workers is, relative to the others; 1 by default."""
+    replicas: int = 1
+    """On how many of these workers each shard of the data is kept."""
     tell: Tell = staticmethod(lambda progress: None)
     """Called with signs of life."""
 
@@ -137,6 +141,10 @@ class Executor(ABC):
         if unit.place and unit.place not in self.places:
             there = ", ".join(self.places) or "none with a name"
             raise UsageError(f"there is no worker {unit.place!r}; available: {there}")
+
+    def resize(self, workers: int) -> None:
+        """Use this many workers from now on."""
+        raise UsageError(f"the number of workers of {type(self).__name__} cannot be changed while it runs")
 
     def now(self) -> float:
         """Return the seconds of the executor's clock, which is monotonic."""

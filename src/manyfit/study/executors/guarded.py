@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from manyfit.core.errors import ManyfitError, RunFailed
@@ -23,9 +23,31 @@ class Guarded(Executor):
         self._open: set[str] = set()
         if type(inner.slots) is not int or inner.slots < 1:
             raise RunFailed(f"the executor {self._name} must have at least one slot, not {inner.slots!r}")
-        self.slots = inner.slots
-        self.places = inner.places
-        self.speeds = inner.speeds
+
+    @property
+    def slots(self) -> int:  # type: ignore[override]
+        """As declared by the executor."""
+        return self._inner.slots
+
+    @property
+    def places(self) -> Sequence[str]:  # type: ignore[override]
+        """As declared by the executor."""
+        return self._inner.places
+
+    @property
+    def speeds(self) -> Mapping[str, float]:  # type: ignore[override]
+        """As declared by the executor."""
+        return self._inner.speeds
+
+    @property
+    def replicas(self) -> int:  # type: ignore[override]
+        """As declared by the executor."""
+        return self._inner.replicas
+
+    @property
+    def travels(self) -> bool:  # type: ignore[override]
+        """As declared by the executor."""
+        return self._inner.travels
 
     @property
     def isolates(self) -> bool:  # type: ignore[override]
@@ -70,6 +92,10 @@ class Guarded(Executor):
     def interrupt(self, trials: Collection[str] | None = None) -> None:
         """Pass the request on."""
         self._call("interrupt", lambda: self._inner.interrupt(trials))
+
+    def resize(self, workers: int) -> None:
+        """Pass the request on."""
+        self._call("resize", lambda: self._inner.resize(workers))
 
     def close(self) -> None:
         """Close the executor."""

@@ -71,6 +71,8 @@ def read_only(path: Path) -> Read:
         db = connect(path)
         try:
             db.execute("begin")
+            if not db.execute("select count(*) from sqlite_master").fetchone()[0]:
+                raise FolderError(f"{path.parent} has an empty ledger: the study is only just being started")
             is_ours = Seals(db, path).check()
             facts = {key: json.loads(value) for key, value in db.execute("select key, value from meta")}
             check_format(facts.get("format"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -151,15 +151,36 @@ def pick(hops: Hops, free: Iterable[Worker]) -> Hop | None:
 
 
 def place_shards(
-    names: Sequence[str], shards: int, speeds: Mapping[str, float] | None = None
+    names: Sequence[str],
+    shards: int,
+    speeds: Mapping[str, float] | None = None,
+    *,
+    replicas: int = 1,
+    present: Collection[str] | None = None,
 ) -> list[Worker]:
     """Distribute shards over workers; with more workers than shards, several workers have the same shard.
+
+    With `replicas`, each shard is on that many workers. `present` are those of `names` that are there now, in
+    the order of the result: the shards of the others are given to those that have the fewest.
 
     >>> [worker.shards for worker in place_shards(["a", "b"], 3)]
     [(0, 2), (1,)]
     >>> [worker.shards for worker in place_shards(["a", "b", "c"], 2)]
     [(0,), (1,), (0,)]
+    >>> [worker.shards for worker in place_shards(["a", "b", "c"], 3, replicas=2)]
+    [(0, 1), (1, 2), (0, 2)]
+    >>> [worker.shards for worker in place_shards(["a", "b", "c"], 3, present=["a", "c"])]
+    [(0, 1), (2,)]
     """
     count, known = len(names), speeds or {}
-    held = [(i % shards,) if count >= shards else tuple(range(i, shards, count)) for i in range(count)]
-    return [Worker(name, there, known.get(name, 1.0)) for name, there in zip(names, held, strict=True)]
+    own = [(i % shards,) if count >= shards else tuple(range(i, shards, count)) for i in range(count)]
+    held = {
+        name: {shard for more in range(min(replicas, count)) for shard in own[(i + more) % count]}
+        for i, name in enumerate(names)
+        if present is None or name in present
+    }
+    for shard in range(shards) if held else ():
+        if not any(shard in there for there in held.values()):
+            min(held.values(), key=len).add(shard)
+    here = list(names) if present is None else list(present)
+    return [Worker(name, tuple(sorted(held[name])), known.get(name, 1.0)) for name in here]

@@ -75,14 +75,14 @@ class Training:
 
     def __call__(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
         """Train the trials of a unit as one session; evaluate or rehearse them one after another."""
-        if unit.purpose == "train" and unit.shard is None:
+        if unit.purpose == "train" and not unit.luggage:
             yield from self._train(unit, watch, tell)
             return
         from manyfit.run.loop.process_state import own_process
 
         for trial in unit.trials:
             with watch.scope(trial), own_process():
-                do = self._visit if unit.shard is not None else self._try_out
+                do = self._visit if unit.purpose == "train" else self._try_out
                 outcome = do(trial, unit, watch.of(trial.id), tell)
             yield outcome
 
@@ -134,16 +134,15 @@ class Training:
                 yield self._fail_trial(trial, request.folder, failure_of(found), before[trial.id], began)
 
     def _visit(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
-        """Train one trial on one shard, without its folder."""
+        """Train one trial without its folder."""
         from manyfit.run.travel.visit import VisitFailed, train_visit
 
-        assert unit.until is not None
         began, luggage = time.perf_counter(), unit.luggage[trial.id]
         signs = Signs({luggage.path: trial.id}, self.metric, tell)
         try:
             parcel = train_visit(
                 self._config(trial), luggage, unit.until, Beating(watch, signs), callbacks=[signs],
-                allowed=(*self.allowed, *OURS), shared=self._share_data(),
+                allowed=(*self.allowed, *OURS), shared=self._share_data(), deliver=signs.deliver,
             )  # fmt: skip
         except KeyboardInterrupt:
             raise
@@ -156,6 +155,7 @@ class Training:
 
     def _try_out(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
         from manyfit.run.check import rehearse_run
+        from manyfit.run.errand import evaluate_copy
         from manyfit.run.trial import conclude_trial
 
         began, run = time.perf_counter(), RunFolder(Path(trial.folder))
@@ -164,10 +164,14 @@ class Training:
             config = self._config(trial)
             if unit.purpose == "rehearse":
                 return Outcome(trial.id, facts=rehearse_run(config, shared=self._share_data()))
+            watch = Beating(watch, Signs({run.path: trial.id}, self.metric, tell))
+            allowed = (*self.allowed, *OURS)
+            if unit.luggage:
+                found = evaluate_copy(config, unit.luggage[trial.id], watch, allowed, self._share_data())
+                return Outcome(trial.id, seconds=time.perf_counter() - began, parcel=found)
             if not run.path.parent.is_dir():
                 raise FolderError(f"{run.path.parent} is missing: the study was moved while running")
-            watch = Beating(watch, Signs({run.path: trial.id}, self.metric, tell))
-            conclude_trial(config, run, watch, (*self.allowed, *OURS), self._share_data())
+            conclude_trial(config, run, watch, allowed, self._share_data())
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -247,6 +251,11 @@ class Signs:
             self._last = now
             for trial, at in self._at.items():
                 self._tell(Progress(trial, *at, (values or {}).get(trial)))
+
+    def deliver(self, parcel: Any) -> None:
+        """Send what the one trial has trained so far, as a sign of life."""
+        ((trial, at),) = self._at.items()
+        self._tell(Progress(trial, *at, parcel=parcel))
 
     def on_end(self, cohort: Cohort) -> None:
         """Do nothing."""

@@ -65,7 +65,8 @@ class Unit:
     shard: int | None = None
     """The shard that its trials visit; None to train on all data."""
     luggage: Mapping[str, Any] = field(default_factory=dict)
-    """What each trial takes along to a worker that does not have its folder, by name."""
+    """What each trial takes along to a worker that does not have its folder, by name; empty if the worker
+    has the folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,8 @@ class Outcome:
     """The measurements of a rehearsal."""
     parcel: Any = None
     """What a trial without its folder returns: its state and new rows of its log."""
-    position: Mapping[str, Any] = field(default_factory=dict)
-    """On sharded data: the open epoch, the shards that it has visited (`path`), and the batches of the
-    last of them that are done, if it is not complete (`within`)."""
+    output: str = ""
+    """The output of a trial without its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +119,5 @@ class Progress:
     step: int
     epoch: float
     value: float | None = None
+    parcel: Any = None
+    """What a trial without its folder has trained since it last delivered something."""
