@@ -2,7 +2,7 @@
 
 | name | meaning |
 |---|---|
-| `auto`, `inline`, `processes` | the executors of manyfit, selected by `execute.on` |
+| `auto`, `inline`, `processes`, `ray` | the executors of manyfit, selected by `execute.on` |
 | `Executor` | the base class of an executor; `manyfit.testing.ExecutorContract` tests it |
 | `Job` | the input of an executor: the study, the function that executes a unit, and stop requests |
 | `Unit`, `Trial`, `Position` | what it executes |
@@ -12,7 +12,7 @@
 
 from manyfit.core.position import Position
 from manyfit.study.executors.base import Executor, Job, attempt
-from manyfit.study.executors.choose import auto, inline, processes
+from manyfit.study.executors.choose import auto, inline, processes, ray
 from manyfit.study.work.unit_watch import UnitWatch
 from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
@@ -30,4 +30,5 @@ __all__ = [
     "auto",
     "inline",
     "processes",
+    "ray",
 ]

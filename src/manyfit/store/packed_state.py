@@ -50,7 +50,7 @@ class PackedState:
         for name, tensor in state.tensors.items():
             places[name] = _Place(tensor.dtype, tuple(tensor.shape), size, tensor.numel())
             size += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-        file = _make_file(size)
+        file = make_file(size)
         memory = mmap.mmap(file, max(size, 1))
         for name, tensor in state.tensors.items():
             if places[name].count:
@@ -65,10 +65,9 @@ class PackedState:
         return State({name: _view(memory, place) for name, place in self._places.items()}, self._values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        files = getattr(_passing, "sent", None)
-        if files is not None:
-            files.append(self._file)
-            return _take_file, (len(files) - 1, self.size, self._places, self._values)
+        number = pass_file(self._file)
+        if number is not None:
+            return _take_file, (number, self.size, self._places, self._values)
         memory = mmap.mmap(self._file, max(self.size, 1), mmap.MAP_PRIVATE, mmap.PROT_READ)
         return _make_copy, (bytes(memory), self.size, self._places, self._values)
 
@@ -96,22 +95,43 @@ def receiving_files(files: Sequence[int]) -> Iterator[None]:
         _passing.files = ()
 
 
+def pass_file(file: int) -> int | None:
+    """Pass a file on beside the pickled bytes, and return its number; None if files are not passed."""
+    files: list[int] | None = getattr(_passing, "sent", None)
+    if files is None:
+        return None
+    files.append(file)
+    return len(files) - 1
+
+
+def take_file(number: int) -> int:
+    """Return a file that came beside the pickled bytes; the caller owns it."""
+    file: int = _passing.files[number]
+    return file
+
+
+def copy_to_file(contents: Any) -> int:
+    """Return a file in memory with a copy of some bytes."""
+    with memoryview(contents) as view:
+        file, done = make_file(view.nbytes), 0
+        while done < view.nbytes:
+            done += os.pwrite(file, view[done:], done)
+    return file
+
+
 def _take_file(
     number: int, size: int, places: Mapping[str, _Place], values: Mapping[str, Any]
 ) -> PackedState:
-    return PackedState(_passing.files[number], size, places, values)
+    return PackedState(take_file(number), size, places, values)
 
 
 def _make_copy(
     contents: bytes, size: int, places: Mapping[str, _Place], values: Mapping[str, Any]
 ) -> PackedState:
-    file = _make_file(size)
-    with mmap.mmap(file, max(size, 1)) as memory:
-        memory[:size] = contents[:size]
-    return PackedState(file, size, places, values)
+    return PackedState(copy_to_file(contents), size, places, values)
 
 
-def _make_file(size: int) -> int:
+def make_file(size: int) -> int:
     """Return a file in memory, or a deleted one where the system has no files in memory."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("manyfit-state", os.MFD_CLOEXEC)

@@ -17,7 +17,6 @@ from manyfit.config.typed.roles import EXECUTOR, SAMPLER, STOPPER
 GRID: Final = "manyfit.samplers.Grid"
 INLINE: Final = "manyfit.executors.inline"
 LATER: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
-    "on": (lambda value: value == "ray", "this version has no executor for Ray yet", "inline or processes"),
     "fuse": (
         lambda value: value not in ("off", False),
         "this version trains each trial separately and cannot fuse several into one step yet",
@@ -72,12 +71,15 @@ class Execute:
     holds_secrets: ClassVar[bool] = False
 
     on: Annotated[Component | None, EXECUTOR] = None
-    """The executor: `auto`, `inline`, `processes`, or the class path of your own."""
+    """The executor: `auto`, `inline`, `processes`, `ray`, or the class path of your own."""
     workers: Annotated[int | None, Gt(0), Le(4096)] = None
     """Number of trials trained in parallel; by default, one per core or GPU."""
     threads: Annotated[int | None, Gt(0), Le(4096)] = None
     """Threads per trial; by default those of the base, else one."""
-    gpus: Literal["auto", "idle", "none"] | Sequence[int] = "auto"
+    cpus: Annotated[float | None, Gt(0), Le(4096)] = None
+    """CPUs that Ray reserves for each worker; by default, one per thread."""
+    gpus: Literal["auto", "idle", "none"] | Sequence[int] | Annotated[float, Gt(0)] = "auto"
+    """The GPUs of the workers. A number is the part of a GPU that each worker uses, such as 0.5."""
     fuse: Literal["off"] = "off"
     hop: bool = False
     """Whether trials visit one shard of the training rows after another, each on the worker that has it."""

@@ -200,7 +200,7 @@ EXECUTOR = Role(
     "executor",
     bases=("manyfit.study.executors.base.Executor",),
     supplied=("job",),
-    short=_table("manyfit.executors", "auto=auto inline=inline processes=processes"),
+    short=_table("manyfit.executors", "auto=auto inline=inline processes=processes ray=ray"),
 )
 ANY = Role("component")
 CALLABLE = Role("function")

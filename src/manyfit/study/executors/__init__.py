@@ -7,5 +7,9 @@
 | `inline` | in this process, one after another; works with debuggers, but a crash ends everything |
 | `processes`, `worker`, `server` | in long-lived processes on this machine, pinned to cores or GPUs |
 | `messages` | messages between these and the driver, with states in shared memory |
+| `ray_executor`, `ray_worker` | actors of a Ray cluster, each with such a process |
+| `ray_cluster`, `ray_study` | the connection to a cluster; the part of it that a study uses |
+| `shipment`, `node_files` | files that are sent to nodes, and what becomes of them there |
+| `freight` | states on their way between machines |
 | `simulated` | synthetic curves on a simulated clock, to test samplers and stoppers |
 """

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from annotated_types import Gt
 
 from manyfit.config.study.quantities import count_bytes, seconds
 from manyfit.config.study.study import StudyConfig
@@ -42,8 +46,27 @@ def processes(job: Job) -> Executor:
     return Processes(job.work, found, seconds(job.study.execute.timeout), threads_of(job.study))
 
 
+def ray(
+    job: Job,
+    address: str | None = None,
+    resources: Mapping[str, Annotated[float, Gt(0)]] | None = None,
+    replicas: Annotated[int, Gt(0)] = 1,
+    environment: Sequence[str] = (),
+) -> Executor:
+    """Return the executor on a Ray cluster: that of `address` or RAY_ADDRESS, or else a local one.
+
+    `resources` are custom resources of a worker, `replicas` is on how many workers each shard is kept, and
+    `environment` has the names of variables, which may be secrets, that workers get from the driver.
+    """
+    from manyfit.study.executors.ray_study import ray_executor
+
+    return ray_executor(job, address, resources or {}, replicas, environment)
+
+
 def worker_places(study: StudyConfig) -> list[Place]:
     """Return the place of each worker."""
+    if study.execute.cpus is not None:
+        raise UsageError("execute.cpus is read by execute.on: ray; otherwise, set execute.threads")
     execute, memory = study.execute, count_bytes(study.execute.memory)
     return places(execute.workers, threads_of(study), choose_gpus(study), memory, usable_cores)
 
@@ -59,6 +82,10 @@ def choose_gpus(study: StudyConfig) -> list[str]:
     if wanted == "none" or not (device == "auto" or device.startswith("cuda")):
         return []
     visible = visible_gpus()
+    if isinstance(wanted, float | int):
+        if wanted > 1:
+            raise UsageError("execute.gpus: a worker trains on one GPU; give a number of at most 1")
+        return visible * int(1 / wanted + 1e-9)
     if wanted == "auto":
         return visible
     if wanted == "idle":

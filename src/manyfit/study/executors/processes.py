@@ -25,12 +25,13 @@ from manyfit.study.executors.server import DRIVER
 from manyfit.study.executors.worker import Place, serve
 from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
+WORKER: Final = ("manyfit.study.executors.server", "manyfit.study.executors.worker")
+"""The modules of a worker; the first one is imported first."""
 PRELOADED: Final = (
-    "manyfit.study.executors.server",
+    *WORKER,
     "manyfit.study.work.training",
     "manyfit.run.trial",
     "manyfit.run.check",
-    "manyfit.study.executors.worker",
     "torch._dynamo",
 )
 """Modules that are slow to import, and are therefore imported once for all workers."""
@@ -70,9 +71,17 @@ class Processes(Executor):
     """An executor with one worker per place; a worker that died or ran out of memory is replaced."""
 
     def __init__(
-        self, work: Work, places: Sequence[Place], timeout: float | None = None, threads: int = 1
+        self,
+        work: Work,
+        places: Sequence[Place],
+        timeout: float | None = None,
+        threads: int = 1,
+        preload: Sequence[str] = PRELOADED,
     ) -> None:
-        """`timeout` is how long a unit may show no sign of life; `threads` is its number of threads."""
+        """`timeout` is how long a unit may show no sign of life; `threads` is its number of threads.
+
+        `preload` are modules that are imported once for all workers.
+        """
         check_picklable(work)
         check_open_files(len(places))
         self.slots = len(places)
@@ -82,7 +91,7 @@ class Processes(Executor):
         self._timeout = timeout
         self._threads = threads
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
+        self._context.set_forkserver_preload(list(preload))
         self._free = list(places)
         """Places without a worker; workers are started on demand."""
         self._workers: list[_Worker] = []

@@ -1,0 +1,152 @@
+"""The connection to a Ray cluster: an existing one, or a local one that is started and stopped here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.lazy import import_optional
+
+LOCAL: Final = "local"
+QUIET: Final = {
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_BACKEND_LOG_LEVEL": "error",
+}
+"""Settings of Ray that keep its warnings out of the driver's output."""
+LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Settings of a local cluster. By the first, Ray listens on the loopback interface only, on Linux, too."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The resources of one worker."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+    def fits(self, resources: Mapping[str, float]) -> int:
+        """Return how many workers fit into some resources."""
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.custom}
+        counts = [resources.get(name, 0.0) / each + 1e-9 for name, each in wanted.items() if each]
+        return math.floor(min(counts, default=1.0))
+
+    def __str__(self) -> str:
+        shown = [f"{self.cpus:g} CPU", *([f"{self.gpus:g} GPU"] if self.gpus else [])]
+        return ", ".join([*shown, *(f"{amount:g} {name}" for name, amount in self.custom.items())])
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster."""
+
+    id: str
+    host: str
+    resources: Mapping[str, float]
+
+    @property
+    def shown(self) -> str:
+        """Its resources in words."""
+        kept = {k: v for k, v in self.resources.items() if ":" not in k and "memory" not in k}
+        return ", ".join(f"{amount:g} {name}" for name, amount in sorted(kept.items())) or "no resources"
+
+
+class Cluster:
+    """A connection to Ray. Closing it ends a local cluster, and leaves any other one as it is."""
+
+    def __init__(self, address: str | None = None, cpus: int | None = None) -> None:
+        """Without an address, that of the environment (RAY_ADDRESS) is used, or a local cluster is started.
+
+        `cpus` is the number of CPUs of a local cluster.
+        """
+        self.ray: Any = import_ray()
+        self.address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+        self._is_ours = not self.ray.is_initialized()
+        self.is_local = self._is_ours and self.address == LOCAL
+        if self._is_ours:
+            with signals_kept():
+                self._connect(cpus)
+
+    def _connect(self, cpus: int | None) -> None:
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self.is_local:
+            options |= {"include_dashboard": False, "num_cpus": cpus}
+        try:
+            self.ray.init(address=self.address, **options)
+        except Exception as error:  # Ray raises many kinds, also for a wrong address
+            what = "a local Ray cluster could not be started" if self.is_local else "there is no Ray cluster"
+            where = "" if self.is_local else f" at {self.address}"
+            text = str(error).strip().partition("\n")[0][:300]
+            raise RunFailed(f"{what}{where}: {type(error).__name__}: {text}") from error
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes that are alive."""
+        found = [node for node in self.ray.nodes() if node["Alive"]]
+        return [Node(node["NodeID"], node["NodeManagerHostname"], node["Resources"]) for node in found]
+
+    def free(self) -> Mapping[str, float]:
+        """Return the resources that nobody uses now."""
+        found: Mapping[str, float] = self.ray.available_resources()
+        return found
+
+    def check_feasible(self, need: Need) -> None:
+        """Raise an error if no node is large enough for a worker."""
+        nodes = self.nodes()
+        if not any(need.fits(node.resources) for node in nodes):
+            there = "; ".join(f"{node.host}: {node.shown}" for node in nodes)
+            raise UsageError(f"no node of the Ray cluster has {need} for a worker; available: {there}")
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._is_ours and self.ray.is_initialized():
+            with signals_kept():
+                self.ray.shutdown()
+
+
+def import_ray() -> Any:
+    """Import Ray, with settings that it reads when it is imported."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if not os.environ.get("RAY_ADDRESS"):
+        for name, value in LOOPBACK.items():
+            os.environ.setdefault(name, value)
+    return import_optional("ray", "ray")
+
+
+@contextlib.contextmanager
+def signals_kept() -> Iterator[None]:
+    """Keep the signal handlers of this process: Ray sets its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def find_mismatches(
+    here: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]], names: Sequence[str] = ()
+) -> list[str]:
+    """Return how the versions of nodes differ from those of the driver, one line for each node."""
+    found = []
+    for host, versions in nodes.items():
+        wrong = [
+            f"{name} {versions.get(name, 'is missing')} (here: {mine})"
+            for name, mine in here.items()
+            if versions.get(name) != mine and (not names or name in names)
+        ]
+        if wrong:
+            found.append(f"{host}: {', '.join(wrong)}")
+    return found

@@ -1,0 +1,352 @@
+"""The executor on a Ray cluster: workers are actors, and trials travel to them.
+
+Workers come and go: actors wait in Ray's queue until their resources are free, and one that is lost is
+requested again. Each actor has one call open that returns when it has something to report, so nothing polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import queue
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+from typing import Any, ClassVar, Final
+
+from manyfit.core.errors import Interrupted, RunFailed, UsageError
+from manyfit.core.signals import Watch
+from manyfit.study.executors.base import Executor, Work, fail_together
+from manyfit.study.executors.freight import Freight
+from manyfit.study.executors.node_files import Delivered
+from manyfit.study.executors.processes import check_picklable
+from manyfit.study.executors.ray_cluster import Cluster, Need, find_mismatches
+from manyfit.study.executors.ray_worker import Equipment, NodeFacts, RayWorker, versions_here
+from manyfit.study.executors.shipment import Shipment
+from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
+
+log = logging.getLogger("manyfit")
+
+THREADS: Final = 4
+"""Calls of an actor at once: one waits for reports, others submit and interrupt."""
+MOST_FAILED: Final = 5
+"""How many actors in a row may fail before they are ready."""
+SETTLING: Final = 10.0
+"""Seconds to wait for the workers for which there is room, once the first one is ready."""
+SAY: Final = 5.0
+"""Seconds after which it is said that the study waits for the cluster."""
+GRACE: Final = 5.0
+"""Seconds within which actors remove their files when the executor is closed."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    actor: Any
+    name: str = ""
+    """Empty until it is ready."""
+    facts: NodeFacts | None = None
+    unit: Unit | None = None
+    left: dict[str, Trial] = field(default_factory=dict)
+    """The trials of the unit that have no outcome yet."""
+    is_leaving: bool = False
+    """Whether it must not get another unit."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a cluster that a study uses."""
+
+    workers: int | None = None
+    """None for as many as fit."""
+    most: int = 1
+    """More would have nothing to do."""
+    need: Need = field(default_factory=Need)
+
+    @property
+    def wanted(self) -> int:
+        """How many workers to ask for."""
+        return min(self.most, self.workers) if self.workers is not None else self.most
+
+
+class RayExecutor(Executor):
+    """An executor with one actor per worker. Crashes are those of a process that the actor supervises."""
+
+    travels: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        work: Work,
+        cluster: Cluster,
+        share: Share,
+        shipment: Shipment | None = None,
+        equipment: Equipment | None = None,
+        environment: Mapping[str, str] | None = None,
+        replicas: int = 1,
+        watch: Watch | None = None,
+    ) -> None:
+        """`environment` has variables that workers get, and nobody else: they may be secrets."""
+        check_picklable(work)
+        self.replicas = replicas
+        self._cluster = cluster
+        self._ray = cluster.ray
+        self._share = share
+        self._shipment = shipment or Shipment()
+        self._equipment = replace(equipment or Equipment(b""), work=pickle.dumps(work))
+        self._environment = dict(environment or {})
+        self._watch = watch or Watch()
+        self._events: queue.SimpleQueue[tuple[str, _Worker, Any]] = queue.SimpleQueue()
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)
+        self._workers: list[_Worker] = []
+        self._names: dict[str, _Worker] = {}
+        self._failed = 0
+        self._has_told = False
+        self._is_closed = False
+        try:
+            cluster.check_feasible(share.need)
+            room = share.need.fits(cluster.free())
+            self._fill(room)
+            self._wait_for_workers(min(room, share.wanted))
+        except BaseException:
+            self.close()
+            raise
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:  # type: ignore[override]
+        """The number of workers that are ready."""
+        return sum(not worker.is_leaving for worker in self._names.values())
+
+    @property
+    def places(self) -> Sequence[str]:  # type: ignore[override]
+        """Their names, in order."""
+        ready = [name for name, worker in self._names.items() if not worker.is_leaving]
+        return sorted(ready, key=lambda name: int(name.rpartition("-")[2]))
+
+    def _fill(self, room: int = 0) -> None:
+        """Request the workers of a given share; otherwise as many as have room, and one that waits for it."""
+        have = [worker for worker in self._workers if not worker.is_leaving]
+        wanted = self._share.wanted - len(have)
+        if self._share.workers is None:
+            wanted = min(wanted, room + 1 - sum(not worker.name for worker in have))
+        for _ in range(max(0, wanted)):
+            self._request()
+
+    def _request(self) -> None:
+        need = self._share.need
+        options = {
+            "num_cpus": need.cpus,
+            "num_gpus": need.gpus,
+            "resources": dict(need.custom) or None,
+            "max_concurrency": THREADS,
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        worker = _Worker(self._ray.remote(RayWorker).options(**options).remote())
+        self._workers.append(worker)
+        self._call(worker, "introduce", self._shipment.marks)
+
+    def _call(self, worker: _Worker, method: str, *given: Any) -> None:
+        """Call a method of an actor; its result is an event."""
+        reference = getattr(worker.actor, method).remote(*given)
+        reference.future().add_done_callback(lambda found: self._note(method, worker, found))
+
+    def _note(self, method: str, worker: _Worker, found: Any) -> None:
+        """Note the result of a call. Ray calls this from a thread of its own."""
+        error = found.exception()
+        self._events.put((method, worker, error if error is not None else found.result()))
+        with contextlib.suppress(OSError):  # full, or closed meanwhile
+            os.write(self._writing, b"!")
+
+    def _wait_for_workers(self, expected: int) -> None:
+        """Wait until the first worker is ready, and a little for the others for which there is room."""
+        began, said, limit = time.monotonic(), False, float("inf")
+        while time.monotonic() < limit and (not self._names or len(self._names) < expected):
+            if self._names and limit == float("inf"):
+                limit = time.monotonic() + SETTLING
+            self._pause(min(1.0, max(0.0, limit - time.monotonic())))
+            self._take_events()
+            if self._watch.number:
+                raise Interrupted("interrupted while waiting for the cluster", self._watch.number)
+            if not self._names and not said and time.monotonic() - began > SAY:
+                said = True
+                log.warning("waiting for a worker on the Ray cluster: each needs %s", self._share.need)
+
+    def _pause(self, timeout: float | None, wake: Sequence[int] = ()) -> bool:
+        """Block until an event arrives; return whether a descriptor of `wake` is readable instead."""
+        ready = wait([self._reading, *wake], timeout)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reading, 65536)
+        return any(descriptor in ready for descriptor in wake)
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _take_events(self) -> list[Outcome]:
+        """Process what actors have reported; return outcomes."""
+        outcomes: list[Outcome] = []
+        while True:
+            try:
+                method, worker, found = self._events.get_nowait()
+            except queue.Empty:
+                return outcomes
+            if worker not in self._workers:
+                continue  # it was given up
+            if isinstance(found, BaseException):
+                outcomes += self._lose(worker, found)
+            elif method == "introduce":
+                self._equip(worker, found)
+            elif method == "equip":
+                self._welcome(worker, found)
+            elif method == "receive":
+                outcomes += self._hear(worker, found)
+
+    def _equip(self, worker: _Worker, facts: NodeFacts) -> None:
+        worker.facts = facts
+        wrong = find_mismatches(versions_here(), {facts.host: facts.versions})
+        missing = self._shipment.find_missing(facts.sees)
+        if wrong or missing:
+            self._refuse(worker, f"versions differ: {wrong[0]}" if wrong else f"{facts.host}: {missing}")
+            return
+        files: list[Delivered] = self._shipment.deliver(facts.sees, self._ray.put)
+        self._call(worker, "equip", replace(self._equipment, files=files), self._environment)
+
+    def _refuse(self, worker: _Worker, reason: str) -> None:
+        """Give up a worker whose node cannot be used: at the start of a study, that is an error."""
+        self._give_up(worker)
+        if not self._names:
+            raise UsageError(f"a node of the Ray cluster cannot be used: {reason}")
+        log.warning("a node of the Ray cluster is not used: %s", reason)
+
+    def _welcome(self, worker: _Worker, problem: str) -> None:
+        if problem:
+            host = worker.facts.host if worker.facts is not None else "a node"
+            self._refuse(worker, f"{host}: {problem}")
+            return
+        self._failed = 0
+        number = next(i for i in range(len(self._names) + 1) if f"worker-{i}" not in self._names)
+        worker.name = f"worker-{number}"
+        self._names[worker.name] = worker
+        self._call(worker, "receive")
+        self._fill()
+
+    def _hear(self, worker: _Worker, messages: Sequence[Progress | Outcome]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for message in messages:
+            parcel = message.parcel
+            if isinstance(parcel, Freight):
+                message = replace(message, parcel=parcel.open())
+            if isinstance(message, Progress):
+                self._has_told = True
+                self.tell(message)
+                continue
+            del worker.left[message.trial]
+            outcomes.append(message)
+            if not worker.left:
+                worker.unit = None
+        if worker.is_leaving and worker.unit is None:
+            self._give_up(worker)
+        else:
+            self._call(worker, "receive")
+        return outcomes
+
+    def _lose(self, worker: _Worker, error: BaseException) -> list[Outcome]:
+        """Return outcomes for the unit of an actor that is gone, and request another one."""
+        was_ready, unit, left = bool(worker.name), worker.unit, list(worker.left.values())
+        text = " ".join(str(error).split())[-300:]
+        if not isinstance(error, self._ray.exceptions.RayActorError):
+            raise RunFailed(f"a worker on the Ray cluster failed: {type(error).__name__}: {text}") from error
+        self._give_up(worker)
+        self._failed += not was_ready
+        if self._failed >= MOST_FAILED:
+            raise RunFailed(f"{MOST_FAILED} workers in a row could not be started on the Ray cluster: {text}")
+        host = worker.facts.host if worker.facts is not None else "a node"
+        if was_ready:
+            log.warning("%s on %s was lost: %s", worker.name, host, text)
+        if not worker.is_leaving:
+            self._fill()
+        if unit is None:
+            return []
+        for_memory = "memory" in text and ("OOM" in text or "out of memory" in text.lower())
+        kind = "out of memory" if for_memory else "preempted"
+        failure = Failure(kind, f"its worker on {host} was lost", text, group="lost", process_died=True)  # type: ignore[arg-type]
+        return list(fail_together(unit, left, failure))
+
+    def _give_up(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        self._names.pop(worker.name, None)
+        with contextlib.suppress(Exception):  # it is dead already, or the cluster is
+            self._ray.kill(worker.actor)
+
+    # -- the interface of executors ---------------------------------------------------------------
+
+    def submit(self, unit: Unit) -> None:
+        """Send a unit to a free worker, or to the one that it requests."""
+        self.check_place(unit)
+        free = [self._names[name] for name in self.places if self._names[name].unit is None]
+        worker = next(each for each in free if unit.place in ("", each.name))
+        worker.unit, worker.left = unit, {trial.id: trial for trial in unit.trials}
+        luggage: Any = Freight.pack(dict(unit.luggage)) if unit.luggage else {}
+        worker.actor.submit.remote(replace(unit, luggage=luggage))
+
+    def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
+        """Receive outcomes and signs of life from the workers."""
+        limit = None if timeout is None else time.monotonic() + timeout
+        before, self._has_told = self.places, False
+        while True:
+            outcomes = self._take_events()
+            if outcomes or self._has_told or self.places != before:
+                return outcomes
+            left = None if limit is None else max(0.0, limit - time.monotonic())
+            if left == 0.0 or self._pause(left, wake):
+                return self._take_events()
+
+    def interrupt(self, trials: Collection[str] | None = None) -> None:
+        """Ask trials to commit their progress and to stop."""
+        for worker in self._names.values():
+            named = [trial for trial in worker.left if trials is None or trial in trials]
+            if named:
+                worker.actor.interrupt.remote(named if len(named) < len(worker.left) else None)
+
+    def resize(self, workers: int) -> None:
+        """Use this many workers from now on; the trials of those that leave continue on others."""
+        self._share = replace(self._share, workers=workers)
+        ready = [self._names[name] for name in self.places]
+        coming = [worker for worker in self._workers if not worker.name]
+        extra = len(ready) + len(coming) - self._share.wanted
+        for worker in coming[: max(0, extra)]:
+            self._give_up(worker)
+            extra -= 1
+        for worker in sorted(ready, key=lambda each: each.unit is not None)[: max(0, extra)]:
+            if worker.unit is None:
+                self._give_up(worker)
+            else:
+                worker.is_leaving = True
+                worker.actor.interrupt.remote(None)
+        self._fill()
+
+    def close(self) -> None:
+        """End all actors, and the cluster, if it is a local one."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        workers, self._workers = self._workers, []
+        self._names.clear()
+        with contextlib.suppress(Exception):  # the cluster may be gone, and its actors with it
+            done = [worker.actor.close.remote() for worker in workers if worker.facts is not None]
+            self._ray.wait(done, num_returns=len(done), timeout=GRACE) if done else None
+        for worker in workers:
+            with contextlib.suppress(Exception):
+                self._ray.kill(worker.actor)
+        self._cluster.close()
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def describe(self) -> dict[str, object]:
+        """Return the description with the nodes of the workers."""
+        nodes = [worker.facts.host for worker in self._names.values() if worker.facts is not None]
+        return {"executor": "ray", "slots": self.slots, "nodes": nodes}

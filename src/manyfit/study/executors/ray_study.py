@@ -1,0 +1,100 @@
+"""The part of a Ray cluster that a study uses, and what it sends there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from manyfit.config.study.quantities import count_bytes, seconds
+from manyfit.config.study.study import StudyConfig
+from manyfit.config.tree.nodes import plain
+from manyfit.core.errors import UsageError
+from manyfit.core.redaction import PATTERN
+from manyfit.study.executors.base import Executor, Job
+from manyfit.study.executors.processes import usable_cores
+from manyfit.study.executors.ray_cluster import Cluster, Need
+from manyfit.study.executors.ray_executor import RayExecutor, Share
+from manyfit.study.executors.ray_worker import Equipment
+from manyfit.study.executors.shipment import Shipment, name_base
+
+ALSO: Final = ("KERAS_BACKEND",)
+"""Environment variables that change results, and are therefore the same on every node."""
+
+
+def ray_executor(
+    job: Job,
+    address: str | None,
+    resources: Mapping[str, float],
+    replicas: int,
+    environment: Sequence[str],
+) -> Executor:
+    """Return the executor of a study on a Ray cluster."""
+    study = job.study
+    variables = read_environment(study, environment)
+    cluster = Cluster(address, local_cpus(study))
+    try:
+        need = need_of(study, cluster, resources)
+        base = getattr(job.work, "base", "")
+        shipment, equipment = Shipment(), Equipment(b"")
+        if base:
+            shipment = Shipment(study.base, Path(base))
+            equipment = Equipment(b"", base=name_base(study.base, Path(base)), cwd=relative_cwd(study))
+    except BaseException:
+        cluster.close()
+        raise
+    execute, threads = study.execute, study.base.run.train.threads or 1
+    return RayExecutor(
+        job.work, cluster, Share(execute.workers, max(1, job.trials), need), shipment,
+        equipment.for_units(count_bytes(execute.memory), seconds(execute.timeout), threads),
+        variables, replicas, job.watch,
+    )  # fmt: skip
+
+
+def local_cpus(study: StudyConfig) -> int:
+    """Return the CPUs of a local cluster: the cores of this machine, or as many as its workers ask for."""
+    each = study.execute.cpus or float(study.base.run.train.threads or 1)
+    return max(len(usable_cores()), round((study.execute.workers or 1) * each))
+
+
+def need_of(study: StudyConfig, cluster: Cluster, resources: Mapping[str, float]) -> Need:
+    """Return the resources of a worker."""
+    execute, train = study.execute, study.base.run.train
+    cpus = execute.cpus if execute.cpus is not None else float(train.threads or 1)
+    return Need(cpus, count_gpus(study, cluster), dict(resources))
+
+
+def count_gpus(study: StudyConfig, cluster: Cluster) -> float:
+    """Return the GPUs of a worker: one if the cluster has some and the trials may use them."""
+    wanted, device = study.execute.gpus, study.base.run.train.device
+    if wanted == "none" or not (device == "auto" or device.startswith("cuda")):
+        return 0.0
+    if isinstance(wanted, int | float):
+        if wanted > 1:
+            raise UsageError("execute.gpus: a worker trains on one GPU; give a number of at most 1")
+        return float(wanted)
+    if wanted != "auto":
+        raise UsageError(
+            f"execute.gpus: {wanted!r} selects GPUs of this machine; on Ray, give the part of a GPU that "
+            "each worker uses, such as 1 or 0.5"
+        )
+    has_gpus = any(node.resources.get("GPU", 0.0) >= 1 for node in cluster.nodes())
+    return 1.0 if has_gpus else 0.0
+
+
+def read_environment(study: StudyConfig, names: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables that workers get: those that the config reads, and those named."""
+    text = str(plain(study.base.given.tree))
+    read = {*PATTERN.findall(text), *study.base.environment}
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise UsageError(f"execute.on.environment: there is no environment variable {missing[0]}")
+    wanted = {*read, *names, *(name for name in ALSO if name in os.environ)}
+    return {name: os.environ[name] for name in sorted(wanted) if name in os.environ}
+
+
+def relative_cwd(study: StudyConfig) -> str:
+    """Return the working directory relative to the project, if it is inside."""
+    here, project = Path.cwd().resolve(), study.base.project.resolve()
+    return str(here.relative_to(project)) if here.is_relative_to(project) else ""

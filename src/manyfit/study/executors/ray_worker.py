@@ -1,0 +1,210 @@
+"""The worker of a Ray cluster: an actor that supervises one worker process on its node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import platform
+import shutil
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.core.errors import ManyfitError
+from manyfit.core.version import __version__
+from manyfit.study.executors.base import Work
+from manyfit.study.executors.freight import Freight
+from manyfit.study.executors.node_files import Delivered, NodeFiles, same_file
+from manyfit.study.executors.processes import PRELOADED, WORKER, Processes
+from manyfit.study.executors.worker import OUTPUT, Place
+from manyfit.study.work.unit_watch import Tell, UnitWatch
+from manyfit.study.work.units import Outcome, Progress, Trial, Unit
+
+MOST_OUTPUT: Final = 1 << 20
+"""The last bytes of the output of a trial that are sent to the driver."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a worker says about its node."""
+
+    node: str
+    host: str
+    versions: Mapping[str, str]
+    cores: int
+    sees: frozenset[str]
+    """The files of the driver that the node has at the same place."""
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What a worker needs before it can execute units."""
+
+    work: bytes
+    """The pickled work, which only the worker process opens."""
+    files: Sequence[Delivered] = ()
+    """The files of the project, and data that the node does not have."""
+    base: str = ""
+    """The base config, relative to the project."""
+    cwd: str = ""
+    """The working directory, relative to the project."""
+    memory: int | None = None
+    timeout: float | None = None
+    threads: int = 1
+
+    def for_units(self, memory: int | None, timeout: float | None, threads: int) -> Equipment:
+        """Return it with the limits of a unit."""
+        return replace(self, memory=memory, timeout=timeout, threads=threads)
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions that must be the same on every node."""
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "manyfit": __version__}
+    for package in ("torch", "ray"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package).partition("+")[0]
+    return found
+
+
+@dataclass(frozen=True)
+class AwayWork:
+    """The work of a worker process on a node: it opens what arrives, and packs what it returns."""
+
+    work: bytes
+    base: str = ""
+    """The file with the base config on this node."""
+    _opened: list[Work] = field(default_factory=list, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"work": self.work, "base": self.base, "_opened": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def _open(self) -> Work:
+        if not self._opened:
+            work = pickle.loads(self.work)
+            self._opened.append(replace(work, base=self.base) if self.base else work)
+        return self._opened[0]
+
+    @property
+    def enters_scopes(self) -> bool:
+        """As the work itself."""
+        return bool(getattr(self._open(), "enters_scopes", False))
+
+    def __call__(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
+        """Do the work on a unit."""
+
+        def pack(progress: Progress) -> None:
+            parcel = progress.parcel
+            tell(progress if parcel is None else replace(progress, parcel=Freight.pack(parcel)))
+
+        if isinstance(unit.luggage, Freight):
+            unit = replace(unit, luggage=unit.luggage.open())
+        for outcome in self._open()(unit, watch, pack):
+            parcel = outcome.parcel
+            yield outcome if parcel is None else replace(outcome, parcel=Freight.pack(parcel))
+
+
+class RayWorker:
+    """An actor with one worker process. Methods are called from several threads; `receive` alone works."""
+
+    def __init__(self) -> None:
+        self._engine: Processes | None = None
+        self._told: list[Progress] = []
+        self._requests: deque[Unit | tuple[str, ...] | None] = deque()
+        self._lock = threading.Lock()
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._files = NodeFiles()
+        self._scratch = self._files.make_folder("worker")
+
+    def introduce(self, wanted: Sequence[tuple[str, int, int]] = ()) -> NodeFacts:
+        """Return facts about this node; `wanted` are files of the driver, with sizes and times."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        sees = frozenset(path for path, size, changed in wanted if same_file(Path(path), size, changed))
+        return NodeFacts(node, platform.node() or socket.gethostname(), versions_here(), cores, sees)
+
+    def equip(self, equipment: Equipment, environment: Mapping[str, str]) -> str:
+        """Unpack the files of the project and prepare to execute units; return what is wrong, or ''."""
+        os.environ.update(environment)
+        os.environ["OMP_NUM_THREADS"] = str(equipment.threads)
+        base = ""
+        try:
+            if equipment.files:
+                project = self._files.unpack(equipment.files)
+                os.chdir(project / equipment.cwd if (project / equipment.cwd).is_dir() else project)
+                base = str(project / equipment.base)
+        except (OSError, ManyfitError) as error:
+            return f"{type(error).__name__}: {error}"
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES") or None
+        place = Place((), gpu, equipment.memory)
+        work = AwayWork(equipment.work, base)
+        preload = PRELOADED if base else WORKER
+        self._engine = Processes(work, [place], equipment.timeout, equipment.threads, preload)
+        self._engine.tell = self._told.append
+        return ""
+
+    def submit(self, unit: Unit) -> None:
+        """Accept a unit."""
+        self._ask(unit)
+
+    def interrupt(self, trials: Collection[str] | None) -> None:
+        """Ask some or all trials of the unit to stop."""
+        self._ask(None if trials is None else tuple(trials))
+
+    def _ask(self, request: Unit | tuple[str, ...] | None) -> None:
+        self._requests.append(request)
+        os.write(self._writing, b"!")
+
+    def receive(self) -> list[Progress | Outcome]:
+        """Block until there is something to report, and return it."""
+        assert self._engine is not None
+        with self._lock:
+            while True:
+                while self._requests:
+                    self._obey(self._engine, self._requests.popleft())
+                ended = self._engine.wait(None, [self._reading])
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._reading, 1024)
+                found: list[Progress | Outcome] = [*self._told, *map(self._add_output, ended)]
+                self._told.clear()
+                if found:
+                    return found
+
+    def _obey(self, engine: Processes, request: Unit | tuple[str, ...] | None) -> None:
+        if isinstance(request, Unit):
+            engine.submit(replace(request, place="", trials=tuple(map(self._settle, request.trials))))
+        else:
+            engine.interrupt(request)
+
+    def _settle(self, trial: Trial) -> Trial:
+        """Return a trial with a folder on this node, for its output."""
+        return replace(trial, folder=str(self._scratch / trial.id))
+
+    def _add_output(self, outcome: Outcome) -> Outcome:
+        """Return an outcome with the output of the trial, also of one whose process has died."""
+        folder = self._scratch / outcome.trial
+        try:
+            with (folder / OUTPUT).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT))
+                output = file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return outcome
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return replace(outcome, output=output)
+
+    def close(self) -> None:
+        """Remove what is on the disk of this node, unless another worker uses it."""
+        self._files.remove()

@@ -1,0 +1,240 @@
+"""What a study sends to the nodes of a cluster: the code of its project, and data that they do not have."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.config import Config
+from manyfit.core.errors import UsageError
+from manyfit.study.executors.node_files import Delivered, measure
+
+CHUNK: Final = 64 << 20
+"""Bytes of an archive that are sent as one object."""
+MOST_CODE: Final = 256 << 20
+"""Bytes of source code, beyond which a source folder surely holds data."""
+IGNORED: Final = ("__pycache__", "*.pyc", ".*", "node_modules", "*.egg-info")
+SECTIONS: Final = ("data", "model", "trainer", "train", "evaluate")
+"""Sections of a config whose values may be paths."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file or folder that a study reads: where it is, and how large."""
+
+    path: Path
+    """Its absolute path on the driver's machine."""
+    name: str
+    """Its path relative to the project; empty if it is not in it."""
+    key: str
+    """The key of the config that names it."""
+    size: int
+    changed: int
+
+    @property
+    def mark(self) -> tuple[str, int, int]:
+        """What a node compares with its own file at the same place."""
+        return str(self.path), self.size, self.changed
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive of files, as the driver made it."""
+
+    digest: str
+    parts: Sequence[bytes]
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return sum(map(len, self.parts))
+
+
+def find_files(config: Config) -> list[Wanted]:
+    """Return the files and folders that the values of a config name, without those of the source code."""
+    project, found = config.project.resolve(), dict[Path, Wanted]()
+    sources = [source.resolve() for source in config.sources]
+    for key, text in _texts(config.explicit):
+        if key.partition(".")[0] not in SECTIONS or "://" in text or not text.strip():
+            continue
+        for path in _paths(project, text):
+            if path == project or any(path.is_relative_to(source) for source in sources):
+                continue
+            size, changed = measure(path)
+            name = str(path.relative_to(project)) if path.is_relative_to(project) else ""
+            found[path] = Wanted(path, name, key, size, changed)
+    return [wanted for path, wanted in found.items() if not any(above in found for above in path.parents)]
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _texts(each, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _texts(each, f"{key}[{number}]")
+
+
+def _paths(project: Path, text: str) -> list[Path]:
+    """Return the existing files that a value means: one, or those of a pattern."""
+    try:
+        place = project / Path(text).expanduser()
+        if place.exists():
+            return [place.resolve()]
+        if glob.has_magic(text) and os.sep in text:
+            return [Path(found).resolve() for found in sorted(glob.iglob(str(place)))]  # noqa: PTH207
+    except (OSError, ValueError, RuntimeError):
+        pass
+    return []
+
+
+def pack_code(config: Config, base: Path) -> Archive:
+    """Return the source code of a project, with the base config of the study."""
+    project = config.project.resolve()
+    files = {name_base(config, base): base}
+    for source in config.sources:
+        root = source.resolve()
+        if not root.is_dir():
+            continue
+        if not root.is_relative_to(project):
+            raise UsageError(
+                f"the source folder {root} is not in the project {project}, so it cannot be sent to the "
+                "nodes of a cluster; move it there, or install the code on every node"
+            )
+        whole = [(name, path) for name, path in _walk(root, project)]
+        if root == project:  # it also holds the runs and the data
+            whole = [(name, path) for name, path in whole if path.suffix == ".py"]
+        files |= dict(whole)
+    size = sum(path.stat().st_size for path in files.values())
+    if size > MOST_CODE:
+        raise UsageError(
+            f"the source folders have {size >> 20} MiB, which would be sent to every node; move data and "
+            f"results out of {', '.join(map(str, config.sources))}"
+        )
+    return pack_files(files)
+
+
+def name_base(config: Config, base: Path) -> str:
+    """Return where the base config of a study is, relative to the project."""
+    project, file = config.project.resolve(), base.resolve()
+    if file.is_relative_to(project):
+        return str(file.relative_to(project))
+    return str(Path("studies", *file.parts[-3:]))
+
+
+def _walk(folder: Path, project: Path) -> Iterator[tuple[str, Path]]:
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if not _is_ignored(name, Path(place))]
+        if Path(place) == project:
+            folders[:] = [name for name in folders if name not in ("runs", "studies")]
+        for name in sorted(names):
+            if not _is_ignored(name, Path(place)):
+                path = Path(place) / name
+                yield str(path.relative_to(project)), path
+
+
+def _is_ignored(name: str, place: Path) -> bool:
+    if any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED):
+        return True
+    return (place / name / "pyvenv.cfg").is_file()  # a virtual environment
+
+
+def pack_data(wanted: Wanted) -> Archive:
+    """Return a file or folder as an archive."""
+    if wanted.path.is_file():
+        return pack_files({wanted.path.name: wanted.path})
+    files = {str(each.relative_to(wanted.path)): each for each in wanted.path.rglob("*") if each.is_file()}
+    return pack_files({f"{wanted.path.name}/{name}": path for name, path in sorted(files.items())})
+
+
+def pack_files(files: Mapping[str, Path]) -> Archive:
+    """Return files as an archive, whose digest depends on names and contents alone."""
+    parts, digest = _Parts(), hashlib.sha256()
+    with tarfile.open(fileobj=parts, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for name, path in sorted(files.items()):
+            info = tarfile.TarInfo(name)
+            info.size = path.stat().st_size
+            info.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+            with path.open("rb") as file:
+                archive.addfile(info, file)
+    for part in parts.close():
+        digest.update(part)
+    return Archive(digest.hexdigest()[:32], parts.found)
+
+
+class _Parts(io.RawIOBase):
+    """A file whose contents are collected in parts."""
+
+    def __init__(self) -> None:
+        self.found: list[bytes] = []
+        self._open = bytearray()
+
+    def write(self, data: Any) -> int:
+        self._open += data
+        while len(self._open) >= CHUNK:
+            self.found.append(bytes(self._open[:CHUNK]))
+            del self._open[:CHUNK]
+        return len(data)
+
+    def close(self) -> list[bytes]:  # type: ignore[override]
+        if self._open:
+            self.found.append(bytes(self._open))
+            self._open.clear()
+        return self.found
+
+
+@dataclass
+class Shipment:
+    """The files of one study, as its executor sends them."""
+
+    config: Config | None = None
+    base: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.wanted = find_files(self.config) if self.config is not None else []
+        self._sent: dict[str, Delivered] = {}
+        """What is in the object store, by its name."""
+
+    @property
+    def marks(self) -> list[tuple[str, int, int]]:
+        """The files that nodes may have themselves."""
+        return [each.mark for each in self.wanted]
+
+    def find_missing(self, sees: Collection[str]) -> str:
+        """Return which file a node lacks that cannot be sent; empty if there is none."""
+        for each in self.wanted:
+            if str(each.path) not in sees and not each.name:
+                return (
+                    f"{each.key}: {each.path} is not there, and only files of the project are sent to nodes; "
+                    "move it into the project, put it where every node sees it, or use a URL"
+                )
+        return ""
+
+    def deliver(self, sees: Collection[str], put: Callable[[bytes], Any]) -> list[Delivered]:
+        """Return what a node needs that sees some files itself; the rest is put into the store once."""
+        if self.config is None or self.base is None:
+            return []
+        config, base = self.config, self.base
+        found = [self._send("", put, lambda: pack_code(config, base))]
+        for each in self.wanted:
+            if str(each.path) not in sees:
+                found.append(self._send(each.name, put, lambda each=each: pack_data(each)))  # type: ignore[misc]
+            elif each.name:
+                found.append(Delivered(each.name, "", link=str(each.path)))
+        return found
+
+    def _send(self, name: str, put: Callable[[bytes], Any], pack: Callable[[], Archive]) -> Delivered:
+        if name not in self._sent:
+            made = pack()
+            self._sent[name] = Delivered(name, made.digest, [put(part) for part in made.parts])
+        return self._sent[name]

@@ -1,0 +1,19 @@
+"""The executor on Ray keeps the contract of executors."""
+
+from __future__ import annotations
+
+import pytest
+
+from manyfit.study.executors.ray_cluster import Cluster, Need
+from manyfit.study.executors.ray_executor import RayExecutor, Share
+from manyfit.testing import ExecutorContract
+from manyfit.testing.executor import work
+
+
+class TestRay(ExecutorContract):
+    @pytest.fixture(autouse=True)
+    def _cluster(self, ray_here):
+        pass
+
+    def make(self):
+        return RayExecutor(work, Cluster("local"), Share(2, 2, Need(1.0)))
