@@ -1,10 +1,17 @@
 """Ray clusters for tests: one local node for most of them, several nodes where one is to be lost."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
-from manyfit.study.executors.ray_cluster import Cluster
+from manyfit.study.executors.ray_cluster import LOOPBACK, Cluster
+
+BIN = Path(sys.executable).parent
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +20,52 @@ def ray_here():
     cluster = Cluster("local", 2)
     yield cluster
     cluster.close()
+
+
+class Nodes:
+    """A cluster of several nodes on this machine, each with a file system of its own, as far as it can tell."""
+
+    def __init__(self, place):
+        os.environ.update(LOOPBACK)
+        from ray.cluster_utils import Cluster
+
+        self.place = place
+        self._count = 0
+        self.head = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.address = self.head.address
+
+    def add(self, cpus=1, **options):
+        """Add a node with a home, a working directory and a temporary folder of its own."""
+        self._count += 1
+        home = self.place / f"node-{self._count}"
+        (home / "tmp").mkdir(parents=True)
+        token = os.environ.get("RAY_AUTH_TOKEN_PATH", str(Path("~/.ray/auth_token").expanduser()))
+        environment = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "RAY_AUTH_TOKEN_PATH": token}
+        before = Path.cwd()
+        os.chdir(home)
+        try:
+            return self.head.add_node(num_cpus=cpus, env_vars=environment, **options)
+        finally:
+            os.chdir(before)
+
+    def kill(self, node):
+        """Kill a node with everything on it, as a power failure would."""
+        self.head.remove_node(node, allow_graceful=False)
+
+    def start(self, words, folder, **environment):
+        """Start a command of manyfit that uses this cluster."""
+        environment = {**os.environ, "RAY_ADDRESS": self.address, **environment}
+        return subprocess.Popen(
+            [BIN / "manyfit", *words], cwd=folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def close(self):
+        self.head.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    made = Nodes(tmp_path_factory.mktemp("nodes"))
+    yield made
+    made.close()

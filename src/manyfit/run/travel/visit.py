@@ -217,12 +217,12 @@ def log_messages(text: io.StringIO) -> Iterator[None]:
 
 
 class StateCollector:
-    """A writer that keeps states in memory: the newest due one, and the best ones on the way."""
+    """A writer that keeps states in memory: the newest due ones, and the best ones on the way."""
 
     def __init__(self, keep: Keep) -> None:
         self._keep = keep
         self._held: list[tuple[Note, PackedState]] = []
-        self._due: tuple[Note, PackedState] | None = None
+        self._due: list[tuple[Note, PackedState]] = []
 
     def hold(self, state: State, note: Note) -> None:
         """Keep a state as one of the best."""
@@ -232,12 +232,13 @@ class StateCollector:
         self._held = [each for each in self._held if each[0].step in best]
 
     def put(self, state: State, note: Note, wait: bool = False) -> None:
-        """Keep a state as the newest one."""
+        """Keep a state as the newest one; those before that would not be kept on disk are dropped."""
         known = [packed for held, packed in self._held if held == note]
-        if self._due is not None and self._due[0].step != note.step:
-            self._held.append(self._due)
         check_state(state)
-        self._due = note, known[0] if known else PackedState.pack(state)
+        due = [each for each in self._due if each[0].step != note.step]
+        due.append((note, known[0] if known else PackedState.pack(state)))
+        self._held += due[: -self._keep.last]
+        self._due = due[-self._keep.last :]
 
     def put_held(self) -> None:
         """Do nothing: all states are returned at the end."""
@@ -255,20 +256,19 @@ class StateCollector:
     @property
     def is_due(self) -> bool:
         """Whether a state waits that was to be written, not only held as one of the best."""
-        return self._due is not None
+        return bool(self._due)
 
     def forget(self) -> None:
         """Forget all states: the keeper has them."""
-        self._held, self._due = [], None
+        self._held, self._due = [], []
 
     @property
     def states(self) -> tuple[tuple[Note, PackedState], ...]:
         """The states to return, in the order of their steps."""
-        every = [*self._held, *([self._due] if self._due is not None else [])]
+        every = [*self._held, *self._due]
         best = self._keep.rank(note for note, _ in every)[: self._keep.top]
         found = {note.step: (note, packed) for note, packed in every if note in best}
-        if self._due is not None:
-            found[self._due[0].step] = self._due
+        found |= {note.step: (note, packed) for note, packed in self._due}
         return tuple(found[step] for step in sorted(found))
 
 

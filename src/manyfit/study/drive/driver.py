@@ -52,6 +52,8 @@ class Driver(Assigning):
         self.ledger.take_changed()
         self._standings = Standings(self.ledger.points, self._sign)
         self._noted = -1.0
+        self._reported: dict[str, int] = {}
+        """The step that each trial in training has last reported."""
         self._absolute = self.folder.path.resolve()
         found = self._absolute.stat()
         self._place = found.st_dev, found.st_ino
@@ -161,9 +163,9 @@ class Driver(Assigning):
         """Complete the outcome of a process that died with the progress that its run folder has committed."""
         before = self.ledger.trials[outcome.trial].step
         if self.hopping is not None and outcome.trial in self.hopping.sent:
-            return self.hopping.take(outcome, before)
+            return self._count_lost(self.hopping.take(outcome, before))
         if self.keepers is not None and outcome.trial in self.keepers.sent:
-            return self.keepers.take(outcome, before)
+            return self._count_lost(self.keepers.take(outcome, before))
         failure = outcome.failure
         if failure is None or not failure.process_died or not self.executor.keeps_folders:
             return outcome
@@ -173,6 +175,15 @@ class Driver(Assigning):
             self.folder.trial(outcome.trial), self.study.objective.metric
         )
         return replace(outcome, step=step, epoch=epoch, curve=curve, trained=max(0, step - before))
+
+    def _count_lost(self, outcome: Outcome) -> Outcome:
+        """Count the steps that a worker had trained when it was lost, and that are trained again."""
+        seen = self._reported.pop(outcome.trial, 0)
+        if outcome.failure is not None and outcome.failure.process_died and seen > outcome.step:
+            lost = seen - outcome.step
+            self.ledger.set("repeated_steps", int(self.ledger.get("repeated_steps") or 0) + lost)
+            log.warning("trial %s: %s again", outcome.trial, f"{pluralize(lost, 'step')} must be trained")
+        return outcome
 
     def _record_failure(
         self, point: PointRecord, trial: TrialRecord, failure: Failure, outcome: Outcome
@@ -296,6 +307,7 @@ class Driver(Assigning):
         return (found.st_dev, found.st_ino) != self._place
 
     def _report_progress(self, progress: Progress) -> None:
+        self._reported[progress.trial] = progress.step
         if progress.parcel is not None and self.keepers is not None:
             self.keepers.take_delivery(progress)
         self.shown.progress(progress)

@@ -16,11 +16,7 @@ from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import import_optional
 
 LOCAL: Final = "local"
-QUIET: Final = {
-    "RAY_SCHEDULER_EVENTS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
-}
+QUIET: Final = {"RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Settings of Ray that keep its warnings out of the driver's output."""
 LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Settings of a local cluster. By the first, Ray listens on the loopback interface only, on Linux, too."""

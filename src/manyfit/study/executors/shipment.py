@@ -58,7 +58,7 @@ class Archive:
         return sum(map(len, self.parts))
 
 
-def find_files(config: Config) -> list[Wanted]:
+def find_named_files(config: Config) -> list[Wanted]:
     """Return the files and folders that the values of a config name, without those of the source code."""
     project, found = config.project.resolve(), dict[Path, Wanted]()
     sources = [source.resolve() for source in config.sources]
@@ -201,7 +201,7 @@ class Shipment:
     base: Path | None = None
 
     def __post_init__(self) -> None:
-        self.wanted = find_files(self.config) if self.config is not None else []
+        self.wanted = find_named_files(self.config) if self.config is not None else []
         self._sent: dict[str, Delivered] = {}
         """What is in the object store, by its name."""
 

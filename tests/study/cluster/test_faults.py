@@ -1,0 +1,89 @@
+"""Nodes are lost and added, and the driver is killed: the table is the one of an undisturbed study."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from tests.study.test_traveling import assert_same, keep
+
+from manyfit.core.errors import FolderError
+from manyfit.study.ledger.reader import read_only
+
+MODELS = """
+import os
+import time
+
+import torch
+from torch import nn
+
+
+class Slow(nn.Module):
+    def __init__(self, hidden: int = 8):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, hidden), nn.Dropout(0.2), nn.ReLU(), nn.Linear(hidden, 10))
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(float(os.environ.get("PACE", "0")))
+        return self.layers(x.flatten(1))
+"""
+ON = {"class": "ray", "environment": ["PACE"]}
+KINDS = {
+    "plain": ({}, {}),
+    "halving": ({}, {"search__stop": {"class": "halving", "first": 2, "factor": 2}}),
+    "hopping": ({"data__shards": 4}, {"execute__hop": True}),
+}
+
+
+def progress(folder):
+    """The steps that the ledger knows of."""
+    try:
+        return sum(trial.step for point in read_only(folder / "ledger.db")[0] for trial in point.trials)
+    except FolderError:
+        return 0
+
+
+def wait_for(condition, seconds=120.0):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("kind", ["plain", pytest.param("halving", marks=pytest.mark.soak), "hopping"])
+def test_a_node_is_lost_one_is_added_and_the_driver_is_killed(lab, nodes, kind):
+    base, study = KINDS[kind]
+    lab.project.write("src/slow.py", MODELS)
+    tree = lab.project.changed(train__epochs=6, train__every={"checkpoint": "1ep"}, **base)
+    tree["model"] = {"class": "slow.Slow", "hidden": 8}
+    lab.project.config(tree)
+    common = {"search__seeds": 1, "space": {"train.optimizer.lr": [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1]}, **study}
+    lab.write(**common)
+    lab.sweep()
+    total = progress(lab.folder)
+    inline = keep(lab, "inline")
+
+    lab.write(**common, execute__on=ON)
+    first, second = nodes.add(), nodes.add()
+    words = ["sweep", "studies/s"]
+    driver = nodes.start(words, lab.root, PACE="0.1")
+    try:
+        wait_for(lambda: progress(lab.folder) > 0 or driver.poll() is not None)
+        nodes.kill(first)
+        third = nodes.add()
+        at = progress(lab.folder)
+        wait_for(lambda: progress(lab.folder) > at or driver.poll() is not None)
+        assert driver.poll() is None, driver.communicate()[0]
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        assert progress(lab.folder) < total
+        driver = nodes.start(words, lab.root, PACE="0")
+        output = driver.communicate(timeout=240)[0]
+        assert driver.returncode == 0, output
+    finally:
+        driver.kill()
+        for node in (second, third):
+            nodes.kill(node)
+    assert_same(keep(lab, "ray"), inline)
