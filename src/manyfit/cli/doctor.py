@@ -9,14 +9,20 @@ from manyfit.cli.output import say
 
 
 @click.command(cls=Verb)
+@click.option("--ray", "address", metavar="ADDRESS", help="Check this Ray cluster, too [RAY_ADDRESS].")
 @json_option
-def command(json_: bool) -> None:
+def command(address: str | None, json_: bool) -> None:
     """Check versions, devices, cores, free disk space and extras, and report problems.
 
-    Exits with 1 if there are problems."""
+    With a Ray cluster, also its nodes: resources, and versions that differ from those here. Exits with 1 if
+    there are problems."""
     from manyfit.run.doctor import examine_machine
+    from manyfit.study.executors.ray_survey import examine_cluster
 
     found = examine_machine()
+    cluster, problems = examine_cluster(address)
+    found.facts.update(cluster)
+    found.problems.extend(problems)
     if json_:
         print_json({"facts": found.facts, "extras": found.extras, "problems": found.problems})
     else:

@@ -1,4 +1,4 @@
-"""`manyfit study`: stop, resume, compare, effects, clone, add, export, share."""
+"""`manyfit study`: stop, resume, compare, effects, clone, add, scale, export, share."""
 
 from __future__ import annotations
 
@@ -110,6 +110,19 @@ def add(study: Path) -> None:
         raise click.UsageError("the values of the point are required: manyfit study add STUDY KEY=VALUE ...")
     leave_command(study, "add", None, found)
     tell(study, "new point")
+
+
+@command.command(cls=Verb)
+@study_argument
+@click.argument("workers", type=click.IntRange(1, 4096))
+def scale(study: Path, workers: int) -> None:
+    """Train with this many WORKERS from now on; trials of workers that leave continue on others.
+
+    It applies to the current start of the study; later ones use execute.workers again."""
+    from manyfit.study.drive.commands import leave_command
+
+    leave_command(study, "scale", values={"workers": workers})
+    tell(study, f"{workers} workers")
 
 
 @command.command("export", cls=Verb)

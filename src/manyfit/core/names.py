@@ -46,3 +46,16 @@ def pluralize(count: int | float, noun: str) -> str:
 def indefinite(noun: str) -> str:
     """Prefix a noun with its article: `a model`, `an optimizer`."""
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes with a unit.
+
+    >>> format_size(1536), format_size(2e9)
+    ('1.54 kB', '2 GB')
+    """
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

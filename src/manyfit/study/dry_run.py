@@ -13,7 +13,7 @@ from manyfit.config import Config
 from manyfit.config.study.study import StudyConfig, load_study
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import ManyfitError
-from manyfit.core.names import pluralize
+from manyfit.core.names import format_size, pluralize
 from manyfit.core.signals import Watch
 from manyfit.run.check import Finding
 from manyfit.study.drive.display import duration
@@ -50,6 +50,12 @@ def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
     summary = _summary(study, found, before)
     if study.execute.hop:
         summary["shown"]["hopping"] = describe_hopping(study, shards["shards"], summary["workers"])
+    if study.execute.is_ray:
+        from manyfit.study.executors.ray_survey import describe_placement
+
+        state = _mean([facts["bytes"] for facts in found.facts])
+        visits = study.base.run.train.epochs * shards["shards"] if study.execute.hop else 1
+        summary["shown"] |= describe_placement(study, found.trials, state, visits)
     return summary
 
 
@@ -112,7 +118,7 @@ def _summary(study: StudyConfig, found: StudyPlan, before: list[PointRecord]) ->
         "epochs": f"{todo:g} to train" + (f", {done:g} done already" if done else ""),
         "structures": f"{len(found.structures)}, each built and tried on a few batches",
         "time": f"about {duration(seconds)} with {workers} workers, if nothing is stopped early",
-        "disk": f"about {_size(disk)}",
+        "disk": f"about {format_size(disk)}",
     }
     if found.excluded:
         shown["excluded"] = f"{found.excluded} draws, by constraints"
@@ -125,11 +131,3 @@ def _summary(study: StudyConfig, found: StudyPlan, before: list[PointRecord]) ->
 
 def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

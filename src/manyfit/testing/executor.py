@@ -189,6 +189,33 @@ class ExecutorContract:
         for place in executor.places:
             assert self.all_of(executor, [self.unit(folder, f"at-{place}", place=place)])
 
+    def test_the_number_of_workers_can_be_changed(self, executor: Executor, folder: Path) -> None:
+        """Trials of workers that leave are preempted; all others continue. Some executors refuse."""
+        if self.simulates or not executor.isolates:
+            pytest.skip("this executor has no workers of its own")
+        try:
+            executor.resize(1)
+        except UsageError:
+            pytest.skip("this executor has a fixed number of workers")
+        limit = time.monotonic() + 30
+        while executor.slots != 1 and time.monotonic() < limit:
+            executor.wait(0.2)
+        assert executor.slots == 1
+        assert self.all_of(executor, [self.unit(folder, name) for name in "abc"]).keys() == set("abc")
+        executor.resize(2)
+        while executor.slots != 2 and time.monotonic() < limit:
+            executor.wait(0.2)
+        executor.submit(self.unit(folder, "d", pauses=3000))
+        executor.submit(self.unit(folder, "e", pauses=3000))
+        executor.wait(1.0)
+        executor.resize(1)
+        ended: list[Outcome] = []
+        while not ended and time.monotonic() < limit:
+            ended = executor.wait(1.0)
+        assert len(ended) == 1
+        assert ended[0].failure is not None
+        assert ended[0].failure.kind == "preempted"
+
     def test_waiting_ends_when_time_is_up(self, executor: Executor, folder: Path) -> None:
         """Nothing was submitted, so there are no outcomes."""
         assert executor.wait(0.05) == []

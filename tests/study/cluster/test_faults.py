@@ -59,7 +59,11 @@ def test_a_node_is_lost_one_is_added_and_the_driver_is_killed(lab, nodes, kind):
     tree = lab.project.changed(train__epochs=6, train__every={"checkpoint": "1ep"}, **base)
     tree["model"] = {"class": "slow.Slow", "hidden": 8}
     lab.project.config(tree)
-    common = {"search__seeds": 1, "space": {"train.optimizer.lr": [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1]}, **study}
+    common = {
+        "search__seeds": 1,
+        "space": {"train.optimizer.lr": [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1]},
+        **study,
+    }
     lab.write(**common)
     lab.sweep()
     total = progress(lab.folder)

@@ -16,6 +16,7 @@ from manyfit.config.typed.roles import EXECUTOR, SAMPLER, STOPPER
 
 GRID: Final = "manyfit.samplers.Grid"
 INLINE: Final = "manyfit.executors.inline"
+RAY: Final = "manyfit.executors.ray"
 LATER: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
     "fuse": (
         lambda value: value not in ("off", False),
@@ -100,6 +101,11 @@ class Execute:
     def is_inline(self) -> bool:
         """Whether trials are trained in the driver's process."""
         return self.on is not None and self.on.path == INLINE
+
+    @property
+    def is_ray(self) -> bool:
+        """Whether trials are trained on a Ray cluster."""
+        return self.on is not None and self.on.path == RAY
 
 
 @dataclass(frozen=True, kw_only=True)

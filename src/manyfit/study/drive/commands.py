@@ -12,6 +12,7 @@ from manyfit.config.study.study import load_study
 from manyfit.config.tree.nodes import join_path, plain
 from manyfit.config.tree.overrides import COMMAND_LINE, Overrides, collect
 from manyfit.core.errors import ConfigError, ManyfitError, Problem, UsageError
+from manyfit.core.names import pluralize
 from manyfit.study.drive.inbox import Command, Inbox, number_of, send_command
 from manyfit.study.drive.point_control import PointControl
 from manyfit.study.ledger.reader import read_only
@@ -79,6 +80,10 @@ def obey_commands(control: PointControl, inbox: Inbox) -> None:
 def _carry_out(control: PointControl, command: Command) -> None:
     if command.action == "add":
         control.add_point(command.values, None, "added", "asked by a person")
+        return
+    if command.action == "scale":
+        control.executor.resize(command.values["workers"])
+        control.ledger.decide(None, "scale", f"{pluralize(command.values['workers'], 'worker')} from now on")
         return
     assert command.point is not None
     point = control.point(command.point)

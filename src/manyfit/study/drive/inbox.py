@@ -27,10 +27,11 @@ from manyfit.store import durable
 
 log = logging.getLogger("manyfit")
 
-ACTIONS: Final = ("stop", "resume", "clone", "add")
+ACTIONS: Final = ("stop", "resume", "clone", "add", "scale")
 BELL: Final = ".bell"
 NAME: Final = re.compile(r"[\w.-]{1,100}\.json", re.ASCII)
 MOST_BYTES: Final = 1 << 20
+MOST_WORKERS: Final = 4096
 BETWEEN: Final = 0.2
 """Seconds between reads of the folder while the bell is not rung."""
 
@@ -154,13 +155,21 @@ def read_command(file: Path) -> Command:
         point, values = found.get("point"), found.get("values", {})
         if found.get("action") not in ACTIONS:
             raise ValueError(f"unknown action {found.get('action')!r}; expected one of {', '.join(ACTIONS)}")
-        if found["action"] != "add" and (not isinstance(point, int) or isinstance(point, bool)):
+        if found["action"] not in ("add", "scale") and (
+            not isinstance(point, int) or isinstance(point, bool)
+        ):
             raise ValueError("it does not name a point")
         if not isinstance(values, dict):
             raise ValueError("its values are not a JSON object")
+        if found["action"] == "scale" and not _is_count(values.get("workers")):
+            raise ValueError(f"it does not name a number of workers from 1 to {MOST_WORKERS}")
         return Command(found["action"], point, values, bool(found.get("weights")), file.name)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise FolderError(f"{file} is not a command: {error}") from error
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_WORKERS
 
 
 def number_of(text: str, count: int, ids: Mapping[str, int]) -> int:

@@ -9,6 +9,7 @@
 | `messages` | messages between these and the driver, with states in shared memory |
 | `ray_executor`, `ray_worker` | actors of a Ray cluster, each with such a process |
 | `ray_cluster`, `ray_study` | the connection to a cluster; the part of it that a study uses |
+| `ray_survey` | what the nodes of a cluster have, for dry runs and `doctor` |
 | `shipment`, `node_files` | files that are sent to nodes, and what becomes of them there |
 | `freight` | states on their way between machines |
 | `simulated` | synthetic curves on a simulated clock, to test samplers and stoppers |

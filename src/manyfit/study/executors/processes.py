@@ -87,6 +87,7 @@ class Processes(Executor):
         self.slots = len(places)
         places = [replace(place, name=f"worker-{i}") for i, place in enumerate(places)]
         self.places = [place.name for place in places]
+        self._first = list(places)
         self._work = work
         self._timeout = timeout
         self._threads = threads
@@ -216,7 +217,29 @@ class Processes(Executor):
         worker.process.join()
         worker.process.close()
         self._workers.remove(worker)
-        self._free.append(worker.place)
+        if worker.place.name in self.places:
+            self._free.append(worker.place)
+
+    def resize(self, workers: int) -> None:
+        """Use this many workers from now on; the trials of those that leave continue on others.
+
+        Those beyond the first ones are not pinned to cores, which others already have.
+        """
+        check_open_files(workers)
+        self.places = [f"worker-{i}" for i in range(workers)]
+        self.slots = workers
+        known = {place.name for place in (*self._free, *(each.place for each in self._workers))}
+        for i, name in enumerate(self.places):
+            if name not in known:
+                place = self._first[i % len(self._first)]
+                cores = place.cores if i < len(self._first) else ()
+                self._free.append(replace(place, name=name, cores=cores))
+        self._free = [place for place in self._free if place.name in self.places]
+        leaving = [worker for worker in self._workers if worker.place.name not in self.places]
+        for worker in leaving:
+            if worker.unit is None:
+                self._end(worker)
+        self.interrupt([trial for worker in leaving for trial in worker.left])
 
     def interrupt(self, trials: Collection[str] | None = None) -> None:
         """Ask workers to commit their progress and to stop."""

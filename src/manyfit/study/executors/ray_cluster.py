@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from manyfit.core.errors import RunFailed, UsageError
 from manyfit.core.lazy import import_optional
 
 LOCAL: Final = "local"
+REACHED: Final = 10.0
+"""Seconds within which a cluster must accept a connection."""
 QUIET: Final = {"RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Settings of Ray that keep its warnings out of the driver's output."""
 LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -47,7 +50,7 @@ class Node:
 
     id: str
     host: str
-    resources: Mapping[str, float]
+    resources: Mapping[str, float] = field(hash=False)
 
     @property
     def shown(self) -> str:
@@ -69,6 +72,7 @@ class Cluster:
         self._is_ours = not self.ray.is_initialized()
         self.is_local = self._is_ours and self.address == LOCAL
         if self._is_ours:
+            check_reachable(self.address)
             with signals_kept():
                 self._connect(cpus)
 
@@ -106,6 +110,21 @@ class Cluster:
         if self._is_ours and self.ray.is_initialized():
             with signals_kept():
                 self.ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Raise an error if nothing listens at an address: Ray itself would try for many minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # such as `auto` and `local`
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED):
+            pass
+    except (OSError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"there is no Ray cluster at {address}: {error}; start one, or leave out the address "
+            "(execute.on.address, RAY_ADDRESS) to use this machine"
+        ) from error
 
 
 def import_ray() -> Any:

@@ -73,6 +73,16 @@ def versions_here() -> dict[str, str]:
     return found
 
 
+def introduce_node(wanted: Sequence[tuple[str, int, int]] = ()) -> NodeFacts:
+    """Return facts about the node of this process; `wanted` are files of the driver, with sizes and times."""
+    import ray
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    sees = frozenset(path for path, size, changed in wanted if same_file(Path(path), size, changed))
+    node = ray.get_runtime_context().get_node_id()
+    return NodeFacts(node, platform.node() or socket.gethostname(), versions_here(), cores, sees)
+
+
 @dataclass(frozen=True)
 class AwayWork:
     """The work of a worker process on a node: it opens what arrives, and packs what it returns."""
@@ -127,13 +137,8 @@ class RayWorker:
         self._scratch = self._files.make_folder("worker")
 
     def introduce(self, wanted: Sequence[tuple[str, int, int]] = ()) -> NodeFacts:
-        """Return facts about this node; `wanted` are files of the driver, with sizes and times."""
-        import ray
-
-        node = ray.get_runtime_context().get_node_id()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        sees = frozenset(path for path, size, changed in wanted if same_file(Path(path), size, changed))
-        return NodeFacts(node, platform.node() or socket.gethostname(), versions_here(), cores, sees)
+        """Return facts about this node; see `introduce_node`."""
+        return introduce_node(wanted)
 
     def equip(self, equipment: Equipment, environment: Mapping[str, str]) -> str:
         """Unpack the files of the project and prepare to execute units; return what is wrong, or ''."""

@@ -74,6 +74,12 @@ def find_named_files(config: Config) -> list[Wanted]:
     return [wanted for path, wanted in found.items() if not any(above in found for above in path.parents)]
 
 
+def find_urls(config: Config) -> list[tuple[str, str]]:
+    """Return the URLs in a config that data is read from, with their keys."""
+    found = [(key, text) for key, text in _texts(config.explicit) if key.partition(".")[0] in SECTIONS]
+    return [(key, text) for key, text in found if "://" in text]
+
+
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield key, value
@@ -202,6 +208,7 @@ class Shipment:
 
     def __post_init__(self) -> None:
         self.wanted = find_named_files(self.config) if self.config is not None else []
+        self.urls = find_urls(self.config) if self.config is not None else []
         self._sent: dict[str, Delivered] = {}
         """What is in the object store, by its name."""
 
