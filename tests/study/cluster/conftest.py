@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ def ray_here():
     cluster = Cluster("local", 2)
     yield cluster
     cluster.close()
+
+
+def wait_for(condition, seconds=120.0):
+    """Wait until something is the case."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.1)
 
 
 class Nodes:
@@ -51,6 +60,11 @@ class Nodes:
     def kill(self, node):
         """Kill a node with everything on it, as a power failure would."""
         self.head.remove_node(node, allow_graceful=False)
+
+    def cpus(self):
+        """The CPUs of all nodes that are alive, as the cluster knows them."""
+        alive = [node for node in self.head.global_state.node_table() if node["Alive"]]
+        return sum(node["Resources"].get("CPU", 0) for node in alive)
 
     def start(self, words, folder, **environment):
         """Start a command of manyfit that uses this cluster."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
+from tests.study.cluster.conftest import wait_for
 from tests.study.test_traveling import assert_same, keep
 
 from manyfit.core.errors import FolderError
@@ -43,13 +43,6 @@ def progress(folder):
         return sum(trial.step for point in read_only(folder / "ledger.db")[0] for trial in point.trials)
     except FolderError:
         return 0
-
-
-def wait_for(condition, seconds=120.0):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("halving", marks=pytest.mark.soak), "hopping"])
