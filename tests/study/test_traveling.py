@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from manyfit.core.errors import FolderError
 from manyfit.executors import Failure, Outcome
+from manyfit.run.travel.visit import Delivery
 from manyfit.store.folder import RunFolder
 from manyfit.study.executors.choose import worker_places
 from manyfit.study.executors.inline import Inline
@@ -81,10 +83,21 @@ def test_a_study_whose_trials_travel_is_the_same(lab, search):
     assert_same(keep(lab, "away"), inline)
 
 
-def test_what_was_delivered_on_the_way_is_not_trained_again(lab, monkeypatch):
-    """The worker of a trial dies in its middle: the trial continues from what the driver has."""
-    monkeypatch.setattr("manyfit.run.travel.visit.BETWEEN", 0.0)
-    tree = lab.project.changed(train__epochs=6, train__every={"checkpoint": "1ep"})
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_was_delivered_on_the_way_is_not_trained_again(lab, monkeypatch, delay):
+    """The worker of a trial dies in its middle: the trial continues from what the driver has.
+
+    With a delay, states are delivered when rows after them are already in the log.
+    """
+    whole = Delivery.on_boundary
+
+    def deliver(delivery, cohort, boundary, rows):
+        delivery._last = -math.inf if boundary.step % 4 == delay else math.inf
+        whole(delivery, cohort, boundary, rows)
+
+    monkeypatch.setattr(Delivery, "on_boundary", deliver)
+    every = {"checkpoint": "1ep", "log": "1ba", "validate": "2ba"}
+    tree = lab.project.changed(train__epochs=6, train__every=every)
     lab.project.config(tree)
     lab.write(search__seeds=1, space={"model.hidden": [4]})
     lab.sweep()

@@ -22,6 +22,8 @@ from manyfit.store.folder import RunFolder
 LEFT: Final = ("tensorboard", "images", "texts")
 """Folders that stay: an evaluation does not read them."""
 CARD: Final = "model.json"
+EXPORTED: Final = "exported"
+"""How the folders of exports begin."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def take_files(config: Config, run: RunFolder, found: FolderCopy) -> None:
         path = run.path / name
         if ".." in Path(name).parts or Path(name).is_absolute():
             raise FolderError(f"a worker returned a file that is not in {run.path}: {name}")
-        files[path] = _vouch(config, data) if path.name == CARD else data
+        is_card = path.name == CARD and name.startswith(EXPORTED)
+        files[path] = _vouch(config, data) if is_card else data
     for folder in sorted({path.parent for path in files}):
         folder.mkdir(parents=True, exist_ok=True)
     last = [path for path in files if path.name == "summary.json"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.study.test_traveling import SEARCHES, assert_same, keep
 
@@ -16,6 +18,7 @@ def test_the_same_table_as_inline(lab, ray_here, search):
     lab.write(search__seeds=1, execute__on="ray", execute__workers=2, **SEARCHES[search])
     lab.sweep()
     assert (lab.folder / "best" / "reports" / "test.csv").read_bytes() == best
+    assert json.loads((lab.folder / "provenance.json").read_text())["sessions"][-1]["slots"] == 2
     assert_same(keep(lab, "ray"), inline)
 
 

@@ -122,17 +122,16 @@ class Keeper:
             return {}
         path = (project / wanted.path).resolve()
         if not path.is_relative_to(project):
-            return {}
+            return {}  # workers must see it at the same place; they say so if they do not
         files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
         return {str(file.relative_to(project)): file.read_bytes() for file in files}
 
     def take(self, parcel: Parcel, is_whole: bool = True) -> Reached:
         """Take over the work of a visit, or what was delivered on the way.
 
-        What `is_whole` is not was ended by an error or a signal.
+        `is_whole` is False if the visit goes on, or was ended by an error or a signal.
         """
         self._writer.check()
-        self._ended = None
         before = self.step
         if self._has_failed and is_whole:
             self.run.failure_file.unlink(missing_ok=True)
@@ -144,6 +143,7 @@ class Keeper:
         for name, step, data in parcel.pictures:
             write_sample(self.run, name, step, data)
         if parcel.states:
+            self._ended = None
             self._log.extend(parcel.events)
             self.events += parcel.events
             self._take_states(parcel)

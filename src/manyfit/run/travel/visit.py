@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from manyfit.config import Config
@@ -29,6 +30,7 @@ from manyfit.run.loop.trainer import Callback, train_cohort
 from manyfit.run.loop.validation import count_visits, measure_visit
 from manyfit.run.session.session import build_again, follow
 from manyfit.run.travel.luggage import Luggage, Parcel
+from manyfit.store import durable
 from manyfit.store.checkpoint import Keep, Note, check_state
 from manyfit.store.events import RowBuffer
 from manyfit.store.folder import RunFolder
@@ -75,9 +77,7 @@ def train_visit(
             state = None if luggage.state is None else luggage.state.unpack()
             note = luggage.note
             for name, data in luggage.files.items():
-                if not (config.project / name).exists():
-                    (config.project / name).parent.mkdir(parents=True, exist_ok=True)
-                    (config.project / name).write_bytes(data)
+                bring_file(config.project, name, data)
             with build_again(config, luggage, state, luggage.frozen, note, allowed, shared) as made:
                 config, built, facts = made
                 if luggage.visits:
@@ -104,6 +104,17 @@ def train_visit(
         parcel = None if visitor is None or built is None else visitor.wrap(built, facts, take_text(text))
         raise VisitFailed(error, parcel) from error
     return visitor.wrap(built, facts, take_text(text))
+
+
+def bring_file(project: Path, name: str, data: bytes) -> None:
+    """Write a file of the project that this machine lacks, whole or not at all."""
+    path = project / name
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.resolve().is_relative_to(project.resolve()):
+        raise UsageError(f"{name} leads out of the project, so the weights in it cannot be sent")
+    durable.write_file(path, data)
 
 
 class Delivery:
@@ -227,9 +238,11 @@ class StateCollector:
     def hold(self, state: State, note: Note) -> None:
         """Keep a state as one of the best."""
         check_state(state)
-        self._held.append((note, PackedState.pack(state)))
-        best = [note.step for note in self._keep.rank(note for note, _ in self._held)[: self._keep.top]]
-        self._held = [each for each in self._held if each[0].step in best]
+        self._held = self._best([*self._held, (note, PackedState.pack(state))])
+
+    def _best(self, states: Sequence[tuple[Note, PackedState]]) -> list[tuple[Note, PackedState]]:
+        best = self._keep.rank(note for note, _ in states)[: self._keep.top]
+        return [each for each in states if each[0] in best]
 
     def put(self, state: State, note: Note, wait: bool = False) -> None:
         """Keep a state as the newest one; those before that would not be kept on disk are dropped."""
@@ -237,8 +250,8 @@ class StateCollector:
         check_state(state)
         due = [each for each in self._due if each[0].step != note.step]
         due.append((note, known[0] if known else PackedState.pack(state)))
-        self._held += due[: -self._keep.last]
         self._due = due[-self._keep.last :]
+        self._held = self._best([*self._held, *due[: -self._keep.last]])
 
     def put_held(self) -> None:
         """Do nothing: all states are returned at the end."""
@@ -265,9 +278,8 @@ class StateCollector:
     @property
     def states(self) -> tuple[tuple[Note, PackedState], ...]:
         """The states to return, in the order of their steps."""
-        every = [*self._held, *self._due]
-        best = self._keep.rank(note for note, _ in every)[: self._keep.top]
-        found = {note.step: (note, packed) for note, packed in every if note in best}
+        best = self._best([*self._held, *self._due])
+        found = {note.step: (note, packed) for note, packed in best}
         found |= {note.step: (note, packed) for note, packed in self._due}
         return tuple(found[step] for step in sorted(found))
 
@@ -313,24 +325,31 @@ class _Visitor(Member):
         return bool(self.end_reason) or done
 
     def forget_delivered(self) -> None:
-        """Forget what the keeper has now."""
+        """Forget what the keeper has now: states, and the rows before the last of them."""
         assert isinstance(self.writer, StateCollector)
         assert isinstance(self.log, RowBuffer)
+        del self.log.events[: self._count_delivered()]
         self.writer.forget()
-        self.log.events.clear()
         self.pictures.clear()
+
+    def _count_delivered(self) -> int:
+        """Return how many rows are before the last state: later ones are repeated if the worker is lost."""
+        assert isinstance(self.writer, StateCollector)
+        assert isinstance(self.log, RowBuffer)
+        states, rows = self.writer.states, self.log.events
+        end = states[-1][0].log_length if states else 0
+        sizes = [len(event.line().encode()) for event in rows]
+        length, count = self.log.length - sum(sizes), 0
+        for size in sizes:
+            length += size
+            count += length <= end
+        return count
 
     def wrap(self, built: Built, facts: dict[str, Any], messages: str) -> Parcel:
         """Return the work of the visit. Rows after its last state are left out: they are repeated."""
         assert isinstance(self.writer, StateCollector)
         assert isinstance(self.log, RowBuffer)
-        states = self.writer.states
-        end = states[-1][0].log_length if states else 0
-        events, length = [], self.log.length - sum(len(e.line().encode()) for e in self.log.events)
-        for event in self.log.events:
-            length += len(event.line().encode())
-            if length <= end:
-                events.append(event)
+        states, events = self.writer.states, self.log.events[: self._count_delivered()]
         reason = self.end_reason if self.ended is not None and self.ended.error is None else ""
         return Parcel(
             tuple(events), states, self.judge, reason, self.is_over(built), facts, messages, self.measured,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from manyfit.config.study.quantities import seconds
 from manyfit.core.errors import ManyfitError
+from manyfit.core.names import pluralize
 from manyfit.core.signals import Watch
 from manyfit.study.drive.hopping import Hopping
 from manyfit.study.drive.inbox import Inbox
@@ -18,6 +20,8 @@ from manyfit.study.work.hops import Hop
 from manyfit.study.work.records import PointRecord
 from manyfit.study.work.schedule import Ready, waiting
 from manyfit.study.work.units import Failure, Outcome
+
+log = logging.getLogger("manyfit")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Assigning(PointControl):
         self._began = self.executor.now()
         self._before = float(self.ledger.get("seconds") or 0.0)
         self._steps = 0
+        self._reported: dict[str, int] = {}
+        """The step that each trial in training has last reported."""
 
     def _flush(self, point: PointRecord) -> None:
         if self.keepers is not None:
@@ -165,6 +171,23 @@ class Assigning(PointControl):
             self.ledger.decide(point, "ask", f"number {self.asker.numbers} of the search")
         self._queue.extend(waiting(point))
         return True
+
+    def _lacks_workers(self) -> bool:
+        """Return whether trials wait for a worker, but the executor has lost all of them."""
+        if self.executor.slots or self.over_budget():
+            return False
+        if self.asker.coming and self.options.only is None:
+            return True
+        return any(waiting(point, self.options.only) for point in self.ledger.points)
+
+    def _count_lost(self, outcome: Outcome) -> Outcome:
+        """Count the steps that a worker had trained when it was lost, and that are trained again."""
+        seen = self._reported.pop(outcome.trial, 0)
+        if outcome.failure is not None and outcome.failure.process_died and seen > outcome.step:
+            lost = seen - outcome.step
+            self.ledger.set("repeated_steps", int(self.ledger.get("repeated_steps") or 0) + lost)
+            log.warning("trial %s: %s again", outcome.trial, f"{pluralize(lost, 'step')} must be trained")
+        return outcome
 
     def over_budget(self) -> bool:
         """Return whether a budget is exhausted."""

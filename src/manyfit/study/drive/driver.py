@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -23,12 +23,14 @@ from manyfit.study.search.standings import Standings
 from manyfit.study.work import policy
 from manyfit.study.work.failures import failure_of
 from manyfit.study.work.records import PointRecord, TrialRecord
-from manyfit.study.work.schedule import Ready, ready, waiting
+from manyfit.study.work.schedule import Ready, ready
 from manyfit.study.work.training import read_committed_progress
 from manyfit.study.work.units import Failure, Outcome, Progress
 
 log = logging.getLogger("manyfit")
 
+MOST_LOST: Final = 3
+"""How often an evaluation is repeated whose worker was lost."""
 LOOK: Final = 5.0
 """Seconds between checks of the study folder and the inbox while no unit ends."""
 
@@ -52,8 +54,6 @@ class Driver(Assigning):
         self.ledger.take_changed()
         self._standings = Standings(self.ledger.points, self._sign)
         self._noted = -1.0
-        self._reported: dict[str, int] = {}
-        """The step that each trial in training has last reported."""
         self._absolute = self.folder.path.resolve()
         found = self._absolute.stat()
         self._place = found.st_dev, found.st_ino
@@ -94,12 +94,6 @@ class Driver(Assigning):
                 continue
             settled = False
             outcomes = self.executor.wait(self._wait_time(), self._wake)
-
-    def _lacks_workers(self) -> bool:
-        """Return whether trials wait for a worker, but the executor has lost all of them."""
-        if self.executor.slots or self.over_budget():
-            return False
-        return any(waiting(point, self.options.only) for point in self.ledger.points)
 
     def _step(self, outcomes: Sequence[Outcome]) -> list[str]:
         """Record outcomes, decide, and assign units; return the reasons to stop the study, if any.
@@ -144,10 +138,13 @@ class Driver(Assigning):
         if trial.state == "waiting":
             self._queue.append(Ready(point, trial))
         if self.keepers is not None:
-            if outcome.failure is not None:
-                self.keepers.note_failure(trial, outcome.failure)
-            if trial.state not in ("waiting", "paused"):
-                self.keepers.close(trial.id)
+            try:
+                if outcome.failure is not None:
+                    self.keepers.note_failure(trial, outcome.failure)
+                if trial.state not in ("waiting", "paused"):
+                    self.keepers.close(trial.id)
+            except (ManyfitError, OSError) as error:
+                log.warning("trial %s: %s", trial.id, error)
         self._undecided = True
         self.shown.show_ended(point, trial, outcome)
         return self._reason_to_stop(point, trial) if trial.state in ("failed", "infeasible") else ""
@@ -175,15 +172,6 @@ class Driver(Assigning):
             self.folder.trial(outcome.trial), self.study.objective.metric
         )
         return replace(outcome, step=step, epoch=epoch, curve=curve, trained=max(0, step - before))
-
-    def _count_lost(self, outcome: Outcome) -> Outcome:
-        """Count the steps that a worker had trained when it was lost, and that are trained again."""
-        seen = self._reported.pop(outcome.trial, 0)
-        if outcome.failure is not None and outcome.failure.process_died and seen > outcome.step:
-            lost = seen - outcome.step
-            self.ledger.set("repeated_steps", int(self.ledger.get("repeated_steps") or 0) + lost)
-            log.warning("trial %s: %s again", outcome.trial, f"{pluralize(lost, 'step')} must be trained")
-        return outcome
 
     def _record_failure(
         self, point: PointRecord, trial: TrialRecord, failure: Failure, outcome: Outcome
@@ -320,7 +308,7 @@ class Driver(Assigning):
 
     def evaluate(self, items: Sequence[tuple[PointRecord, TrialRecord]]) -> set[str]:
         """Export and evaluate trained trials; return those for which this succeeded."""
-        todo, done = deque(items), set[str]()
+        todo, done, lost = deque(items), set[str](), Counter[str]()
         while todo or self.dispatch.busy:
             while todo and self.dispatch.has_room() and not self.watch.number:
                 item = Ready(*todo.popleft())
@@ -329,13 +317,17 @@ class Driver(Assigning):
             if self.watch.number:
                 self.executor.interrupt()
             wake = [self.signals] if self.signals is not None and not self.watch.number else []
-            for outcome in self.executor.wait(None, wake) if self.dispatch.busy else []:
+            is_stuck = bool(todo) and not self.executor.slots  # until a worker comes
+            for outcome in self.executor.wait(None, wake) if self.dispatch.busy or is_stuck else []:
                 item = self.dispatch.busy.pop(outcome.trial)
                 self.dispatch.release(item.trial, outcome.failure.kind if outcome.failure else "evaluated")
-                failure = outcome.failure or self._take_evaluated(item, outcome)
+                failure = self._take_evaluated(item, outcome) or outcome.failure
                 if failure is None:
                     done.add(outcome.trial)
-                elif failure.kind == "preempted" and not self.watch.number:
+                elif (
+                    failure.kind == "preempted" and not self.watch.number and lost[outcome.trial] < MOST_LOST
+                ):
+                    lost[outcome.trial] += 1
                     todo.append((item.point, item.trial))  # its worker was lost
                 else:
                     log.warning("trial %s could not be evaluated: %s", outcome.trial, failure.message)
@@ -351,12 +343,14 @@ class Driver(Assigning):
 
     def _take_evaluated(self, item: Ready, outcome: Outcome) -> Failure | None:
         """Take over the files of an evaluation; return why they could not be written, if so."""
-        if outcome.parcel is not None and self.keepers is not None:
-            try:
-                trial = self.dispatch.as_trial(item.point, item.trial)
-                self.keepers.take_evaluated(trial, outcome.parcel)
-            except (ManyfitError, OSError) as error:
-                return failure_of(error)
+        if self.keepers is None:
+            return None
+        try:
+            if outcome.output:
+                self.keepers.append_output(outcome.trial, outcome.output)
+            self.keepers.take_evaluated(self.dispatch.as_trial(item.point, item.trial), outcome.parcel)
+        except (ManyfitError, OSError) as error:
+            return failure_of(error)
         return None
 
     @property

@@ -14,10 +14,13 @@ from typing import Final
 
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ManyfitError
+from manyfit.core.files import check_file
+from manyfit.core.redaction import redact
 from manyfit.run.errand import FolderCopy, copy_folder, take_files
 from manyfit.run.travel.keeper import Keeper, Start
 from manyfit.run.travel.luggage import Parcel
 from manyfit.store.lock import hold_lock
+from manyfit.study.executors.worker import OUTPUT
 from manyfit.study.work.failures import failure_of
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import trial_config
@@ -84,7 +87,7 @@ class Keepers:
             return
         try:
             parcel: Parcel = progress.parcel
-            keeper.take(parcel)
+            keeper.take(parcel, is_whole=False)
         except (ManyfitError, OSError) as error:
             self._errors[progress.trial] = failure_of(error)
 
@@ -119,8 +122,17 @@ class Keepers:
         self.close(trial.id)
         return copy_folder(self.folder.trial(trial.id))
 
-    def take_evaluated(self, trial: Trial, found: FolderCopy) -> None:
+    def append_output(self, trial: str, text: str) -> None:
+        """Append the output of an evaluation to `output.log`."""
+        path = self.folder.trial(trial).path / OUTPUT
+        check_file(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(redact(text))
+
+    def take_evaluated(self, trial: Trial, found: FolderCopy | None) -> None:
         """Write the files of an evaluation to the folder of its trial."""
+        if found is None:
+            return
         config = trial_config(self.study.base, trial.values, trial.seed, trial.changes)
         run = self.folder.trial(trial.id)
         with hold_lock(run.path):
@@ -155,7 +167,7 @@ class Keepers:
         for trial in list(self._open):
             try:
                 self.close(trial)
-            except ManyfitError as error:
+            except (ManyfitError, OSError) as error:
                 log.warning("%s", error)
 
 

@@ -157,13 +157,21 @@ class Spots:
         self._engine = engine
         self.busy: dict[str, Spot] = {}
         """By trial."""
-        is_placed = study.execute.hop and engine.places
-        self._free = [Spot(engine.places[0])] if is_placed else [Spot() for _ in range(engine.slots)]
-        self._waits = bool(is_placed)
+        self._is_placed = bool(study.execute.hop and engine.places)
+        self._free = [Spot(engine.places[0])] if self._is_placed else []
+        self._waits = self._is_placed
 
     def take(self) -> Spot | None:
         """Return a free worker, if there is one."""
-        return self._free.pop(0) if self._free else None
+        if not self._is_placed:  # workers may come and go
+            return Spot() if len(self.busy) < self._engine.slots else None
+        here = [spot for spot in self._free if spot.place in self._engine.places]
+        if not here and not self.busy and self._engine.places:  # all of them were lost
+            self._waits, here = True, [Spot(self._engine.places[0])]
+            self._free = list(here)
+        if here:
+            self._free.remove(here[0])
+        return here[0] if here else None
 
     def give_back(self, outcome: Outcome) -> None:
         """Free the worker of a rehearsal that has ended."""
@@ -172,7 +180,7 @@ class Spots:
             self._waits = False
             workers = place_shards(list(self._engine.places), shards, self._engine.speeds)
             self._free = [Spot(worker.name, {"data.first_shard": worker.shards[0]}) for worker in workers]
-        else:
+        elif self._is_placed:
             self._free.append(spot)
 
 

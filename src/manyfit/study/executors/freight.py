@@ -45,13 +45,13 @@ class Freight:
 
     def open(self) -> Any:
         """Return the message."""
-        with receiving_files([os.dup(file) for file in self._files]):
-            return pickle.loads(self._data)
-
-    @property
-    def size(self) -> int:
-        """Its size in bytes."""
-        return len(self._data) + sum(os.fstat(file).st_size for file in self._files)
+        files = [os.dup(file) for file in self._files]
+        try:
+            with receiving_files(files):
+                return pickle.loads(self._data)
+        except BaseException:
+            _close(files)
+            raise
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         if not self._files:

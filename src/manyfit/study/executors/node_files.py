@@ -7,6 +7,7 @@ import fcntl
 import io
 import os
 import shutil
+import stat
 import tarfile
 import tempfile
 import time
@@ -18,7 +19,9 @@ from typing import Any, Final
 from manyfit.core.errors import FolderError
 
 KEPT: Final = 7 * 24 * 3600.0
-"""Seconds for which unpacked archives are kept that nobody uses."""
+"""Seconds for which unpacked archives are kept that nobody uses, after a worker was killed."""
+DIGITS: Final = 32
+"""Characters in the digest of an archive."""
 
 
 @dataclass(frozen=True)
@@ -56,37 +59,41 @@ def same_file(path: Path, size: int, changed: int) -> bool:
 
 
 class NodeFiles:
-    """The files of studies on one node, shared by its workers, by their digests."""
+    """The files of studies on one node, shared by its workers, by their digests.
+
+    A folder belongs to the workers that hold its lock. All changes are made under the lock of the root.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or Path(tempfile.gettempdir()) / f"manyfit-{os.getuid()}"
-        self._locks: dict[Path, int] = {}
+        self._archives: dict[Path, int] = {}
+        """The archives that this worker reads, with their locks."""
         self._own: dict[Path, int] = {}
         """Folders of this worker alone, with their locks."""
         self._root.mkdir(mode=0o700, exist_ok=True)
-        if self._root.stat().st_uid != os.getuid():
-            raise FolderError(f"{self._root} belongs to another user")
-        self._tidy()
+        found = self._root.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise FolderError(f"{self._root} is not a folder that only this user can read; remove it")
+        with self._changing():
+            self._tidy()
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock of the root."""
+        lock = _open(self._root / ".lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     def make_folder(self, name: str) -> Path:
         """Return a new folder of this worker, which is removed when the worker ends, or by a later one."""
-        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._root))
-        self._own[folder] = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._own[folder], fcntl.LOCK_EX)
+        with self._changing():
+            folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._root))
+            self._own[folder] = _open(_lock_of(folder))
+            fcntl.flock(self._own[folder], fcntl.LOCK_SH)
         return folder
-
-    def _tidy(self) -> None:
-        """Remove what workers left behind that were killed."""
-        for folder in [path for path in self._root.iterdir() if path.is_dir()]:
-            with contextlib.suppress(OSError):
-                if "-" not in folder.name and time.time() - folder.stat().st_mtime < KEPT:
-                    continue  # the contents of an archive, which others may want again
-                lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(lock)
 
     def unpack(self, files: Sequence[Delivered], fetch: Callable[[Any], bytes] | None = None) -> Path:
         """Unpack archives that are not here yet; return the project folder, which links to the data."""
@@ -103,37 +110,69 @@ class NodeFiles:
         return project
 
     def _place(self, each: Delivered, fetch: Callable[[Any], bytes]) -> Path:
-        """Return the folder with the contents of an archive; workers of a node wait for each other."""
+        """Return the folder with the contents of an archive; workers of a node unpack it once."""
         place = self._root / each.digest
-        lock = os.open(self._root / f"{each.digest}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.is_dir():
-            temporary = self.make_folder("unpacking")
-            stream = _Joined(fetch(chunk) for chunk in each.chunks)
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                archive.extractall(temporary, filter="data")
-            temporary.rename(place)
-            os.close(self._own.pop(temporary))
-        fcntl.flock(lock, fcntl.LOCK_SH)  # held as long as this worker may read it
-        os.utime(place)
-        self._locks[place] = lock
+        if place in self._archives:
+            return place
+        with self._changing():
+            lock = _open(_lock_of(place))
+            fcntl.flock(lock, fcntl.LOCK_SH)  # held as long as this worker may read it
+            self._archives[place] = lock
+            if place.is_dir():
+                os.utime(place)
+        unpacking = _open(self._root / f".{each.digest}.unpacking")
+        try:
+            fcntl.flock(unpacking, fcntl.LOCK_EX)
+            if not place.is_dir():
+                self._extract(each, fetch, place)
+        finally:
+            os.close(unpacking)
         return place
 
-    def remove(self) -> None:
-        """Remove the files that no other worker of this node uses."""
-        for folder, lock in self._own.items():
+    def _extract(self, each: Delivered, fetch: Callable[[Any], bytes], place: Path) -> None:
+        temporary = self.make_folder("unpacking")
+        stream = _Joined(fetch(chunk) for chunk in each.chunks)
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            archive.extractall(temporary, filter="data")
+        temporary.rename(place)
+
+    def _tidy(self) -> None:
+        """Remove what workers left behind that were killed, and archives that nobody has used for long."""
+        for folder in [path for path in self._root.iterdir() if path.is_dir()]:
+            is_archive = len(folder.name) == DIGITS and "-" not in folder.name
+            is_own = folder.name.partition("-")[0] in ("worker", "project", "unpacking")
+            if is_own or (is_archive and time.time() - folder.stat().st_mtime > KEPT):
+                self._remove_unused(folder)
+
+    def _remove_unused(self, folder: Path) -> None:
+        """Remove a folder unless another worker holds its lock."""
+        lock = _open(_lock_of(folder))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        else:
             shutil.rmtree(folder, ignore_errors=True)
+            _lock_of(folder).unlink(missing_ok=True)  # under the lock of the root, so nobody waits for it
+        finally:
             os.close(lock)
+
+    def remove(self) -> None:
+        """Remove the folders of this worker, and the archives that no other worker of this node uses."""
+        with self._changing():
+            for folder, lock in [*self._own.items(), *self._archives.items()]:
+                os.close(lock)
+                self._remove_unused(folder)
         self._own.clear()
-        for place, lock in self._locks.items():
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place, ignore_errors=True)
-                (self._root / f"{place.name}.lock").unlink(missing_ok=True)
-            os.close(lock)
-        self._locks.clear()
-        with contextlib.suppress(OSError):
-            self._root.rmdir()
+        self._archives.clear()
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 class _Joined(io.RawIOBase):

@@ -140,10 +140,10 @@ class Processes(Executor):
         ready = set(wait([*handles, *wake], timeout))
         outcomes: list[Outcome] = []
         for worker in list(self._workers):
-            if worker.pipe in ready:
+            if worker in self._workers and worker.pipe in ready:
                 outcomes += self._heard(worker)
             if worker not in self._workers:
-                continue  # it was replaced
+                continue  # it was replaced, or ended by a command
             if worker.process.sentinel in ready:
                 outcomes += self._heard(worker)  # messages that it sent before it died
                 outcomes += self._collect_dead(worker)
@@ -253,6 +253,12 @@ class Processes(Executor):
             elif named:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` handles its death
                     send(worker.pipe, named)
+
+    def kill(self) -> None:
+        """Kill all workers; unlike `close`, this may be called while another thread waits."""
+        for worker in list(self._workers):
+            with contextlib.suppress(ValueError):  # it was closed meanwhile
+                worker.process.kill()
 
     def close(self) -> None:
         """Let idle workers exit, and kill the others."""

@@ -9,11 +9,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from manyfit.core.errors import RunFailed, UsageError
+from manyfit.core.errors import Interrupted, RunFailed, UsageError
 from manyfit.core.lazy import import_optional
 
 LOCAL: Final = "local"
@@ -67,8 +67,8 @@ class Cluster:
 
         `cpus` is the number of CPUs of a local cluster.
         """
-        self.ray: Any = import_ray()
         self.address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+        self.ray: Any = import_ray(self.address == LOCAL)
         self._is_ours = not self.ray.is_initialized()
         self.is_local = self._is_ours and self.address == LOCAL
         if self._is_ours:
@@ -82,11 +82,13 @@ class Cluster:
             options |= {"include_dashboard": False, "num_cpus": cpus}
         try:
             self.ray.init(address=self.address, **options)
+        except SystemExit:  # by Ray's handler of SIGTERM
+            raise Interrupted("ended by SIGTERM while Ray was starting", signal.SIGTERM) from None
         except Exception as error:  # Ray raises many kinds, also for a wrong address
-            what = "a local Ray cluster could not be started" if self.is_local else "there is no Ray cluster"
-            where = "" if self.is_local else f" at {self.address}"
-            text = str(error).strip().partition("\n")[0][:300]
-            raise RunFailed(f"{what}{where}: {type(error).__name__}: {text}") from error
+            text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+            if self.is_local:
+                raise RunFailed(f"a local Ray cluster could not be started: {text}") from error
+            raise UsageError(f"there is no Ray cluster at {self.address}: {text}") from error
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive."""
@@ -127,13 +129,10 @@ def check_reachable(address: str) -> None:
         ) from error
 
 
-def import_ray() -> Any:
+def import_ray(is_local: bool) -> Any:
     """Import Ray, with settings that it reads when it is imported."""
-    for name, value in QUIET.items():
+    for name, value in (QUIET | LOOPBACK if is_local else QUIET).items():
         os.environ.setdefault(name, value)
-    if not os.environ.get("RAY_ADDRESS"):
-        for name, value in LOOPBACK.items():
-            os.environ.setdefault(name, value)
     return import_optional("ray", "ray")
 
 
@@ -151,16 +150,14 @@ def signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def find_mismatches(
-    here: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]], names: Sequence[str] = ()
-) -> list[str]:
+def find_mismatches(here: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return how the versions of nodes differ from those of the driver, one line for each node."""
     found = []
     for host, versions in nodes.items():
         wrong = [
             f"{name} {versions.get(name, 'is missing')} (here: {mine})"
             for name, mine in here.items()
-            if versions.get(name) != mine and (not names or name in names)
+            if versions.get(name) != mine
         ]
         if wrong:
             found.append(f"{host}: {', '.join(wrong)}")

@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import queue
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from manyfit.study.executors.processes import check_picklable
 from manyfit.study.executors.ray_cluster import Cluster, Need, find_mismatches
 from manyfit.study.executors.ray_worker import Equipment, NodeFacts, RayWorker, versions_here
 from manyfit.study.executors.shipment import Shipment
-from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
+from manyfit.study.work.units import Failure, FailureKind, Outcome, Progress, Trial, Unit
 
 log = logging.getLogger("manyfit")
 
@@ -51,6 +52,8 @@ class _Worker:
     unit: Unit | None = None
     left: dict[str, Trial] = field(default_factory=dict)
     """The trials of the unit that have no outcome yet."""
+    units: int = 0
+    """How many units it has got."""
     is_leaving: bool = False
     """Whether it must not get another unit."""
 
@@ -69,6 +72,13 @@ class Share:
     def wanted(self) -> int:
         """How many workers to ask for."""
         return min(self.most, self.workers) if self.workers is not None else self.most
+
+
+def shorten_error(error: BaseException) -> str:
+    """Return the line of an error of Ray that says why an actor is gone."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reasons = [line for line in lines if "because" in line]
+    return ([*reasons, *lines[-1:]] or [type(error).__name__])[0][:300]
 
 
 class RayExecutor(Executor):
@@ -90,6 +100,11 @@ class RayExecutor(Executor):
         """`environment` has variables that workers get, and nobody else: they may be secrets."""
         check_picklable(work)
         self.replicas = replicas
+        self._is_begun = False
+        """Whether a worker was ever ready: before that, a node that cannot be used is an error."""
+        self._outcomes: list[Outcome] = []
+        """Outcomes that were not returned yet."""
+        self._lock = threading.Lock()
         self._cluster = cluster
         self._ray = cluster.ray
         self._share = share
@@ -110,7 +125,8 @@ class RayExecutor(Executor):
             cluster.check_feasible(share.need)
             room = share.need.fits(cluster.free())
             self._fill(room)
-            self._wait_for_workers(min(room, share.wanted))
+            most = sum(share.need.fits(node.resources) for node in cluster.nodes())
+            self._wait_for_workers(min(room if share.workers is None else most, share.wanted))
         except BaseException:
             self.close()
             raise
@@ -160,13 +176,14 @@ class RayExecutor(Executor):
         """Note the result of a call. Ray calls this from a thread of its own."""
         error = found.exception()
         self._events.put((method, worker, error if error is not None else found.result()))
-        with contextlib.suppress(OSError):  # full, or closed meanwhile
-            os.write(self._writing, b"!")
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is rung already
+            if not self._is_closed:
+                os.write(self._writing, b"!")
 
     def _wait_for_workers(self, expected: int) -> None:
         """Wait until the first worker is ready, and a little for the others for which there is room."""
         began, said, limit = time.monotonic(), False, float("inf")
-        while time.monotonic() < limit and (not self._names or len(self._names) < expected):
+        while not self._names or (time.monotonic() < limit and len(self._names) < expected):
             if self._names and limit == float("inf"):
                 limit = time.monotonic() + SETTLING
             self._pause(min(1.0, max(0.0, limit - time.monotonic())))
@@ -187,23 +204,23 @@ class RayExecutor(Executor):
     # -- events -----------------------------------------------------------------------------------
 
     def _take_events(self) -> list[Outcome]:
-        """Process what actors have reported; return outcomes."""
-        outcomes: list[Outcome] = []
+        """Process what actors have reported; return outcomes. None is lost if an event raises an error."""
         while True:
             try:
                 method, worker, found = self._events.get_nowait()
             except queue.Empty:
+                outcomes, self._outcomes = self._outcomes, []
                 return outcomes
             if worker not in self._workers:
                 continue  # it was given up
             if isinstance(found, BaseException):
-                outcomes += self._lose(worker, found)
+                self._outcomes += self._lose(worker, found)
             elif method == "introduce":
                 self._equip(worker, found)
             elif method == "equip":
                 self._welcome(worker, found)
             elif method == "receive":
-                outcomes += self._hear(worker, found)
+                self._outcomes += self._hear(worker, found)
 
     def _equip(self, worker: _Worker, facts: NodeFacts) -> None:
         worker.facts = facts
@@ -218,16 +235,19 @@ class RayExecutor(Executor):
     def _refuse(self, worker: _Worker, reason: str) -> None:
         """Give up a worker whose node cannot be used: at the start of a study, that is an error."""
         self._give_up(worker)
-        if not self._names:
+        if not self._is_begun:
             raise UsageError(f"a node of the Ray cluster cannot be used: {reason}")
         log.warning("a node of the Ray cluster is not used: %s", reason)
+        self._failed += 1
+        if self._failed < MOST_FAILED:  # it may be placed on another node
+            self._fill()
 
     def _welcome(self, worker: _Worker, problem: str) -> None:
         if problem:
             host = worker.facts.host if worker.facts is not None else "a node"
             self._refuse(worker, f"{host}: {problem}")
             return
-        self._failed = 0
+        self._failed, self._is_begun = 0, True
         number = next(i for i in range(len(self._names) + 1) if f"worker-{i}" not in self._names)
         worker.name = f"worker-{number}"
         self._names[worker.name] = worker
@@ -249,7 +269,7 @@ class RayExecutor(Executor):
             if not worker.left:
                 worker.unit = None
         if worker.is_leaving and worker.unit is None:
-            self._give_up(worker)
+            self._dismiss(worker)
         else:
             self._call(worker, "receive")
         return outcomes
@@ -257,13 +277,12 @@ class RayExecutor(Executor):
     def _lose(self, worker: _Worker, error: BaseException) -> list[Outcome]:
         """Return outcomes for the unit of an actor that is gone, and request another one."""
         was_ready, unit, left = bool(worker.name), worker.unit, list(worker.left.values())
-        text = " ".join(str(error).split())[-300:]
-        if not isinstance(error, self._ray.exceptions.RayActorError):
-            raise RunFailed(f"a worker on the Ray cluster failed: {type(error).__name__}: {text}") from error
+        text = shorten_error(error)
         self._give_up(worker)
-        self._failed += not was_ready
+        is_ours = isinstance(error, self._ray.exceptions.RayTaskError)  # an error in the code of the actor
+        self._failed += not was_ready or is_ours
         if self._failed >= MOST_FAILED:
-            raise RunFailed(f"{MOST_FAILED} workers in a row could not be started on the Ray cluster: {text}")
+            raise RunFailed(f"{MOST_FAILED} workers in a row failed on the Ray cluster: {text}") from error
         host = worker.facts.host if worker.facts is not None else "a node"
         if was_ready:
             log.warning("%s on %s was lost: %s", worker.name, host, text)
@@ -271,10 +290,18 @@ class RayExecutor(Executor):
             self._fill()
         if unit is None:
             return []
-        for_memory = "memory" in text and ("OOM" in text or "out of memory" in text.lower())
-        kind = "out of memory" if for_memory else "preempted"
-        failure = Failure(kind, f"its worker on {host} was lost", text, group="lost", process_died=True)  # type: ignore[arg-type]
+        kind: FailureKind = "infrastructure" if is_ours else "preempted"
+        if isinstance(error, self._ray.exceptions.OutOfMemoryError) or "memory pressure" in str(error):
+            kind = "out of memory"
+        text = f"its worker on {host} was lost: {text}"
+        failure = Failure(kind, text, str(error), group="lost", process_died=True)
         return list(fail_together(unit, left, failure))
+
+    def _dismiss(self, worker: _Worker) -> None:
+        """Give up a worker, after it has removed its files."""
+        with contextlib.suppress(Exception):  # it is dead already, or the cluster is
+            self._ray.wait([worker.actor.close.remote()], timeout=GRACE)
+        self._give_up(worker)
 
     def _give_up(self, worker: _Worker) -> None:
         self._workers.remove(worker)
@@ -290,8 +317,9 @@ class RayExecutor(Executor):
         free = [self._names[name] for name in self.places if self._names[name].unit is None]
         worker = next(each for each in free if unit.place in ("", each.name))
         worker.unit, worker.left = unit, {trial.id: trial for trial in unit.trials}
+        worker.units += 1
         luggage: Any = Freight.pack(dict(unit.luggage)) if unit.luggage else {}
-        worker.actor.submit.remote(replace(unit, luggage=luggage))
+        self._call(worker, "submit", worker.units, replace(unit, luggage=luggage))
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
         """Receive outcomes and signs of life from the workers."""
@@ -310,7 +338,8 @@ class RayExecutor(Executor):
         for worker in self._names.values():
             named = [trial for trial in worker.left if trials is None or trial in trials]
             if named:
-                worker.actor.interrupt.remote(named if len(named) < len(worker.left) else None)
+                whole = len(named) == len(worker.left)
+                self._call(worker, "interrupt", worker.units, None if whole else named)
 
     def resize(self, workers: int) -> None:
         """Use this many workers from now on; the trials of those that leave continue on others."""
@@ -323,17 +352,18 @@ class RayExecutor(Executor):
             extra -= 1
         for worker in sorted(ready, key=lambda each: each.unit is not None)[: max(0, extra)]:
             if worker.unit is None:
-                self._give_up(worker)
+                self._dismiss(worker)
             else:
                 worker.is_leaving = True
-                worker.actor.interrupt.remote(None)
+                self._call(worker, "interrupt", worker.units, None)
         self._fill()
 
     def close(self) -> None:
         """End all actors, and the cluster, if it is a local one."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
         workers, self._workers = self._workers, []
         self._names.clear()
         with contextlib.suppress(Exception):  # the cluster may be gone, and its actors with it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from manyfit.config.study.quantities import count_bytes, seconds
 from manyfit.config.study.study import StudyConfig
@@ -39,17 +39,28 @@ def ray_executor(
         base = getattr(job.work, "base", "")
         shipment, equipment = Shipment(), Equipment(b"")
         if base:
-            shipment = Shipment(study.base, Path(base))
-            equipment = Equipment(b"", base=name_base(study.base, Path(base)), cwd=relative_cwd(study))
+            shipment = Shipment(study.base, Path(base), list_values(study))
+            project = str(study.base.project.resolve())
+            equipment = Equipment(b"", (), name_base(study.base, Path(base)), relative_cwd(study), project)
+        execute, threads = study.execute, study.base.run.train.threads or 1
+        return RayExecutor(
+            job.work, cluster, Share(execute.workers, max(1, job.trials), need), shipment,
+            equipment.for_units(count_bytes(execute.memory), seconds(execute.timeout), threads),
+            variables, replicas, job.watch,
+        )  # fmt: skip
     except BaseException:
         cluster.close()
         raise
-    execute, threads = study.execute, study.base.run.train.threads or 1
-    return RayExecutor(
-        job.work, cluster, Share(execute.workers, max(1, job.trials), need), shipment,
-        equipment.for_units(count_bytes(execute.memory), seconds(execute.timeout), threads),
-        variables, replicas, job.watch,
-    )  # fmt: skip
+
+
+def list_values(study: StudyConfig) -> dict[str, list[Any]]:
+    """Return the values that the options of the search space give to each key."""
+    found: dict[str, list[Any]] = {}
+    for axis in study.space.axes:
+        for option in axis.options:
+            for key, node in option.items():
+                found.setdefault(key, []).append(plain(node))
+    return found
 
 
 def local_cpus(study: StudyConfig) -> int:

@@ -10,7 +10,7 @@ from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ManyfitError
 from manyfit.core.names import format_size, pluralize
 from manyfit.study.executors.ray_cluster import Cluster, Node, find_mismatches
-from manyfit.study.executors.ray_study import local_cpus, need_of
+from manyfit.study.executors.ray_study import list_values, local_cpus, need_of
 from manyfit.study.executors.ray_worker import NodeFacts, introduce_node, versions_here
 from manyfit.study.executors.shipment import Shipment, pack_code
 
@@ -45,7 +45,7 @@ def describe_placement(study: StudyConfig, trials: int, state: float, visits: in
     assert on is not None
     params = dict(on.params)
     address = params.get("address") or os.environ.get("RAY_ADDRESS")
-    shipment = Shipment(study.base, study.folder / "study.yaml")
+    shipment = Shipment(study.base, study.folder / "study.yaml", list_values(study))
     shown = {}
     nodes: dict[Node, NodeFacts | str] = {}
     if address:
@@ -92,7 +92,7 @@ def describe_network(
 ) -> dict[str, str]:
     """Return what is sent to nodes, once and for every trial."""
     count, shown = max(1, len(nodes)), {}
-    code = pack_code(study.base, study.folder / "study.yaml")
+    code = pack_code(study.base, study.folder / "study.yaml", shipment.paths, len)
     shown["code"] = f"{format_size(code.size)} to each node, once"
     facts = [each for each in nodes.values() if isinstance(each, NodeFacts)]
     lines = []

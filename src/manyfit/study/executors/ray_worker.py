@@ -9,6 +9,7 @@ import platform
 import shutil
 import socket
 import sys
+import tarfile
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from manyfit.study.executors.node_files import Delivered, NodeFiles, same_file
 from manyfit.study.executors.processes import PRELOADED, WORKER, Processes
 from manyfit.study.executors.worker import OUTPUT, Place
 from manyfit.study.work.unit_watch import Tell, UnitWatch
-from manyfit.study.work.units import Outcome, Progress, Trial, Unit
+from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
 MOST_OUTPUT: Final = 1 << 20
 """The last bytes of the output of a trial that are sent to the driver."""
@@ -35,10 +36,8 @@ MOST_OUTPUT: Final = 1 << 20
 class NodeFacts:
     """What a worker says about its node."""
 
-    node: str
     host: str
     versions: Mapping[str, str]
-    cores: int
     sees: frozenset[str]
     """The files of the driver that the node has at the same place."""
 
@@ -55,6 +54,8 @@ class Equipment:
     """The base config, relative to the project."""
     cwd: str = ""
     """The working directory, relative to the project."""
+    project: str = ""
+    """The folder of the project on the driver's machine, for messages."""
     memory: int | None = None
     timeout: float | None = None
     threads: int = 1
@@ -75,12 +76,8 @@ def versions_here() -> dict[str, str]:
 
 def introduce_node(wanted: Sequence[tuple[str, int, int]] = ()) -> NodeFacts:
     """Return facts about the node of this process; `wanted` are files of the driver, with sizes and times."""
-    import ray
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sees = frozenset(path for path, size, changed in wanted if same_file(Path(path), size, changed))
-    node = ray.get_runtime_context().get_node_id()
-    return NodeFacts(node, platform.node() or socket.gethostname(), versions_here(), cores, sees)
+    return NodeFacts(platform.node() or socket.gethostname(), versions_here(), sees)
 
 
 @dataclass(frozen=True)
@@ -90,10 +87,12 @@ class AwayWork:
     work: bytes
     base: str = ""
     """The file with the base config on this node."""
+    paths: tuple[str, str] = ("", "")
+    """The folder of the project on this node and on the driver's machine."""
     _opened: list[Work] = field(default_factory=list, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"work": self.work, "base": self.base, "_opened": []}
+        return {"work": self.work, "base": self.base, "paths": self.paths, "_opened": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -119,8 +118,16 @@ class AwayWork:
         if isinstance(unit.luggage, Freight):
             unit = replace(unit, luggage=unit.luggage.open())
         for outcome in self._open()(unit, watch, pack):
-            parcel = outcome.parcel
-            yield outcome if parcel is None else replace(outcome, parcel=Freight.pack(parcel))
+            parcel = None if outcome.parcel is None else Freight.pack(outcome.parcel)
+            yield replace(outcome, parcel=parcel, failure=self._translate(outcome.failure))
+
+    def _translate(self, failure: Failure | None) -> Failure | None:
+        """Return a failure with the paths of the driver's machine, where the user's files are."""
+        here, there = self.paths
+        if failure is None or not here:
+            return failure
+        text, trace = failure.message.replace(here, there), failure.traceback.replace(here, there)
+        return replace(failure, message=text, traceback=trace)
 
 
 class RayWorker:
@@ -129,7 +136,11 @@ class RayWorker:
     def __init__(self) -> None:
         self._engine: Processes | None = None
         self._told: list[Progress] = []
-        self._requests: deque[Unit | tuple[str, ...] | None] = deque()
+        self._requests: deque[Unit | tuple[int, tuple[str, ...] | None]] = deque()
+        self._interrupted: dict[int, tuple[str, ...] | None] = {}
+        """Requests to stop units that have not arrived yet: calls of an actor may overtake each other."""
+        self._unit = 0
+        """The number of the last unit that has arrived."""
         self._lock = threading.Lock()
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
@@ -144,31 +155,31 @@ class RayWorker:
         """Unpack the files of the project and prepare to execute units; return what is wrong, or ''."""
         os.environ.update(environment)
         os.environ["OMP_NUM_THREADS"] = str(equipment.threads)
-        base = ""
+        base, paths = "", ("", "")
         try:
             if equipment.files:
                 project = self._files.unpack(equipment.files)
                 os.chdir(project / equipment.cwd if (project / equipment.cwd).is_dir() else project)
-                base = str(project / equipment.base)
-        except (OSError, ManyfitError) as error:
+                base, paths = str(project / equipment.base), (str(project), equipment.project)
+        except (OSError, ManyfitError, tarfile.TarError) as error:
             return f"{type(error).__name__}: {error}"
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES") or None
         place = Place((), gpu, equipment.memory)
-        work = AwayWork(equipment.work, base)
+        work = AwayWork(equipment.work, base, paths)
         preload = PRELOADED if base else WORKER
         self._engine = Processes(work, [place], equipment.timeout, equipment.threads, preload)
         self._engine.tell = self._told.append
         return ""
 
-    def submit(self, unit: Unit) -> None:
-        """Accept a unit."""
-        self._ask(unit)
+    def submit(self, number: int, unit: Unit) -> None:
+        """Accept a unit. Its number counts the units of this worker, from 1."""
+        self._ask(replace(unit, number=number))
 
-    def interrupt(self, trials: Collection[str] | None) -> None:
-        """Ask some or all trials of the unit to stop."""
-        self._ask(None if trials is None else tuple(trials))
+    def interrupt(self, number: int, trials: Collection[str] | None) -> None:
+        """Ask some or all trials of a unit to stop."""
+        self._ask((number, None if trials is None else tuple(trials)))
 
-    def _ask(self, request: Unit | tuple[str, ...] | None) -> None:
+    def _ask(self, request: Unit | tuple[int, tuple[str, ...] | None]) -> None:
         self._requests.append(request)
         os.write(self._writing, b"!")
 
@@ -187,11 +198,16 @@ class RayWorker:
                 if found:
                     return found
 
-    def _obey(self, engine: Processes, request: Unit | tuple[str, ...] | None) -> None:
+    def _obey(self, engine: Processes, request: Unit | tuple[int, tuple[str, ...] | None]) -> None:
         if isinstance(request, Unit):
+            self._unit = request.number
             engine.submit(replace(request, place="", trials=tuple(map(self._settle, request.trials))))
-        else:
-            engine.interrupt(request)
+            if request.number in self._interrupted:
+                engine.interrupt(self._interrupted.pop(request.number))
+        elif request[0] == self._unit:
+            engine.interrupt(request[1])
+        elif request[0] > self._unit:
+            self._interrupted[request[0]] = request[1]
 
     def _settle(self, trial: Trial) -> Trial:
         """Return a trial with a folder on this node, for its output."""
@@ -211,5 +227,7 @@ class RayWorker:
         return replace(outcome, output=output)
 
     def close(self) -> None:
-        """Remove what is on the disk of this node, unless another worker uses it."""
+        """End the worker process, and remove what is on the disk of this node, unless others use it."""
+        if self._engine is not None:
+            self._engine.kill()
         self._files.remove()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import glob
 import hashlib
 import io
 import os
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config import Config
 from manyfit.core.errors import UsageError
-from manyfit.study.executors.node_files import Delivered, measure
+from manyfit.study.executors.node_files import DIGITS, Delivered, measure
 
 CHUNK: Final = 64 << 20
 """Bytes of an archive that are sent as one object."""
@@ -50,23 +51,24 @@ class Archive:
     """An archive of files, as the driver made it."""
 
     digest: str
-    parts: Sequence[bytes]
-
-    @property
-    def size(self) -> int:
-        """Its size in bytes."""
-        return sum(map(len, self.parts))
+    parts: Sequence[Any]
+    """What `put` returned for each part: never is all of a large archive in memory."""
+    size: int
 
 
-def find_named_files(config: Config) -> list[Wanted]:
-    """Return the files and folders that the values of a config name, without those of the source code."""
+def find_named_files(config: Config, more: Mapping[str, Any] | None = None) -> list[Wanted]:
+    """Return the files and folders that the values of a config name, without those of the source code.
+
+    `more` are further values, such as those of a search space, by key.
+    """
     project, found = config.project.resolve(), dict[Path, Wanted]()
     sources = [source.resolve() for source in config.sources]
-    for key, text in _texts(config.explicit):
+    for key, text in [*_texts(config.explicit), *_texts(more or {})]:
         if key.partition(".")[0] not in SECTIONS or "://" in text or not text.strip():
             continue
         for path in _paths(project, text):
-            if path == project or any(path.is_relative_to(source) for source in sources):
+            is_above = project.is_relative_to(path)
+            if is_above or any(path.is_relative_to(source) for source in sources if source != project):
                 continue
             size, changed = measure(path)
             name = str(path.relative_to(project)) if path.is_relative_to(project) else ""
@@ -104,8 +106,11 @@ def _paths(project: Path, text: str) -> list[Path]:
     return []
 
 
-def pack_code(config: Config, base: Path) -> Archive:
-    """Return the source code of a project, with the base config of the study."""
+def pack_code(config: Config, base: Path, without: Collection[Path], put: Callable[[bytes], Any]) -> Archive:
+    """Return the source code of a project, with the base config of the study.
+
+    `without` are files and folders that are sent as data; `put` takes the parts of the archive.
+    """
     project = config.project.resolve()
     files = {name_base(config, base): base}
     for source in config.sources:
@@ -120,14 +125,18 @@ def pack_code(config: Config, base: Path) -> Archive:
         whole = [(name, path) for name, path in _walk(root, project)]
         if root == project:  # it also holds the runs and the data
             whole = [(name, path) for name, path in whole if path.suffix == ".py"]
-        files |= dict(whole)
+        files |= {
+            name: path
+            for name, path in whole
+            if not any(path == each or each in path.parents for each in without)
+        }
     size = sum(path.stat().st_size for path in files.values())
     if size > MOST_CODE:
         raise UsageError(
             f"the source folders have {size >> 20} MiB, which would be sent to every node; move data and "
             f"results out of {', '.join(map(str, config.sources))}"
         )
-    return pack_files(files)
+    return pack_files(files, put)
 
 
 def name_base(config: Config, base: Path) -> str:
@@ -155,17 +164,17 @@ def _is_ignored(name: str, place: Path) -> bool:
     return (place / name / "pyvenv.cfg").is_file()  # a virtual environment
 
 
-def pack_data(wanted: Wanted) -> Archive:
+def pack_data(wanted: Wanted, put: Callable[[bytes], Any]) -> Archive:
     """Return a file or folder as an archive."""
     if wanted.path.is_file():
-        return pack_files({wanted.path.name: wanted.path})
+        return pack_files({wanted.path.name: wanted.path}, put)
     files = {str(each.relative_to(wanted.path)): each for each in wanted.path.rglob("*") if each.is_file()}
-    return pack_files({f"{wanted.path.name}/{name}": path for name, path in sorted(files.items())})
+    return pack_files({f"{wanted.path.name}/{name}": path for name, path in sorted(files.items())}, put)
 
 
-def pack_files(files: Mapping[str, Path]) -> Archive:
+def pack_files(files: Mapping[str, Path], put: Callable[[bytes], Any]) -> Archive:
     """Return files as an archive, whose digest depends on names and contents alone."""
-    parts, digest = _Parts(), hashlib.sha256()
+    parts = _Parts(put)
     with tarfile.open(fileobj=parts, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for name, path in sorted(files.items()):
             info = tarfile.TarInfo(name)
@@ -173,30 +182,34 @@ def pack_files(files: Mapping[str, Path]) -> Archive:
             info.mode = 0o755 if os.access(path, os.X_OK) else 0o644
             with path.open("rb") as file:
                 archive.addfile(info, file)
-    for part in parts.close():
-        digest.update(part)
-    return Archive(digest.hexdigest()[:32], parts.found)
+    parts.finish()
+    return Archive(parts.digest.hexdigest()[:DIGITS], parts.found, parts.size)
 
 
 class _Parts(io.RawIOBase):
-    """A file whose contents are collected in parts."""
+    """A file whose contents are passed on in parts."""
 
-    def __init__(self) -> None:
-        self.found: list[bytes] = []
+    def __init__(self, put: Callable[[bytes], Any]) -> None:
+        self.found: list[Any] = []
+        self.digest = hashlib.sha256()
+        self.size = 0
+        self._put = put
         self._open = bytearray()
 
     def write(self, data: Any) -> int:
         self._open += data
+        self.digest.update(data)
+        self.size += len(data)
         while len(self._open) >= CHUNK:
-            self.found.append(bytes(self._open[:CHUNK]))
+            self.found.append(self._put(bytes(self._open[:CHUNK])))
             del self._open[:CHUNK]
         return len(data)
 
-    def close(self) -> list[bytes]:  # type: ignore[override]
+    def finish(self) -> None:
+        """Pass the last part on."""
         if self._open:
-            self.found.append(bytes(self._open))
+            self.found.append(self._put(bytes(self._open)))
             self._open.clear()
-        return self.found
 
 
 @dataclass
@@ -205,9 +218,11 @@ class Shipment:
 
     config: Config | None = None
     base: Path | None = None
+    space: Mapping[str, Any] = field(default_factory=dict)
+    """The values that trials may have, by key."""
 
     def __post_init__(self) -> None:
-        self.wanted = find_named_files(self.config) if self.config is not None else []
+        self.wanted = find_named_files(self.config, self.space) if self.config is not None else []
         self.urls = find_urls(self.config) if self.config is not None else []
         self._sent: dict[str, Delivered] = {}
         """What is in the object store, by its name."""
@@ -232,16 +247,21 @@ class Shipment:
         if self.config is None or self.base is None:
             return []
         config, base = self.config, self.base
-        found = [self._send("", put, lambda: pack_code(config, base))]
+        found = [self._send("", lambda: pack_code(config, base, self.paths, put))]
         for each in self.wanted:
             if str(each.path) not in sees:
-                found.append(self._send(each.name, put, lambda each=each: pack_data(each)))  # type: ignore[misc]
+                found.append(self._send(each.name, functools.partial(pack_data, each, put)))
             elif each.name:
                 found.append(Delivered(each.name, "", link=str(each.path)))
         return found
 
-    def _send(self, name: str, put: Callable[[bytes], Any], pack: Callable[[], Archive]) -> Delivered:
+    @property
+    def paths(self) -> list[Path]:
+        """The files and folders that are sent as data, or read in place."""
+        return [each.path for each in self.wanted]
+
+    def _send(self, name: str, pack: Callable[[], Archive]) -> Delivered:
         if name not in self._sent:
             made = pack()
-            self._sent[name] = Delivered(name, made.digest, [put(part) for part in made.parts])
+            self._sent[name] = Delivered(name, made.digest, made.parts)
         return self._sent[name]
