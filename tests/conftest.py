@@ -26,6 +26,21 @@ settings.register_profile("test", deadline=None, max_examples=20, derandomize=Tr
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("MANYFIT_PROFILE", "test"))
 
+
+def pytest_collection_modifyitems(config, items):
+    """Move the cases of `tests/slow.txt` to the soak; a name that no test has is an error."""
+    lines = (Path(__file__).parent / "slow.txt").read_text().splitlines()
+    cases = [line for line in lines if not line.startswith("#")]
+    found = {item.nodeid: item for item in items}
+    for name in cases:
+        if name in found:
+            found[name].add_marker(pytest.mark.soak)
+    if config.args == [str(config.rootpath / "tests")] or config.args == ["tests"]:
+        missing = [name for name in cases if name not in found]
+        if missing:
+            raise pytest.UsageError(f"tests/slow.txt names a test that does not exist: {missing[0]}")
+
+
 STATE = tempfile.mkdtemp(prefix="manyfit-state-")
 os.environ["XDG_STATE_HOME"] = STATE  # the key of the user who runs the tests stays as it is
 atexit.register(shutil.rmtree, STATE, ignore_errors=True)

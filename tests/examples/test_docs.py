@@ -14,6 +14,7 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", flags=re.DO
 
 
 SLOW = (
+    "scale",
     "resuming", "variants", "configuration", "experiments", "shards", "five-components", "training",
     "trainers", "files", "cookbook", "evaluation",
 )  # fmt: skip

@@ -35,6 +35,8 @@ THREADS: Final = 4
 """Calls of an actor at once: one waits for reports, others submit and interrupt."""
 MOST_FAILED: Final = 5
 """How many actors in a row may fail before they are ready."""
+SILENT: Final = ("submit", "interrupt")
+"""Calls whose results say nothing, unless they fail."""
 SETTLING: Final = 10.0
 """Seconds to wait for the workers for which there is room, once the first one is ready."""
 SAY: Final = 5.0
@@ -175,6 +177,8 @@ class RayExecutor(Executor):
     def _note(self, method: str, worker: _Worker, found: Any) -> None:
         """Note the result of a call. Ray calls this from a thread of its own."""
         error = found.exception()
+        if error is None and method in SILENT:
+            return
         self._events.put((method, worker, error if error is not None else found.result()))
         with self._lock, contextlib.suppress(BlockingIOError):  # full: it is rung already
             if not self._is_closed:

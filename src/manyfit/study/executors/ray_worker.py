@@ -216,6 +216,9 @@ class RayWorker:
     def _add_output(self, outcome: Outcome) -> Outcome:
         """Return an outcome with the output of the trial, also of one whose process has died."""
         folder = self._scratch / outcome.trial
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # usually, there is no output
+            return outcome
         try:
             with (folder / OUTPUT).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT))

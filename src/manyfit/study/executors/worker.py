@@ -57,6 +57,7 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     settle(place)
     gc.freeze()  # imported objects stay; scanning them after every unit would be slow
+    is_first = True
     try:
         send(pipe, "ready")
         while True:
@@ -70,6 +71,9 @@ def serve(pipe: Connection, work: Work, place: Place, environment: Mapping[str, 
             if is_full:
                 return  # the state of the memory is unknown; a new worker takes over
             gc.collect()
+            if is_first:
+                gc.freeze()  # what the first unit has imported
+                is_first = False
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
