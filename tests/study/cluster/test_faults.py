@@ -45,7 +45,8 @@ def progress(folder):
         return 0
 
 
-@pytest.mark.parametrize("kind", ["plain", pytest.param("halving", marks=pytest.mark.soak), "hopping"])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_node_is_lost_one_is_added_and_the_driver_is_killed(lab, nodes, kind):
     base, study = KINDS[kind]
     lab.project.write("src/slow.py", MODELS)

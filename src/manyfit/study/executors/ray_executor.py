@@ -56,6 +56,8 @@ class _Worker:
     """The trials of the unit that have no outcome yet."""
     units: int = 0
     """How many units it has got."""
+    is_heard: bool = False
+    """Whether a call is open that returns what it reports."""
     is_leaving: bool = False
     """Whether it must not get another unit."""
 
@@ -223,7 +225,8 @@ class RayExecutor(Executor):
                 self._equip(worker, found)
             elif method == "equip":
                 self._welcome(worker, found)
-            elif method == "receive":
+            elif method in ("receive", "work_on"):
+                worker.is_heard = False
                 self._outcomes += self._hear(worker, found)
 
     def _equip(self, worker: _Worker, facts: NodeFacts) -> None:
@@ -255,7 +258,6 @@ class RayExecutor(Executor):
         number = next(i for i in range(len(self._names) + 1) if f"worker-{i}" not in self._names)
         worker.name = f"worker-{number}"
         self._names[worker.name] = worker
-        self._call(worker, "receive")
         self._fill()
 
     def _hear(self, worker: _Worker, messages: Sequence[Progress | Outcome]) -> list[Outcome]:
@@ -274,9 +276,14 @@ class RayExecutor(Executor):
                 worker.unit = None
         if worker.is_leaving and worker.unit is None:
             self._dismiss(worker)
-        else:
-            self._call(worker, "receive")
         return outcomes
+
+    def _listen(self) -> None:
+        """Let every worker have one call open that returns when it has something to report."""
+        for worker in self._names.values():
+            if not worker.is_heard:
+                worker.is_heard = True
+                self._call(worker, "receive")
 
     def _lose(self, worker: _Worker, error: BaseException) -> list[Outcome]:
         """Return outcomes for the unit of an actor that is gone, and request another one."""
@@ -323,7 +330,9 @@ class RayExecutor(Executor):
         worker.unit, worker.left = unit, {trial.id: trial for trial in unit.trials}
         worker.units += 1
         luggage: Any = Freight.pack(dict(unit.luggage)) if unit.luggage else {}
-        self._call(worker, "submit", worker.units, replace(unit, luggage=luggage))
+        # A worker that has just reported an outcome has no call open: one call is enough for both.
+        method, worker.is_heard = "submit" if worker.is_heard else "work_on", True
+        self._call(worker, method, worker.units, replace(unit, luggage=luggage))
 
     def wait(self, timeout: float | None = None, wake: Sequence[int] = ()) -> list[Outcome]:
         """Receive outcomes and signs of life from the workers."""
@@ -333,6 +342,7 @@ class RayExecutor(Executor):
             outcomes = self._take_events()
             if outcomes or self._has_told or self.places != before:
                 return outcomes
+            self._listen()
             left = None if limit is None else max(0.0, limit - time.monotonic())
             if left == 0.0 or self._pause(left, wake):
                 return self._take_events()

@@ -175,6 +175,11 @@ class RayWorker:
         """Accept a unit. Its number counts the units of this worker, from 1."""
         self._ask(replace(unit, number=number))
 
+    def work_on(self, number: int, unit: Unit) -> list[Progress | Outcome]:
+        """Accept a unit, and return what there is to report first."""
+        self.submit(number, unit)
+        return self.receive()
+
     def interrupt(self, number: int, trials: Collection[str] | None) -> None:
         """Ask some or all trials of a unit to stop."""
         self._ask((number, None if trials is None else tuple(trials)))
