@@ -32,8 +32,6 @@ def pytest_collection_modifyitems(config, items):
     lines = (Path(__file__).parent / "slow.txt").read_text().splitlines()
     cases = [line for line in lines if not line.startswith("#")]
     found = {item.nodeid: item for item in items}
-    # One worker starts with those on Ray, which wait much: at the end, the others would have nothing to do.
-    items.sort(key=lambda item: "study/cluster/" not in item.nodeid)
     for name in cases:
         if name in found:
             found[name].add_marker(pytest.mark.soak)

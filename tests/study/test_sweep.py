@@ -547,7 +547,6 @@ def test_export_to_optuna(lab, cli):
         ({"execute": {"hop": True}}, "the training rows are not divided into shards"),
         ({"execute": {"fuse": "auto"}}, "cannot fuse several into one step yet"),
         ({"execute": {"fuse": 8}}, "cannot fuse several into one step yet"),
-        ({"execute": {"on": "ray"}}, "no executor for Ray yet"),
         ({"execute": {"on": "procesess"}}, "no built-in executor named 'procesess'"),
         ({"execute": {"worker": 2}}, "did you mean: workers"),
         ({"serach": {}}, "did you mean: search"),

@@ -79,7 +79,7 @@ class ExecutorContract:
         trials = [Trial(n, str(folder / n), {**values, **own.get(n, {})}, 0) for n in names]
         return Unit(tuple(trials), until, place)
 
-    def all_of(self, executor: Executor, units: Sequence[Unit], most: float = 60.0) -> dict[str, Outcome]:
+    def all_of(self, executor: Executor, units: Sequence[Unit], most: float = 240.0) -> dict[str, Outcome]:
         """Submit units as slots become free, and collect all outcomes."""
         waiting, found, busy = list(units), dict[str, Outcome](), dict[str, int]()
         limit = time.monotonic() + most
@@ -197,7 +197,7 @@ class ExecutorContract:
             executor.resize(1)
         except UsageError:
             pytest.skip("this executor has a fixed number of workers")
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + 120
         while executor.slots != 1 and time.monotonic() < limit:
             executor.wait(0.2)
         assert executor.slots == 1

@@ -1,8 +1,10 @@
 """Ray clusters for tests: one local node for most of them, several nodes where one is to be lost."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -79,7 +81,9 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory):
-    made = Nodes(tmp_path_factory.mktemp("nodes"))
+def nodes():
+    place = tempfile.mkdtemp(prefix="mf-")  # the names of sockets in it must not be long
+    made = Nodes(Path(place))
     yield made
     made.close()
+    shutil.rmtree(place, ignore_errors=True)

@@ -6,6 +6,7 @@ import functools
 import http.server
 import os
 import subprocess
+import tempfile
 import threading
 from pathlib import Path
 
@@ -57,8 +58,8 @@ class Net(nn.Module):
 @pytest.fixture
 def island(nodes, lab):
     """A node on which the folder of the project is empty."""
-    home = nodes.place / lab.root.name
-    (home / "tmp").mkdir(parents=True)
+    home = Path(tempfile.mkdtemp(prefix="island-", dir=nodes.place))
+    (home / "tmp").mkdir()
     token = os.environ.get("RAY_AUTH_TOKEN_PATH", str(Path("~/.ray/auth_token").expanduser()))
     environment = {**os.environ, "HOME": str(home), "TMPDIR": str(home / "tmp"), "RAY_AUTH_TOKEN_PATH": token}
     environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # otherwise, `ray start` joins no other node
