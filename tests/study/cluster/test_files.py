@@ -10,6 +10,7 @@ import pytest
 from manyfit.config import load_config
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.study.executors.node_files import Delivered, NodeFiles, measure, same_file
+from manyfit.study.executors.ray_cluster import import_ray
 from manyfit.study.executors.shipment import Shipment, find_named_files, pack_code, pack_data
 
 
@@ -153,3 +154,20 @@ def test_a_digest_depends_on_names_and_contents_alone(shipped):
     assert pack_data(wanted, len).digest == first
     wanted.path.write_text("b\n1\n")
     assert pack_data(wanted, len).digest != first
+
+
+def test_a_token_is_sent_to_clusters_that_are_not_ours(tmp_path, monkeypatch):
+    """`ray start` asks for a token if the user has one, but a client sends it only in the mode `token`."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    import_ray(is_local=False)
+    assert "RAY_AUTH_MODE" not in os.environ
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x" * 32)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    import_ray(is_local=False)
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    import_ray(is_local=False)
+    assert os.environ.pop("RAY_AUTH_MODE") == "token"

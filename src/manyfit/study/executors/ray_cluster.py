@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.errors import Interrupted, RunFailed, UsageError
@@ -88,7 +89,8 @@ class Cluster:
             text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
             if self.is_local:
                 raise RunFailed(f"a local Ray cluster could not be started: {text}") from error
-            raise UsageError(f"there is no Ray cluster at {self.address}: {text}") from error
+            hint = "it may need a token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+            raise UsageError(f"the Ray cluster at {self.address} cannot be used: {text}; {hint}") from error
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive."""
@@ -114,6 +116,12 @@ class Cluster:
                 self.ray.shutdown()
 
 
+def has_token() -> bool:
+    """Return whether this user has a token for Ray clusters."""
+    names = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    return any(os.environ.get(name) for name in names) or (Path.home() / ".ray" / "auth_token").is_file()
+
+
 def check_reachable(address: str) -> None:
     """Raise an error if nothing listens at an address: Ray itself would try for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -133,6 +141,10 @@ def import_ray(is_local: bool) -> Any:
     """Import Ray, with settings that it reads when it is imported."""
     for name, value in (QUIET | LOOPBACK if is_local else QUIET).items():
         os.environ.setdefault(name, value)
+    if (
+        not is_local and has_token()
+    ):  # clusters ask for it if there is one, but Ray does not send it by itself
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     return import_optional("ray", "ray")
 
 
