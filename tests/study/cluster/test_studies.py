@@ -62,8 +62,7 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(lab, ray_here, monkeypat
 
     def kill_a_worker():
         wait_for(lambda: progress(lab.folder) > 0)
-        actors = [each for each in psutil.Process().children(recursive=True) if "RayWorker" in each.name()]
-        actors += [each for each in psutil.process_iter() if "RayWorker" in "".join(each.cmdline())]
+        actors = [each for each in psutil.process_iter(["name"]) if "RayWorker" in (each.info["name"] or "")]
         actors[0].kill()
         killed.append(actors[0])
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyfit.config import Config, patch
+from manyfit.config.identity import Snapshot
 from manyfit.core.errors import RunFailed
 from manyfit.core.files import check_file
 from manyfit.core.redaction import redact
@@ -36,6 +37,15 @@ class Start:
     """The text of `config.yaml`."""
     allowed: Collection[str] = ()
     """Changes of the run that were allowed by name."""
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What the folder of a run says about its last start; empty for a new one."""
+
+    frozen: Mapping[str, Any] = field(default_factory=dict)
+    trained: Snapshot | None = None
+    starts: Sequence[Mapping[str, Any]] = ()
 
 
 class Keeper:
@@ -73,7 +83,8 @@ class Keeper:
         self._ended = self._read_ending()
         self._is_begun = False
         self._has_failed = run.failure_file.exists()
-        self._read_past()
+        self._past: _Past | None = _Past() if self.note is None else None
+        """None until it is needed: most runs that are trained by one unit never need it."""
 
     def _read_ending(self) -> Ending | None:
         """Return why nothing is left to train, according to the log."""
@@ -81,11 +92,11 @@ class Keeper:
             return None
         return ending(self.config.run.train, self.events, round(self.note.step / self.note.epoch))
 
-    def _read_past(self) -> None:
-        is_new = self.note is None
-        self._frozen: Mapping[str, Any] = {} if is_new else self.run.load_frozen()
-        self._trained = None if is_new else self.run.snapshot()
-        self._starts: Sequence[Mapping[str, Any]] = () if is_new else self.run.sessions()[-1:]
+    def _read_past(self) -> _Past:
+        if self._past is None:
+            run = self.run
+            self._past = _Past(run.load_frozen(), run.snapshot(), run.sessions()[-1:])
+        return self._past
 
     @property
     def step(self) -> int:
@@ -109,9 +120,10 @@ class Keeper:
         validation at the end of an epoch to other visits.
         """
         self._writer.check()
+        past = self._read_past()
         return Luggage(
             self.run.path, self._state, self.note, tuple(self._kept), self._judge, self._ended,
-            self._read_weights(), self._frozen, self._trained, self._starts, visits, puts_off=puts_off,
+            self._read_weights(), past.frozen, past.trained, past.starts, visits, puts_off=puts_off,
         )  # fmt: skip
 
     def _read_weights(self) -> dict[str, bytes]:
@@ -168,9 +180,7 @@ class Keeper:
         if facts:
             session = provenance.brief_session(self._start.study, facts)
             record_config(self.config, self.run, session, self._start.given)
-            self._is_begun = True
-            self._starts, self._trained = [session], self.run.snapshot()
-            self._frozen = self.run.load_frozen()
+            self._is_begun, self._past = True, None
 
     def append_output(self, text: str) -> None:
         """Append the output of the run's code to `output.log`."""
