@@ -28,8 +28,8 @@ from manyfit.config.study.study import load_study
 from manyfit.core.state import State
 from manyfit.executors import Job, Outcome, Trial, Unit
 from manyfit.store.packed_state import PackedState
-from manyfit.study.executors.ray_cluster import Cluster, Need
-from manyfit.study.executors.ray_executor import RayExecutor, Share
+from manyfit.study.executors.ray_cluster import Cluster, Need, Share
+from manyfit.study.executors.ray_executor import RayExecutor
 from manyfit.study.executors.ray_study import ray_executor
 from manyfit.study.sweep import Wish, execute
 

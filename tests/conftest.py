@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: several workers share the cores
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")  # before Ray is: tests use several clusters
 
 import pytest
 from hypothesis import settings

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
+import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +25,8 @@ from manyfit.data.row_files import RowFile, build_structure
 LAYOUT: Final = "layout.json"
 HASHES: Final = "hashes.npy"
 FORMAT: Final = 1
+REQUESTS: Final = ".requests"
+"""A named pipe in the folder of a layout whose files are fetched when they are read: see `request_part`."""
 
 
 class PreparedRows:
@@ -73,6 +77,8 @@ class PreparedRows:
         if found is None:
             entry = self._files[number]
             path = self._folder / self._split / entry["name"]
+            if not path.exists() and (self._folder / REQUESTS).exists():
+                request_part(self._folder, f"{self._split}/{entry['name']}")
             try:
                 size = path.stat().st_size
             except OSError as error:
@@ -126,6 +132,56 @@ def read_layout(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"{path} is damaged: {error!r}") from error
     return found
+
+
+def find_layout_folder(folder: Path) -> Path:
+    """Return the folder of a layout, which may be the only one below the given folder."""
+    if (folder / LAYOUT).is_file():
+        return folder
+    found = sorted(path.parent for path in folder.glob(f"*/{LAYOUT}"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.name for path in found)
+        raise FolderError(f"{folder} has several layouts of prepared data: {names}; name one of them")
+    raise FolderError(f"{folder} has no prepared data: run manyfit data etl")
+
+
+def list_parts(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the files with rows, as the layout describes them, by their paths in its folder."""
+    return {
+        f"{split}/{file['name']}": file
+        for split, found in read_layout(folder)["splits"].items()
+        for shard in found["shards"]
+        for file in shard
+        if file["rows"]
+    }
+
+
+def request_part(folder: Path, name: str) -> None:
+    """Request a file of a layout from the worker of this node, and wait until it is here.
+
+    The answer, an empty line or what is wrong, comes through a named pipe that is made for it.
+    """
+    reply = folder / f".reply-{uuid.uuid4().hex}"
+    os.mkfifo(reply, 0o600)
+    try:
+        answer = os.open(reply, os.O_RDWR | os.O_CLOEXEC)  # also for writing, so that opening does not block
+        try:
+            requests = os.open(folder / REQUESTS, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(requests, f"{reply.name} {name}\n".encode())
+            finally:
+                os.close(requests)
+            problem = os.read(answer, 4096).decode(errors="replace").strip()
+        finally:
+            os.close(answer)
+    except OSError as error:
+        raise FolderError(f"{folder / name} could not be requested from the driver: {error}") from error
+    finally:
+        reply.unlink(missing_ok=True)
+    if problem:
+        raise FolderError(f"{folder / name} could not be fetched: {problem}")
 
 
 def find_missing(folder: Path) -> Path | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from annotated_types import Gt
 
 from manyfit.config.typed.kinds import FromProject, Kind
 from manyfit.core.errors import FolderError
 from manyfit.data import Split
-from manyfit.data.prepared import LAYOUT, PreparedRows, digest_layout, open_split
+from manyfit.data.prepared import PreparedRows, digest_layout, find_layout_folder, open_split
 
 SPLITS: Final = {"train": "train", "validation": "val", "test": "test"}
 
@@ -39,16 +39,3 @@ class EtlData:
     def source(self, split: Split) -> PreparedRows | None:
         """Return the rows of one split."""
         return open_split(self.folder, SPLITS[split])
-
-
-def find_layout_folder(folder: Path) -> Path:
-    """Return the folder of a layout, which may be the only one below the given folder."""
-    if (folder / LAYOUT).is_file():
-        return folder
-    found: list[Any] = sorted(path.parent for path in folder.glob(f"*/{LAYOUT}"))
-    if len(found) == 1:
-        return Path(found[0])
-    if found:
-        names = ", ".join(path.name for path in found)
-        raise FolderError(f"{folder} has several layouts of prepared data: {names}; name one of them")
-    raise FolderError(f"{folder} has no prepared data: run manyfit data etl")

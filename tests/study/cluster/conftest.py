@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
-from manyfit.study.executors.ray_cluster import LOOPBACK, Cluster
+from manyfit.study.executors.ray_cluster import Cluster
 
 BIN = Path(sys.executable).parent
 
@@ -37,7 +37,6 @@ class Nodes:
     """A cluster of several nodes on this machine, each with a file system of its own, as far as it can tell."""
 
     def __init__(self, place):
-        os.environ.update(LOOPBACK)
         from ray.cluster_utils import Cluster
 
         self.place = place
@@ -70,7 +69,8 @@ class Nodes:
 
     def start(self, words, folder, **environment):
         """Start a command of manyfit that uses this cluster."""
-        environment = {**os.environ, "RAY_ADDRESS": self.address, **environment}
+        here = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+        environment = {**here, "RAY_ADDRESS": self.address, **environment}
         return subprocess.Popen(
             [BIN / "manyfit", *words], cwd=folder, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from manyfit.study.executors.ray_cluster import Cluster, Need
-from manyfit.study.executors.ray_executor import RayExecutor, Share
+from manyfit.study.executors.ray_cluster import Cluster, Need, Share
+from manyfit.study.executors.ray_executor import RayExecutor
 from manyfit.testing import ExecutorContract
 from manyfit.testing.executor import work
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from multiprocessing.connection import wait
 
+import numpy as np
 import pytest
+from tests.study.test_hop_matrix import prepare
 
 from manyfit.config import load_config
 from manyfit.core.errors import FolderError, UsageError
-from manyfit.study.executors.node_files import Delivered, NodeFiles, measure, same_file
-from manyfit.study.executors.ray_cluster import import_ray
+from manyfit.data.prepared import list_parts, open_split
+from manyfit.study.executors.node_files import Delivered, NodeFiles, key_of, list_made, measure, same_file
+from manyfit.study.executors.part_supply import PartSupply
 from manyfit.study.executors.shipment import Shipment, find_named_files, pack_code, pack_data
+
+PREPARED = {
+    "seed": 1,
+    "data": {"class": "manyfit.spec.EtlData", "etl_dir": "etl", "batch_size": 8},
+    "model": {"class": "models.MLP"},
+    "train": {"epochs": 1, "loss": "cross_entropy", "optimizer": "adamw"},
+}
 
 
 @pytest.fixture
@@ -156,18 +168,77 @@ def test_a_digest_depends_on_names_and_contents_alone(shipped):
     assert pack_data(wanted, len).digest != first
 
 
-def test_a_token_is_sent_to_clusters_that_are_not_ours(tmp_path, monkeypatch):
-    """`ray start` asks for a token if the user has one, but a client sends it only in the mode `token`."""
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    import_ray(is_local=False)
-    assert "RAY_AUTH_MODE" not in os.environ
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("x" * 32)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    import_ray(is_local=False)
-    assert os.environ["RAY_AUTH_MODE"] == "disabled"
-    monkeypatch.delenv("RAY_AUTH_MODE")
-    import_ray(is_local=False)
-    assert os.environ.pop("RAY_AUTH_MODE") == "token"
+def test_only_the_rows_that_are_read_are_sent(lab, tmp_path):
+    """Shards of prepared data come when they are read, once for all workers of a node."""
+    layout = prepare(lab.root, 3)
+    lab.project.config(PREPARED)
+    shipment, files, store = deliver(lab, load_config(lab.root / "runs" / "a"), {})
+    workers, sent = [], []
+    for _ in range(2):
+        node = NodeFiles(tmp_path / "root")
+        project = node.unpack(files, lambda number: store[number])
+        workers.append(
+            (node, PartSupply(node, project, files), open_split(project / "etl" / layout.name, "train"))
+        )
+    whole = open_split(layout, "train")
+    assert not list((workers[0][2]._folder / "train").glob("*.arrow"))
+
+    def answer(supply):
+        """Answer one request, as an executor does."""
+        wait(supply.descriptors, 20)
+        for request in supply.take_requests():
+            sent.append(request.part)
+            part, problem = shipment.supply(request, lambda data: store.append(data) or len(store) - 1)
+            supply._files.add_part(part, lambda number: store[number])
+            supply.supply(request, part, problem)
+
+    first = np.arange(*whole.layout.bounds[:2])
+    for _, supply, source in workers:
+        thread = threading.Thread(target=answer, args=(supply,))
+        thread.start()
+        batch = source.gather(first)
+        thread.join(20)
+        assert np.array_equal(batch.inputs, whole.gather(first).inputs)
+    assert sent == ["train/00000-00000.arrow"]  # the second worker found it on the node
+    node, supply, source = workers[0]
+    (layout / "train" / "00001-00000.arrow").unlink()
+    thread = threading.Thread(target=answer_missing, args=(shipment, supply))
+    thread.start()
+    with pytest.raises(FolderError, match=r"the driver cannot read it: .*No such file"):
+        source.gather(np.arange(*whole.layout.bounds[1:3]))
+    thread.join(20)
+    for node, supply, _ in workers:
+        supply.close()
+        node.remove()
+    assert [path.name for path in (tmp_path / "root").iterdir() if path.is_dir()] == []
+
+
+def answer_missing(shipment, supply):
+    wait(supply.descriptors, 20)
+    for request in supply.take_requests():
+        supply.supply(request, *shipment.supply(request, len))
+
+
+def test_rows_that_were_made_on_a_node_are_kept_there(lab, tmp_path):
+    layout = prepare(lab.root, 2)
+    parts = list_parts(layout)
+    node = NodeFiles(tmp_path / "root")
+    for name, part in parts.items():
+        if name.startswith("train/00001"):
+            node.keep_part(key_of(part), (layout / name).read_bytes())
+    node.remove()
+    made = list_made(tmp_path / "root")
+    assert made == {key_of(part) for name, part in parts.items() if name.startswith("train/00001")}
+    again = NodeFiles(tmp_path / "root")
+    for key in made:
+        assert again.find_part(key).is_file()
+    again.remove()
+    assert list_made(tmp_path / "root") == made
+    lab.project.config(PREPARED)
+    shipment = Shipment(load_config(lab.root / "runs" / "a"), lab.root / "studies" / "s" / "study.yaml")
+    assert shipment.find_shards(made) == (1,)
+    old = time.time() - 8 * 24 * 3600
+    for key in made:
+        os.utime(tmp_path / "root" / key, (old, old))
+    NodeFiles(tmp_path / "root").remove()
+    assert list_made(tmp_path / "root") == frozenset()

@@ -62,7 +62,6 @@ def island(nodes, lab):
     (home / "tmp").mkdir()
     token = os.environ.get("RAY_AUTH_TOKEN_PATH", str(Path("~/.ray/auth_token").expanduser()))
     environment = {**os.environ, "HOME": str(home), "TMPDIR": str(home / "tmp"), "RAY_AUTH_TOKEN_PATH": token}
-    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # otherwise, `ray start` joins no other node
     hide = f"mount -t tmpfs none '{lab.root}'"
     try:
         subprocess.run(["unshare", "-m", "sh", "-c", hide], check=True, capture_output=True)

@@ -72,8 +72,10 @@ class Hopping:
         self._known += [name for name in names if name not in self._known]
         speeds = {**self._speeds, **self.executor.speeds}
         if self.is_named:
-            replicas = self.executor.replicas
-            workers = place_shards(self._known, self.shards, speeds, replicas=replicas, present=names)
+            workers = place_shards(
+                self._known, self.shards, speeds, replicas=self.executor.replicas, present=names,
+                holds=self.executor.holds,
+            )  # fmt: skip
         else:  # any worker can read any shard
             workers = [Worker("", tuple(range(self.shards))) for _ in names]
         self._here = dict(zip(names, workers, strict=True))

@@ -178,7 +178,8 @@ class Spots:
         spot, shards = self.busy.pop(outcome.trial), int(outcome.facts.get("shards", 0))
         if self._waits and shards:
             self._waits = False
-            workers = place_shards(list(self._engine.places), shards, self._engine.speeds)
+            engine = self._engine
+            workers = place_shards(list(engine.places), shards, engine.speeds, holds=engine.holds)
             self._free = [Spot(worker.name, {"data.first_shard": worker.shards[0]}) for worker in workers]
         elif self._is_placed:
             self._free.append(spot)

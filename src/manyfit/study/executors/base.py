@@ -113,6 +113,8 @@ class Executor(ABC):
     """How fast each of these workers is, relative to the others; 1 by default."""
     replicas: int = 1
     """On how many of these workers each shard of the data is kept."""
+    holds: Mapping[str, Sequence[int]] = MappingProxyType({})
+    """The shards that some of these workers already have, and get before others."""
     tell: Tell = staticmethod(lambda progress: None)
     """Called with signs of life."""
 

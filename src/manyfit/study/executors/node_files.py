@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import io
 import os
 import shutil
@@ -11,8 +12,8 @@ import stat
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,10 @@ KEPT: Final = 7 * 24 * 3600.0
 """Seconds for which unpacked archives are kept that nobody uses, after a worker was killed."""
 DIGITS: Final = 32
 """Characters in the digest of an archive."""
+ROWS: Final = "rows.arrow"
+"""The name of a file with prepared rows, in a folder named after its contents."""
+MADE: Final = ".made"
+"""Marks prepared rows that were made on the node: they are kept for the studies that follow."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,10 @@ class Delivered:
     """References to the parts of the archive in the object store."""
     link: str = ""
     """The path of a file that the node sees itself."""
+    layout: str | None = None
+    """The folder of prepared data in it, whose rows are sent when they are read."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """The files with these rows, and their keys."""
 
 
 def measure(path: Path) -> tuple[int, int]:
@@ -65,7 +74,7 @@ class NodeFiles:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self._root = root or Path(tempfile.gettempdir()) / f"manyfit-{os.getuid()}"
+        self._root = root or default_root()
         self._archives: dict[Path, int] = {}
         """The archives that this worker reads, with their locks."""
         self._own: dict[Path, int] = {}
@@ -106,8 +115,44 @@ class NodeFiles:
             if each.name:
                 link = project / each.name
                 link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(place if each.link else place / Path(each.name).name)
+                if each.layout is not None:  # files will be added
+                    shutil.copytree(place / Path(each.name).name, link)
+                else:
+                    link.symlink_to(place if each.link else place / Path(each.name).name)
         return project
+
+    def find_part(self, key: str) -> Path | None:
+        """Return a file with prepared rows, if it is here."""
+        place = self._root / key
+        if place not in self._archives:
+            with self._changing():
+                if not place.is_dir():
+                    return None
+                self._hold(place)
+        return place / ROWS
+
+    def add_part(self, each: Delivered, fetch: Callable[[Any], bytes] | None = None) -> Path:
+        """Take over a file with prepared rows that was sent."""
+        return self._place(each, fetch or fetch_object) / ROWS
+
+    def keep_part(self, key: str, contents: bytes) -> None:
+        """Keep prepared rows that were made on this node."""
+        temporary = self.make_folder("unpacking")
+        (temporary / ROWS).write_bytes(contents)
+        (temporary / MADE).touch()
+        with self._changing():
+            if (self._root / key).is_dir():  # it was sent here, or made here, before
+                (self._root / key / MADE).touch()
+            else:
+                temporary.rename(self._root / key)
+
+    def _hold(self, place: Path) -> None:
+        """Lock a folder against removal, as long as this worker may read it."""
+        lock = _open(_lock_of(place))
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        self._archives[place] = lock
+        if place.is_dir():
+            os.utime(place)
 
     def _place(self, each: Delivered, fetch: Callable[[Any], bytes]) -> Path:
         """Return the folder with the contents of an archive; workers of a node unpack it once."""
@@ -115,11 +160,7 @@ class NodeFiles:
         if place in self._archives:
             return place
         with self._changing():
-            lock = _open(_lock_of(place))
-            fcntl.flock(lock, fcntl.LOCK_SH)  # held as long as this worker may read it
-            self._archives[place] = lock
-            if place.is_dir():
-                os.utime(place)
+            self._hold(place)
         unpacking = _open(self._root / f".{each.digest}.unpacking")
         try:
             fcntl.flock(unpacking, fcntl.LOCK_EX)
@@ -162,9 +203,25 @@ class NodeFiles:
         with self._changing():
             for folder, lock in [*self._own.items(), *self._archives.items()]:
                 os.close(lock)
-                self._remove_unused(folder)
+                if not (folder / MADE).exists():
+                    self._remove_unused(folder)
         self._own.clear()
         self._archives.clear()
+
+
+def list_made(root: Path | None = None) -> frozenset[str]:
+    """Return the keys of the prepared rows that were made on this node."""
+    return frozenset(path.parent.name for path in (root or default_root()).glob(f"*/{MADE}"))
+
+
+def default_root() -> Path:
+    """Return the folder for the files of studies on a node."""
+    return Path(tempfile.gettempdir()) / f"manyfit-{os.getuid()}"
+
+
+def key_of(part: Mapping[str, Any]) -> str:
+    """Return the key of a file with prepared rows, as a layout describes it: it depends on the contents."""
+    return hashlib.sha256(f"{part['digest']} {part['bytes']}".encode()).hexdigest()[:DIGITS]
 
 
 def _lock_of(folder: Path) -> Path:

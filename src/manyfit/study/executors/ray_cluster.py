@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +23,12 @@ REACHED: Final = 10.0
 """Seconds within which a cluster must accept a connection."""
 QUIET: Final = {"RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Settings of Ray that keep its warnings out of the driver's output."""
-LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+AUTH_MODE: Final = "RAY_AUTH_MODE"
+SWITCH: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+LOOPBACK: Final = {SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Settings of a local cluster. By the first, Ray listens on the loopback interface only, on Linux, too."""
+_is_loopback_only = False
+"""Whether Ray was imported in this process with these settings, which it keeps."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,22 @@ class Need:
     def __str__(self) -> str:
         shown = [f"{self.cpus:g} CPU", *([f"{self.gpus:g} GPU"] if self.gpus else [])]
         return ", ".join([*shown, *(f"{amount:g} {name}" for name, amount in self.custom.items())])
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a cluster that a study uses."""
+
+    workers: int | None = None
+    """None for as many as fit."""
+    most: int = 1
+    """More would have nothing to do."""
+    need: Need = field(default_factory=Need)
+
+    @property
+    def wanted(self) -> int:
+        """How many workers to ask for."""
+        return min(self.most, self.workers) if self.workers is not None else self.most
 
 
 @dataclass(frozen=True)
@@ -69,11 +90,13 @@ class Cluster:
         `cpus` is the number of CPUs of a local cluster.
         """
         self.address = address or os.environ.get("RAY_ADDRESS") or LOCAL
-        self.ray: Any = import_ray(self.address == LOCAL)
+        self.ray: Any = import_ray(self.address)
         self._is_ours = not self.ray.is_initialized()
         self.is_local = self._is_ours and self.address == LOCAL
         if self._is_ours:
             check_reachable(self.address)
+            if self.address != LOCAL:
+                choose_auth_mode(self.address)
             with signals_kept():
                 self._connect(cpus)
 
@@ -82,7 +105,8 @@ class Cluster:
         if self.is_local:
             options |= {"include_dashboard": False, "num_cpus": cpus}
         try:
-            self.ray.init(address=self.address, **options)
+            with variables(LOOPBACK if self.is_local else {}):
+                self.ray.init(address=self.address, **options)
         except SystemExit:  # by Ray's handler of SIGTERM
             raise Interrupted("ended by SIGTERM while Ray was starting", signal.SIGTERM) from None
         except Exception as error:  # Ray raises many kinds, also for a wrong address
@@ -137,15 +161,73 @@ def check_reachable(address: str) -> None:
         ) from error
 
 
-def import_ray(is_local: bool) -> Any:
+def choose_auth_mode(address: str) -> None:
+    """Let Ray send the token of this user if the cluster asks for one.
+
+    Ray does not find that out by itself, and a driver with a token cannot use a cluster without.
+    """
+    if AUTH_MODE in os.environ or not has_token():
+        return
+    if ":" not in address or "://" in address or asks_for_token(address):
+        os.environ[AUTH_MODE] = "token"
+        import_optional("ray._raylet", "ray").Config.initialize("")  # it was read when Ray was imported
+
+
+def asks_for_token(address: str) -> bool:
+    """Return whether a cluster refuses clients without a token."""
+    from ray.exceptions import AuthenticationError, RpcError
+
+    client = import_optional("ray._raylet", "ray").GcsClient
+    try:
+        with stderr_closed():  # Ray writes a warning there
+            client(address=address)
+    except AuthenticationError:
+        return True
+    except RpcError:
+        return False  # connecting fails, too, and says why
+    return False
+
+
+@contextlib.contextmanager
+def stderr_closed() -> Iterator[None]:
+    """Discard what is written to the standard error stream, by native code, too."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def import_ray(address: str) -> Any:
     """Import Ray, with settings that it reads when it is imported."""
-    for name, value in (QUIET | LOOPBACK if is_local else QUIET).items():
+    global _is_loopback_only
+    is_local, is_loaded = address == LOCAL, "ray" in sys.modules
+    if not is_local and _is_loopback_only:
+        raise UsageError(
+            f"this process has started a local Ray cluster, after which Ray cannot connect to {address}: "
+            "start a new process"
+        )
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if (
-        not is_local and has_token()
-    ):  # clusters ask for it if there is one, but Ray does not send it by itself
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-    return import_optional("ray", "ray")
+    with variables(LOOPBACK if is_local else {}) as added:
+        found = import_optional("ray", "ray")
+        _is_loopback_only |= is_local and not is_loaded and SWITCH in added
+    return found
+
+
+@contextlib.contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[list[str]]:
+    """Set environment variables that are not set; yield their names."""
+    added = [name for name in values if name not in os.environ]
+    os.environ.update({name: values[name] for name in added})
+    try:
+        yield added
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

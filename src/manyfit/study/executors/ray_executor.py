@@ -23,9 +23,10 @@ from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor, Work, fail_together
 from manyfit.study.executors.freight import Freight
 from manyfit.study.executors.node_files import Delivered
+from manyfit.study.executors.part_supply import PartRequest
 from manyfit.study.executors.processes import check_picklable
-from manyfit.study.executors.ray_cluster import Cluster, Need, find_mismatches
-from manyfit.study.executors.ray_worker import Equipment, NodeFacts, RayWorker, versions_here
+from manyfit.study.executors.ray_cluster import Cluster, Share, find_mismatches
+from manyfit.study.executors.ray_worker import Equipment, NodeFacts, RayWorker, Report, versions_here
 from manyfit.study.executors.shipment import Shipment
 from manyfit.study.work.units import Failure, FailureKind, Outcome, Progress, Trial, Unit
 
@@ -35,7 +36,7 @@ THREADS: Final = 4
 """Calls of an actor at once: one waits for reports, others submit and interrupt."""
 MOST_FAILED: Final = 5
 """How many actors in a row may fail before they are ready."""
-SILENT: Final = ("submit", "interrupt")
+SILENT: Final = ("submit", "interrupt", "supply")
 """Calls whose results say nothing, unless they fail."""
 SETTLING: Final = 10.0
 """Seconds to wait for the workers for which there is room, once the first one is ready."""
@@ -60,22 +61,6 @@ class _Worker:
     """Whether a call is open that returns what it reports."""
     is_leaving: bool = False
     """Whether it must not get another unit."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """The part of a cluster that a study uses."""
-
-    workers: int | None = None
-    """None for as many as fit."""
-    most: int = 1
-    """More would have nothing to do."""
-    need: Need = field(default_factory=Need)
-
-    @property
-    def wanted(self) -> int:
-        """How many workers to ask for."""
-        return min(self.most, self.workers) if self.workers is not None else self.most
 
 
 def shorten_error(error: BaseException) -> str:
@@ -258,11 +243,16 @@ class RayExecutor(Executor):
         number = next(i for i in range(len(self._names) + 1) if f"worker-{i}" not in self._names)
         worker.name = f"worker-{number}"
         self._names[worker.name] = worker
+        made = worker.facts.made if worker.facts is not None else ()
+        self.holds = {**self.holds, worker.name: self._shipment.find_shards(made)}
         self._fill()
 
-    def _hear(self, worker: _Worker, messages: Sequence[Progress | Outcome]) -> list[Outcome]:
+    def _hear(self, worker: _Worker, messages: Sequence[Report]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for message in messages:
+            if isinstance(message, PartRequest):
+                self._call(worker, "supply", message, *self._shipment.supply(message, self._ray.put))
+                continue
             parcel = message.parcel
             if isinstance(parcel, Freight):
                 message = replace(message, parcel=parcel.open())

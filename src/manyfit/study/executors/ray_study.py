@@ -14,8 +14,8 @@ from manyfit.core.errors import UsageError
 from manyfit.core.redaction import PATTERN
 from manyfit.study.executors.base import Executor, Job
 from manyfit.study.executors.processes import usable_cores
-from manyfit.study.executors.ray_cluster import Cluster, Need
-from manyfit.study.executors.ray_executor import RayExecutor, Share
+from manyfit.study.executors.ray_cluster import Cluster, Need, Share
+from manyfit.study.executors.ray_executor import RayExecutor
 from manyfit.study.executors.ray_worker import Equipment
 from manyfit.study.executors.shipment import Shipment, name_base
 

@@ -16,18 +16,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from manyfit.core.errors import ManyfitError
 from manyfit.core.version import __version__
 from manyfit.study.executors.base import Work
 from manyfit.study.executors.freight import Freight
-from manyfit.study.executors.node_files import Delivered, NodeFiles, same_file
+from manyfit.study.executors.node_files import Delivered, NodeFiles, list_made, same_file
+from manyfit.study.executors.part_supply import PartRequest, PartSupply
 from manyfit.study.executors.processes import PRELOADED, WORKER, Processes
 from manyfit.study.executors.worker import OUTPUT, Place
 from manyfit.study.work.unit_watch import Tell, UnitWatch
 from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
+Report: TypeAlias = Progress | Outcome | PartRequest
+"""What a worker tells the driver."""
 MOST_OUTPUT: Final = 1 << 20
 """The last bytes of the output of a trial that are sent to the driver."""
 
@@ -40,6 +43,8 @@ class NodeFacts:
     versions: Mapping[str, str]
     sees: frozenset[str]
     """The files of the driver that the node has at the same place."""
+    made: frozenset[str] = frozenset()
+    """The keys of prepared rows that ETL has made on the node."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def versions_here() -> dict[str, str]:
 def introduce_node(wanted: Sequence[tuple[str, int, int]] = ()) -> NodeFacts:
     """Return facts about the node of this process; `wanted` are files of the driver, with sizes and times."""
     sees = frozenset(path for path, size, changed in wanted if same_file(Path(path), size, changed))
-    return NodeFacts(platform.node() or socket.gethostname(), versions_here(), sees)
+    return NodeFacts(platform.node() or socket.gethostname(), versions_here(), sees, list_made())
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ class RayWorker:
 
     def __init__(self) -> None:
         self._engine: Processes | None = None
+        self._parts: PartSupply | None = None
         self._told: list[Progress] = []
         self._requests: deque[Unit | tuple[int, tuple[str, ...] | None]] = deque()
         self._interrupted: dict[int, tuple[str, ...] | None] = {}
@@ -161,6 +167,7 @@ class RayWorker:
                 project = self._files.unpack(equipment.files)
                 os.chdir(project / equipment.cwd if (project / equipment.cwd).is_dir() else project)
                 base, paths = str(project / equipment.base), (str(project), equipment.project)
+                self._parts = PartSupply(self._files, project, equipment.files)
         except (OSError, ManyfitError, tarfile.TarError) as error:
             return f"{type(error).__name__}: {error}"
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES") or None
@@ -175,7 +182,7 @@ class RayWorker:
         """Accept a unit. Its number counts the units of this worker, from 1."""
         self._ask(replace(unit, number=number))
 
-    def work_on(self, number: int, unit: Unit) -> list[Progress | Outcome]:
+    def work_on(self, number: int, unit: Unit) -> list[Report]:
         """Accept a unit, and return what there is to report first."""
         self.submit(number, unit)
         return self.receive()
@@ -188,17 +195,24 @@ class RayWorker:
         self._requests.append(request)
         os.write(self._writing, b"!")
 
-    def receive(self) -> list[Progress | Outcome]:
+    def supply(self, request: PartRequest, sent: Delivered | None, problem: str = "") -> None:
+        """Take over prepared rows that were requested."""
+        if self._parts is not None:
+            self._parts.supply(request, sent, problem)
+
+    def receive(self) -> list[Report]:
         """Block until there is something to report, and return it."""
         assert self._engine is not None
+        pipes = self._parts.descriptors if self._parts is not None else []
         with self._lock:
             while True:
                 while self._requests:
                     self._obey(self._engine, self._requests.popleft())
-                ended = self._engine.wait(None, [self._reading])
+                ended = self._engine.wait(None, [self._reading, *pipes])
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._reading, 1024)
-                found: list[Progress | Outcome] = [*self._told, *map(self._add_output, ended)]
+                found: list[Report] = [*self._told, *map(self._add_output, ended)]
+                found += self._parts.take_requests() if self._parts is not None else []
                 self._told.clear()
                 if found:
                     return found
@@ -238,4 +252,6 @@ class RayWorker:
         """End the worker process, and remove what is on the disk of this node, unless others use it."""
         if self._engine is not None:
             self._engine.kill()
+        if self._parts is not None:
+            self._parts.close()
         self._files.remove()

@@ -10,13 +10,15 @@ import io
 import os
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from manyfit.config import Config
-from manyfit.core.errors import UsageError
-from manyfit.study.executors.node_files import DIGITS, Delivered, measure
+from manyfit.core.errors import FolderError, UsageError
+from manyfit.data.prepared import find_layout_folder, list_parts, read_layout
+from manyfit.study.executors.node_files import DIGITS, ROWS, Delivered, key_of, measure
+from manyfit.study.executors.part_supply import PartRequest
 
 CHUNK: Final = 64 << 20
 """Bytes of an archive that are sent as one object."""
@@ -39,6 +41,8 @@ class Wanted:
     """The key of the config that names it."""
     size: int
     changed: int
+    layout: Path | None = None
+    """The folder of prepared data in it, whose rows are only sent to the nodes that read them."""
 
     @property
     def mark(self) -> tuple[str, int, int]:
@@ -72,8 +76,18 @@ def find_named_files(config: Config, more: Mapping[str, Any] | None = None) -> l
                 continue
             size, changed = measure(path)
             name = str(path.relative_to(project)) if path.is_relative_to(project) else ""
-            found[path] = Wanted(path, name, key, size, changed)
+            found[path] = Wanted(path, name, key, size, changed, find_layout(path))
     return [wanted for path, wanted in found.items() if not any(above in found for above in path.parents)]
+
+
+def find_layout(path: Path) -> Path | None:
+    """Return the folder of prepared data at a path, or None."""
+    if not path.is_dir():
+        return None
+    try:
+        return find_layout_folder(path)
+    except FolderError:
+        return None
 
 
 def find_urls(config: Config) -> list[tuple[str, str]]:
@@ -168,7 +182,16 @@ def pack_data(wanted: Wanted, put: Callable[[bytes], Any]) -> Archive:
     """Return a file or folder as an archive."""
     if wanted.path.is_file():
         return pack_files({wanted.path.name: wanted.path}, put)
-    files = {str(each.relative_to(wanted.path)): each for each in wanted.path.rglob("*") if each.is_file()}
+    layout = wanted.layout
+    files = {
+        str(each.relative_to(wanted.path)): each
+        for each in (layout or wanted.path).rglob("*")
+        if each.is_file()
+    }
+    if layout is not None:
+        parts = {layout / part for part in list_parts(layout)}
+        parts |= {part.with_suffix(".json") for part in parts}  # they are needed to continue ETL, no more
+        files = {name: path for name, path in files.items() if path not in parts}
     return pack_files({f"{wanted.path.name}/{name}": path for name, path in sorted(files.items())}, put)
 
 
@@ -250,18 +273,44 @@ class Shipment:
         found = [self._send("", lambda: pack_code(config, base, self.paths, put))]
         for each in self.wanted:
             if str(each.path) not in sees:
-                found.append(self._send(each.name, functools.partial(pack_data, each, put)))
+                found.append(self._send(each.name, functools.partial(pack_data, each, put), each))
             elif each.name:
                 found.append(Delivered(each.name, "", link=str(each.path)))
         return found
+
+    def supply(self, request: PartRequest, put: Callable[[bytes], Any]) -> tuple[Delivered | None, str]:
+        """Return prepared rows that a worker needs, or None and the reason why they cannot be sent."""
+        sent = self._sent[request.name]
+        layout = next(each.layout for each in self.wanted if each.name == request.name)
+        if layout is None or request.part not in sent.parts:
+            return None, "it is not part of the prepared data"
+        try:
+            made = pack_files({ROWS: layout / request.part}, put)
+        except OSError as error:
+            return None, f"the driver cannot read it: {error}"
+        return Delivered(request.part, sent.parts[request.part], made.parts), ""
+
+    def find_shards(self, made: Collection[str]) -> tuple[int, ...]:
+        """Return the shards of the training rows that a node has made itself, by the keys of their files."""
+        layouts = [each.layout for each in self.wanted if each.layout is not None]
+        if len(layouts) != 1 or not made:
+            return ()
+        shards = read_layout(layouts[0])["splits"].get("train", {}).get("shards", [])
+        full = [[part for part in shard if part["rows"]] for shard in shards]
+        held = [{key_of(part) for part in shard} <= set(made) for shard in full if shard]
+        return tuple(number for number, is_held in enumerate(held) if is_held)
 
     @property
     def paths(self) -> list[Path]:
         """The files and folders that are sent as data, or read in place."""
         return [each.path for each in self.wanted]
 
-    def _send(self, name: str, pack: Callable[[], Archive]) -> Delivered:
+    def _send(self, name: str, pack: Callable[[], Archive], wanted: Wanted | None = None) -> Delivered:
         if name not in self._sent:
             made = pack()
-            self._sent[name] = Delivered(name, made.digest, made.parts)
+            sent = Delivered(name, made.digest, made.parts)
+            if wanted is not None and wanted.layout is not None:
+                keys = {part: key_of(found) for part, found in list_parts(wanted.layout).items()}
+                sent = replace(sent, layout=str(wanted.layout.relative_to(wanted.path)), parts=keys)
+            self._sent[name] = sent
         return self._sent[name]

@@ -157,11 +157,13 @@ def place_shards(
     *,
     replicas: int = 1,
     present: Collection[str] | None = None,
+    holds: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Worker]:
     """Distribute shards over workers; with more workers than shards, several workers have the same shard.
 
     With `replicas`, each shard is on that many workers. `present` are those of `names` that are there now, in
-    the order of the result: the shards of the others are given to those that have the fewest.
+    the order of the result: the shards of the others are given to those that have the fewest. `holds` are
+    shards that workers already have: they get as many as otherwise, but these first.
 
     >>> [worker.shards for worker in place_shards(["a", "b"], 3)]
     [(0, 2), (1,)]
@@ -171,9 +173,13 @@ def place_shards(
     [(0, 1), (1, 2), (0, 2)]
     >>> [worker.shards for worker in place_shards(["a", "b", "c"], 3, present=["a", "c"])]
     [(0, 1), (2,)]
+    >>> [worker.shards for worker in place_shards(["a", "b"], 3, holds={"b": [0]})]
+    [(1, 2), (0,)]
     """
     count, known = len(names), speeds or {}
     own = [(i % shards,) if count >= shards else tuple(range(i, shards, count)) for i in range(count)]
+    if holds:
+        own = _prefer(own, [holds.get(name, ()) for name in names])
     held = {
         name: {shard for more in range(min(replicas, count)) for shard in own[(i + more) % count]}
         for i, name in enumerate(names)
@@ -184,3 +190,20 @@ def place_shards(
             min(held.values(), key=len).add(shard)
     here = list(names) if present is None else list(present)
     return [Worker(name, tuple(sorted(held[name])), known.get(name, 1.0)) for name in here]
+
+
+def _prefer(own: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Return how shards are distributed if each worker gets as many as before, first those that it holds."""
+    left = sorted(shard for shards in own for shard in shards)
+    found: list[list[int]] = []
+    for shards, there in zip(own, held, strict=True):
+        mine = [shard for shard in dict.fromkeys(there) if shard in left][: len(shards)]
+        for shard in mine:
+            left.remove(shard)
+        found.append(mine)
+    for shards, mine in zip(own, found, strict=True):
+        while len(mine) < len(shards):
+            shard = next((shard for shard in left if shard not in mine), left[0])
+            left.remove(shard)
+            mine.append(shard)
+    return [tuple(sorted(set(mine))) for mine in found]

@@ -1,0 +1,73 @@
+"""Clusters that were started by other means, as a user starts them: with a token and without."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.study.cluster.conftest import BIN
+from tests.study.test_traveling import assert_same, keep
+
+
+def free_port():
+    with socket.socket() as made:
+        made.bind(("", 0))
+        return made.getsockname()[1]
+
+
+@pytest.fixture(params=["token", pytest.param("disabled", marks=pytest.mark.soak)])
+def started(request, tmp_path_factory):
+    """The address of a cluster that `ray start` has started for a user who has a token."""
+    home = tmp_path_factory.mktemp("home")
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
+    without = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
+    environment = {**{k: v for k, v in os.environ.items() if k not in without}, "HOME": str(home)}
+    words = ["--port", str(free_port()), "--num-cpus", "2", "--include-dashboard=false", "--block"]
+    words += ["--disable-usage-stats"]
+    process = subprocess.Popen(
+        [BIN / "ray", "start", "--head", *words], env={**environment, "RAY_AUTH_MODE": request.param},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    address = ""
+    for line in process.stdout:
+        if "--address=" in line:
+            address = line.partition("--address=")[2].strip().strip("'")
+            break
+    assert address
+    yield address, environment
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+def run(words, lab, environment):
+    found = subprocess.run(
+        [BIN / "manyfit", *words], cwd=lab.root, env=environment, capture_output=True, text=True, timeout=240
+    )
+    return found.stdout + found.stderr, found.returncode
+
+
+def test_a_cluster_of_ray_start(started, lab):
+    """Doctor, a study, and a secret that no file of the study or of Ray has."""
+    address, environment = started
+    lab.project.config(lab.project.changed(train__epochs=2))
+    lab.write(search__seeds=1)
+    lab.sweep()
+    inline = keep(lab, "inline")
+    shown, code = run(["doctor", "--ray", address], lab, environment)
+    assert code == 0, shown
+    assert "Unauthenticated" not in shown
+    lab.write(search__seeds=1, execute__on={"class": "ray", "address": address, "environment": ["KEY"]})
+    secret = "s3cr3t-" + os.urandom(12).hex()
+    output, code = run(["sweep", "studies/s"], lab, {**environment, "KEY": secret})
+    assert code == 0, output
+    places = [lab.root, Path("/tmp/ray").resolve() / "session_latest", Path(environment["HOME"])]
+    for place in places:
+        for path in place.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                assert secret.encode() not in path.read_bytes(), path
+    assert secret not in output
+    assert_same(keep(lab, "ray"), inline)
