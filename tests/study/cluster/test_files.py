@@ -14,7 +14,7 @@ from tests.study.test_hop_matrix import prepare
 from manyfit.config import load_config
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.data.prepared import list_parts, open_split
-from manyfit.study.executors.node_files import Delivered, NodeFiles, key_of, list_made, measure, same_file
+from manyfit.study.executors.node_files import Delivered, NodeFiles, list_made, measure, part_key, same_file
 from manyfit.study.executors.part_supply import PartSupply
 from manyfit.study.executors.shipment import Shipment, find_named_files, pack_code, pack_data
 
@@ -225,10 +225,10 @@ def test_rows_that_were_made_on_a_node_are_kept_there(lab, tmp_path):
     node = NodeFiles(tmp_path / "root")
     for name, part in parts.items():
         if name.startswith("train/00001"):
-            node.keep_part(key_of(part), (layout / name).read_bytes())
+            node.keep_part(part_key(part), (layout / name).read_bytes())
     node.remove()
     made = list_made(tmp_path / "root")
-    assert made == {key_of(part) for name, part in parts.items() if name.startswith("train/00001")}
+    assert made == {part_key(part) for name, part in parts.items() if name.startswith("train/00001")}
     again = NodeFiles(tmp_path / "root")
     for key in made:
         assert again.find_part(key).is_file()

@@ -219,7 +219,7 @@ def default_root() -> Path:
     return Path(tempfile.gettempdir()) / f"manyfit-{os.getuid()}"
 
 
-def key_of(part: Mapping[str, Any]) -> str:
+def part_key(part: Mapping[str, Any]) -> str:
     """Return the key of a file with prepared rows, as a layout describes it: it depends on the contents."""
     return hashlib.sha256(f"{part['digest']} {part['bytes']}".encode()).hexdigest()[:DIGITS]
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from manyfit.config import Config
 from manyfit.core.errors import FolderError, UsageError
 from manyfit.data.prepared import find_layout_folder, list_parts, read_layout
-from manyfit.study.executors.node_files import DIGITS, ROWS, Delivered, key_of, measure
+from manyfit.study.executors.node_files import DIGITS, ROWS, Delivered, measure, part_key
 from manyfit.study.executors.part_supply import PartRequest
 
 CHUNK: Final = 64 << 20
@@ -76,11 +76,11 @@ def find_named_files(config: Config, more: Mapping[str, Any] | None = None) -> l
                 continue
             size, changed = measure(path)
             name = str(path.relative_to(project)) if path.is_relative_to(project) else ""
-            found[path] = Wanted(path, name, key, size, changed, find_layout(path))
+            found[path] = Wanted(path, name, key, size, changed, _find_layout(path))
     return [wanted for path, wanted in found.items() if not any(above in found for above in path.parents)]
 
 
-def find_layout(path: Path) -> Path | None:
+def _find_layout(path: Path) -> Path | None:
     """Return the folder of prepared data at a path, or None."""
     if not path.is_dir():
         return None
@@ -297,7 +297,7 @@ class Shipment:
             return ()
         shards = read_layout(layouts[0])["splits"].get("train", {}).get("shards", [])
         full = [[part for part in shard if part["rows"]] for shard in shards]
-        held = [{key_of(part) for part in shard} <= set(made) for shard in full if shard]
+        held = [{part_key(part) for part in shard} <= set(made) for shard in full if shard]
         return tuple(number for number, is_held in enumerate(held) if is_held)
 
     @property
@@ -310,7 +310,7 @@ class Shipment:
             made = pack()
             sent = Delivered(name, made.digest, made.parts)
             if wanted is not None and wanted.layout is not None:
-                keys = {part: key_of(found) for part, found in list_parts(wanted.layout).items()}
+                keys = {part: part_key(found) for part, found in list_parts(wanted.layout).items()}
                 sent = replace(sent, layout=str(wanted.layout.relative_to(wanted.path)), parts=keys)
             self._sent[name] = sent
         return self._sent[name]
