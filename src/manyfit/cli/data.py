@@ -293,11 +293,16 @@ def steps(text: str) -> Iterator[Callable[[str], None]]:
 @click.option("--capacity", "capacities", multiple=True, type=float, help="Relative size of each shard.")
 @click.option("--workers", type=click.IntRange(1), help="Number of processes; by default, one per core.")
 @click.option(
+    "--on", type=click.Choice(["processes", "ray"]), default="processes", show_default=True,
+    help="Where rows are prepared: on this machine, or on the nodes of a Ray cluster.",
+)  # fmt: skip
+@click.option("--address", help="The Ray cluster; by default RAY_ADDRESS, or else a local one.")
+@click.option(
     "--on-error", type=click.Choice(["stop", "skip", "quarantine"]), default="stop", show_default=True
 )
 @click.option("--dry-run", is_flag=True, help="Check the spec on the first row of each table, and stop.")
 @json_option
-def etl_command(spec: str, dry_run: bool, json_: bool, **given: Any) -> None:
+def etl_command(spec: str, on: str, address: str | None, dry_run: bool, json_: bool, **given: Any) -> None:
     """Prepare rows with the ETL spec CLASS and write them in shards.
 
     Rows that were already prepared with the same spec, files and options are reused; an interrupted command
@@ -314,7 +319,14 @@ def etl_command(spec: str, dry_run: bool, json_: bool, **given: Any) -> None:
         lines = check_from_files(spec, given)
         print_json({"checked": lines}) if json_ else say("\n".join(lines))
         return
-    found = prepare_from_files(spec, given, None if json_ else sys.stderr)
+    pool = None
+    if on == "ray":
+        from manyfit.study.executors.ray_etl import ray_pool
+
+        pool = ray_pool(Path(given["src"]), given["workers"], address)
+    elif address:
+        raise click.UsageError("--address is for --on ray only")
+    found = prepare_from_files(spec, given, None if json_ else sys.stderr, pool)
     if json_:
         print_json({"folder": str(found.folder), "rows": found.rows, "failed": found.failed})
         return

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
@@ -18,7 +18,7 @@ from manyfit.data.etl.run import collect_misc, run_etl
 from manyfit.data.etl.tables import MODES, read_table
 from manyfit.run.evaluation.row_report import format_csv
 from manyfit.spec.results import FitResult, Predictions, TestResult, predict_rows
-from manyfit.spec.study import describe_study
+from manyfit.spec.study import describe_study, find_code
 from manyfit.store import durable
 from manyfit.study.result import read_study
 from manyfit.study.sweep import sweep
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from manyfit.spec.minibatch import MinibatchSpec
 
 STUDY: Final = "study"
+Place: TypeAlias = Literal["processes", "ray"]
+"""Where ETL prepares rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +105,22 @@ class Experiment:
         return Path(self._given.models_dir) / STUDY
 
     def run_etl(
-        self, spec: ETLSpec, fraction: float = 1.0, seed: int = 0, on_error: Policy = "stop"
+        self,
+        spec: ETLSpec,
+        fraction: float = 1.0,
+        seed: int = 0,
+        on_error: Policy = "stop",
+        *,
+        on: Place = "processes",
+        address: str | None = None,
     ) -> EtlResult:
-        """Prepare the rows of all tables, or reuse what was prepared for the same spec and data."""
+        """Prepare the rows of all tables, or reuse what was prepared for the same spec and data.
+
+        With `on="ray"`, rows are prepared on the nodes of a Ray cluster (`address`, `RAY_ADDRESS`, or a local
+        one), where models that are trained there will find them.
+        """
+        if on not in get_args(Place):
+            raise UsageError(f"on must be one of {', '.join(get_args(Place))}, not {on!r}")
         given = self._given
         tables = [
             read_table(mode, getattr(given, f"{mode}_main"), getattr(given, f"{mode}_dir"))
@@ -114,7 +129,13 @@ class Experiment:
         ]
         options = EtlOptions(fraction, seed, self.shards, self.capacities, self.workers, on_error)
         with show_etl(sys.stderr if self.progress else None) as report:
-            self._etl = run_etl(spec, tables, Path(given.etl_dir), options, self._collect_misc(), report)
+            pool = None
+            if on == "ray":
+                from manyfit.study.executors.ray_etl import ray_pool
+
+                pool = ray_pool(find_code(type(spec)), self.workers, address)
+            misc = self._collect_misc()
+            self._etl = run_etl(spec, tables, Path(given.etl_dir), options, misc, report, pool)
         for line in self._etl.proof if self.progress else ():
             print(line, file=sys.stderr)
         return self._etl

@@ -165,12 +165,17 @@ def is_writable(value: Any) -> bool:
 
 def find_source(cls: type, root: Path) -> dict[str, Any]:
     """Return the folder of the user's code, as a config has it."""
-    module = sys.modules.get(cls.__module__)
-    file = getattr(module, "__file__", None)
-    if cls.__module__ == "__main__" or file is None:
+    if cls.__module__ == "__main__" or (source := find_code(cls)) is None:
         return {}
-    source = Path(file).resolve().parents[cls.__module__.count(".") + (Path(file).name == "__init__.py")]
     return {"src_code_path": relative(source, root)}
+
+
+def find_code(cls: type) -> Path | None:
+    """Return the folder from which the module of a class was imported; None if it has no file."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None:
+        return None
+    return Path(file).resolve().parents[cls.__module__.count(".") + (Path(file).name == "__init__.py")]
 
 
 def relative(path: Path, root: Path) -> str:

@@ -15,12 +15,14 @@ from manyfit.core.tracebacks import user_frame
 from manyfit.data.etl.accounting import EtlResult
 from manyfit.data.etl.plan import EtlOptions
 from manyfit.data.etl.progress import show_etl
-from manyfit.data.etl.run import check_first_rows, collect_misc, run_etl
+from manyfit.data.etl.run import Pool, check_first_rows, collect_misc, run_etl
 from manyfit.data.etl.spec import ETLSpec
 from manyfit.data.etl.tables import MODES, EtlTable, read_table
 
 
-def prepare_from_files(path: str, given: Mapping[str, Any], stream: TextIO | None) -> EtlResult:
+def prepare_from_files(
+    path: str, given: Mapping[str, Any], stream: TextIO | None, pool: Pool | None = None
+) -> EtlResult:
     """Prepare the rows of the given tables with a spec; `given` has the options of the command."""
     tables = read_tables(given)
     spec = load_spec(path, Path(given["src"]))
@@ -32,7 +34,7 @@ def prepare_from_files(path: str, given: Mapping[str, Any], stream: TextIO | Non
     place = Path(given["etl_dir"])
     misc = collect_misc(given["misc"], place / "misc") if given["misc"] else ""
     with show_etl(stream) as report:
-        return run_etl(spec, tables, place, options, misc, report)
+        return run_etl(spec, tables, place, options, misc, report, pool)
 
 
 def check_from_files(path: str, given: Mapping[str, Any]) -> list[str]:

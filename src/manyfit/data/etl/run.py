@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -60,6 +61,8 @@ AHEAD: Final = 3
 """Parts that wait or are prepared at once, for each process: the others are rows of a table still."""
 Report: TypeAlias = Callable[[int, int, int], None]
 """Called with the process, and with how many rows of how many are done."""
+Pool: TypeAlias = Callable[[Any, Sequence[PlannedPart], str], Iterator[tuple[PlannedPart, Done]]]
+"""Prepares parts, in any order: called with the spec, the parts, and the folder for `read_misc`."""
 
 
 def run_etl(
@@ -69,10 +72,11 @@ def run_etl(
     options: EtlOptions | None = None,
     misc_path: str = "",
     report: Report = lambda worker, done, total: None,
+    pool: Pool | None = None,
 ) -> EtlResult:
     """Prepare the rows of tables, or return what an earlier call with the same spec and data has prepared.
 
-    An interrupted call is continued by the next one.
+    An interrupted call is continued by the next one. By default, processes of this machine prepare them.
     """
     options = options or EtlOptions()
     check_options(options)
@@ -83,7 +87,7 @@ def run_etl(
         return known
     with hold_lock(folder):
         parts = [part for table in tables for part in plan_parts(spec, table, folder, options)]
-        done = prepare_all(spec, parts, options, misc_path, report)
+        done = prepare_all(spec, parts, options, misc_path, report, pool)
         layout = make_layout(tables, parts, done, options)
         write_hashes(folder, parts, done)
         if options.on_error == "quarantine":
@@ -159,7 +163,12 @@ def digest_folder(folder: str) -> str:
 
 
 def prepare_all(
-    spec: Any, parts: Sequence[PlannedPart], options: EtlOptions, misc_path: str, report: Report
+    spec: Any,
+    parts: Sequence[PlannedPart],
+    options: EtlOptions,
+    misc_path: str,
+    report: Report,
+    pool: Pool | None = None,
 ) -> dict[tuple[str, str], Done]:
     """Prepare all parts that are not there yet; return what became of each."""
     done = {each.key: found for each in parts if (found := read_done(each.part)) is not None}
@@ -171,18 +180,17 @@ def prepare_all(
     finished = sum(each.rows + len(each.failed) for each in done.values())
     report(0, finished, total)
     workers = min(options.workers or len(os.sched_getaffinity(0)), len(todo))
-    for each, found in _results(spec, todo, workers, misc):
+    for each, found in _results(spec, todo, misc, pool or local_pool(workers)):
         done[each.key] = found
         finished += len(each.index)
         report(found.worker, finished, total)
     return done
 
 
-def _results(
-    spec: Any, todo: Sequence[PlannedPart], workers: int, misc: str
-) -> Iterator[tuple[PlannedPart, Done]]:
-    """Yield the parts as they are prepared."""
-    try:
+def local_pool(workers: int) -> Pool:
+    """Return what prepares parts in processes of this machine; in this one, if one is enough."""
+
+    def prepare(spec: Any, todo: Sequence[PlannedPart], misc: str) -> Iterator[tuple[PlannedPart, Done]]:
         if workers <= 1:
             made = prepare_worker(pack_spec(spec), misc) if todo else spec
             yield from ((each, prepare_rows(made, each.fill())) for each in todo)
@@ -204,6 +212,16 @@ def _results(
                     process.kill()  # a row may hang
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+
+    return prepare
+
+
+def _results(
+    spec: Any, todo: Sequence[PlannedPart], misc: str, pool: Pool
+) -> Iterator[tuple[PlannedPart, Done]]:
+    """Yield the parts as they are prepared."""
+    try:
+        yield from pool(spec, todo, misc)
     except RowFailed as error:
         raise RunFailed(
             f"{error}\n  correct the row or row_prep, or leave such rows out with on_error='skip' or "
@@ -252,6 +270,14 @@ def read_done(part: EtlPart) -> Done | None:
     except (OSError, ValueError, TypeError):
         return None
     return found
+
+
+def write_done(part: EtlPart, done: Done, contents: bytes) -> None:
+    """Write a part that another machine has prepared; see `prepare_rows`."""
+    path = Path(part.folder) / part.name
+    if done.rows:
+        durable.write_file(path, contents)
+    durable.write_file(path.with_suffix(".json"), json.dumps(asdict(done)))
 
 
 def collect_misc(files: Sequence[str], folder: Path) -> str:

@@ -153,6 +153,12 @@ def pack_code(config: Config, base: Path, without: Collection[Path], put: Callab
     return pack_files(files, put)
 
 
+def pack_sources(folder: Path) -> dict[str, Path]:
+    """Return the source files of a folder, by their names in it."""
+    root = folder.resolve()
+    return {name: path for name, path in _walk(root, root) if path.suffix == ".py"}
+
+
 def name_base(config: Config, base: Path) -> str:
     """Return where the base config of a study is, relative to the project."""
     project, file = config.project.resolve(), base.resolve()

@@ -1,0 +1,304 @@
+"""ETL on the nodes of a Ray cluster: rows are prepared and kept where models will be trained on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.core.errors import ManyfitError, RunFailed, UsageError
+from manyfit.data.etl.plan import PlannedPart
+from manyfit.data.etl.run import Pool, pack_spec, write_done
+from manyfit.data.etl.tables import describe_objects
+from manyfit.data.etl.worker import Done, EtlPart, RowFailed, WorkerFailed, prepare_rows, prepare_worker
+from manyfit.study.executors.node_files import Delivered, NodeFiles, part_key
+from manyfit.study.executors.processes import usable_cores
+from manyfit.study.executors.ray_cluster import Cluster, find_mismatches
+from manyfit.study.executors.ray_worker import NodeFacts, introduce_node, versions_here
+from manyfit.study.executors.shipment import pack_files, pack_sources
+
+MOST_LOST: Final = 3
+"""How many workers may be lost with the same part."""
+GRACE: Final = 5.0
+"""Seconds within which workers remove their files."""
+
+
+@dataclass(frozen=True)
+class EtlNode:
+    """What a worker says about its node, once it is ready."""
+
+    id: str
+    facts: NodeFacts
+    sees: frozenset[str]
+    """The folders of object files that it sees as the driver does."""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class EtlSupplies:
+    """What a worker gets before it prepares rows."""
+
+    spec: bytes
+    files: Sequence[Delivered]
+    """The user's code, and the files for `read_misc`."""
+    objects: Mapping[str, str]
+    """The folders of object files, with hashes of what is in them."""
+    etl_dir: str
+    source: str
+    """The folder of the user's code on the driver's machine, for messages."""
+
+
+class EtlWorker:
+    """An actor that prepares parts of tables."""
+
+    def __init__(self) -> None:
+        self._files = NodeFiles()
+        self._folder = self._files.make_folder("worker")
+        self._spec: Any = None
+        self._paths = ("", "")
+
+    def begin(self, given: EtlSupplies) -> EtlNode:
+        """Unpack the user's code, and prepare the worker, once."""
+        import ray
+
+        sees = [folder for folder, known in given.objects.items() if _sees(folder, known, given.etl_dir)]
+        found = EtlNode(ray.get_runtime_context().get_node_id(), introduce_node(), frozenset(sees))
+        try:
+            project = self._files.unpack(given.files)
+            self._paths = str(project), given.source
+            sys.path.insert(0, str(project))
+            misc = f"{project}/misc/" if (project / "misc").is_dir() else ""
+            self._spec = prepare_worker(given.spec, misc)
+        except (OSError, ManyfitError, tarfile.TarError, ImportError, AttributeError) as error:
+            return replace(found, problem=self._translate(f"{error}" or type(error).__name__))
+        return found
+
+    def prepare(self, part: EtlPart, objects: Mapping[str, bytes] | None) -> tuple[Done, bytes] | str:
+        """Return a part that was prepared, and its file; or which row failed.
+
+        `objects` are the object files of its rows, if the node does not see their folder.
+        """
+        folder = part.object_dir
+        if objects is not None:
+            place = self._folder / "objects"
+            for name, data in objects.items():
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                (place / name).write_bytes(data)
+            folder = f"{place}/"
+        try:
+            done = prepare_rows(self._spec, replace(part, folder=str(self._folder), object_dir=folder))
+        except RowFailed as error:
+            return self._translate(str(error))
+        path = self._folder / part.name
+        contents = path.read_bytes() if done.rows else b""
+        if contents:
+            self._files.keep_part(part_key({"digest": done.digest, "bytes": done.bytes}), contents)
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
+        return done, contents
+
+    def _translate(self, text: str) -> str:
+        here, there = self._paths
+        return text.replace(here, there) if here and there else text
+
+    def close(self) -> None:
+        """Remove the files of this worker; prepared rows stay."""
+        self._files.remove()
+
+
+def _sees(folder: str, known: str, etl_dir: str) -> bool:
+    try:
+        return "://" in folder or describe_objects(folder, Path(etl_dir)) == known
+    except OSError:
+        return False
+
+
+def ray_pool(source: Path | None, workers: int | None = None, address: str | None = None) -> Pool:
+    """Return what prepares parts on a Ray cluster; `source` is the folder of the user's code."""
+
+    def prepare(spec: Any, todo: Sequence[PlannedPart], misc: str) -> Iterator[tuple[PlannedPart, Done]]:
+        if not todo:
+            return
+        cluster = Cluster(address, max(workers or 1, len(usable_cores())))
+        try:
+            yield from _Preparation(cluster, spec, todo, misc, source, workers).run()
+        finally:
+            cluster.close()
+
+    return prepare
+
+
+@dataclass(eq=False)
+class _Worker:
+    actor: Any
+    number: int
+    node: EtlNode | None = None
+    part: PlannedPart | None = None
+
+
+@dataclass
+class _Preparation:
+    cluster: Cluster
+    spec: Any
+    todo: Sequence[PlannedPart]
+    misc: str
+    source: Path | None
+    workers: int | None
+    lost: Counter[tuple[str, str]] = field(default_factory=Counter)
+    calls: dict[Any, _Worker] = field(default_factory=dict)
+    """The open calls."""
+    made: int = 0
+    """How many workers were requested."""
+
+    def __post_init__(self) -> None:
+        self.ray = self.cluster.ray
+        self.waiting = {each.key: each for each in self.todo}
+        self.owners: dict[str, str] = {}
+        """The node on which the files of a shard are prepared, by the first part of their names."""
+        self.open: list[_Worker] = []
+
+    def run(self) -> Iterator[tuple[PlannedPart, Done]]:
+        """Yield the parts as they are prepared."""
+        room = int(sum(node.resources.get("CPU", 0.0) for node in self.cluster.nodes()))
+        if not room:
+            raise UsageError("the Ray cluster has no CPU for ETL")
+        supplies = self._pack()
+        try:
+            for _ in range(min(self.workers or room, room, len(self.todo))):
+                self._request(supplies)
+            while self.waiting or any(worker.part is not None for worker in self.open):
+                if not self.calls:
+                    self._request(supplies)
+                ready, _ = self.ray.wait(list(self.calls), num_returns=1)
+                for call in ready:
+                    yield from self._hear(call, supplies)
+        finally:
+            self._close()
+
+    def _pack(self) -> Any:
+        put, files = self.ray.put, pack_sources(self.source) if self.source is not None else {}
+        code = pack_files(files, put)
+        sent = [Delivered("", code.digest, code.parts)]
+        if self.misc:
+            paths = {
+                f"misc/{path.relative_to(self.misc)}": path
+                for path in Path(self.misc).rglob("*")
+                if path.is_file()
+            }
+            misc = pack_files(paths, put)
+            sent.append(Delivered("misc", misc.digest, misc.parts))
+        folder = Path(self.todo[0].part.folder).parent.parent
+        folders = {each.part.object_dir for each in self.todo if each.part.object_dir}
+        objects = {
+            each: "" if "://" in each else describe_objects(each, folder.resolve()) for each in folders
+        }
+        source = str(self.source.resolve()) if self.source is not None else ""
+        return put(EtlSupplies(pack_spec(self.spec), sent, objects, str(folder.resolve()), source))
+
+    def _request(self, supplies: Any) -> None:
+        options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self.made += 1
+        worker = _Worker(self.ray.remote(EtlWorker).options(**options).remote(), self.made)
+        self.open.append(worker)
+        self.calls[worker.actor.begin.remote(supplies)] = worker
+
+    def _hear(self, call: Any, supplies: Any) -> Iterator[tuple[PlannedPart, Done]]:
+        worker = self.calls.pop(call)
+        try:
+            found = self.ray.get(call)
+        except self.ray.exceptions.RayTaskError as error:
+            raise RunFailed(f"ETL failed on a node of the Ray cluster: {error}") from error
+        except self.ray.exceptions.RayError as error:
+            self._lose(worker, error)
+            if self.waiting and self.made < MOST_LOST + len(self.todo):
+                self._request(supplies)
+            return
+        if isinstance(found, EtlNode):
+            self._check(found)
+            worker.node = found
+        else:
+            part, worker.part = worker.part, None
+            assert part is not None
+            if isinstance(found, str):
+                raise RowFailed(found)
+            done = replace(found[0], worker=worker.number)
+            write_done(part.part, done, found[1])
+            yield part, done
+        self._assign(worker)
+
+    def _check(self, node: EtlNode) -> None:
+        host = node.facts.host
+        if node.problem:
+            raise WorkerFailed(node.problem)
+        if wrong := find_mismatches(versions_here(), {host: node.facts.versions}):
+            raise UsageError(f"a node of the Ray cluster cannot be used: versions differ: {wrong[0]}")
+        for each in self.todo:
+            part = each.part
+            if part.object_dir and part.object_dir not in node.sees and not part.downloads:
+                raise UsageError(
+                    f"{part.mode}_dir: {part.object_dir} is not on the node {host}; put it where every node "
+                    "sees it, use a URL, or set is_feature_download, so that the files of each row are sent"
+                )
+
+    def _lose(self, worker: _Worker, error: BaseException) -> None:
+        """Let others prepare the part of a worker that is gone."""
+        self.open.remove(worker)
+        if worker.part is None:
+            if self.made >= MOST_LOST + len(self.todo):
+                raise RunFailed(f"workers of ETL fail on the Ray cluster: {error}") from error
+            return
+        self.lost[worker.part.key] += 1
+        if self.lost[worker.part.key] >= MOST_LOST:
+            raise RunFailed(
+                f"{MOST_LOST} workers of ETL ended while they prepared {worker.part.part.mode}/"
+                f"{worker.part.part.name}, perhaps because memory ran out, or because row_prep ended them; "
+                "everything prepared so far is kept"
+            ) from error
+        self.waiting[worker.part.key] = worker.part
+
+    def _assign(self, worker: _Worker) -> None:
+        """Give a worker the next part: of a shard of its node, of one that no node has, or any."""
+        if not self.waiting:
+            return
+        assert worker.node is not None
+        here = worker.node.id
+        left = [(each.part.name.partition("-")[0], each) for each in self.waiting.values()]
+        mine = (each for shard, each in left if self.owners.get(shard) == here)
+        new = (each for shard, each in left if shard not in self.owners)
+        part = next(mine, None) or next(new, None) or left[-1][1]
+        self.owners.setdefault(part.part.name.partition("-")[0], here)
+        worker.part = self.waiting.pop(part.key)
+        filled = part.fill()
+        objects = None
+        if filled.object_dir and filled.object_dir not in worker.node.sees:
+            objects = read_objects(filled)
+        self.calls[worker.actor.prepare.remote(filled, objects)] = worker
+
+    def _close(self) -> None:
+        with contextlib.suppress(Exception):  # the cluster may be gone, and its actors with it
+            idle = [
+                worker.actor.close.remote() for worker in self.open if worker.part is None and worker.node
+            ]
+            self.ray.wait(idle, num_returns=len(idle), timeout=GRACE) if idle else None
+        for worker in self.open:
+            with contextlib.suppress(Exception):
+                self.ray.kill(worker.actor)
+
+
+def read_objects(part: EtlPart) -> dict[str, bytes]:
+    """Return the object files that the rows of a part name, by their paths in their folder."""
+    folder, found = Path(part.object_dir).resolve(), dict[str, bytes]()
+    for row in part.rows:
+        for column in part.downloads:
+            path = (folder / str(row[column])).resolve()
+            if not path.is_relative_to(folder):
+                raise UsageError(f"the file {row[column]!r} is outside of {part.object_dir}")
+            with contextlib.suppress(FileNotFoundError):  # row_prep says so
+                found[os.path.relpath(path, folder)] = path.read_bytes()
+    return found
