@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from tests.study.cluster.conftest import wait_for
+from tests.study.test_hop_matrix import write_study
 from tests.study.test_traveling import assert_same, keep
 
 from manyfit.core.errors import FolderError
@@ -45,25 +46,31 @@ def progress(folder):
         return 0
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_node_is_lost_one_is_added_and_the_driver_is_killed(lab, nodes, kind):
+def write_kind(lab, kind, on):
+    """Write the study of a kind: with torch, or with prepared rows and another learner."""
+    if kind not in KINDS:
+        write_study(lab.project, kind, 3, pause=0.1, on=on)
+        return
     base, study = KINDS[kind]
     lab.project.write("src/slow.py", MODELS)
     tree = lab.project.changed(train__epochs=6, train__every={"checkpoint": "1ep"}, **base)
     tree["model"] = {"class": "slow.Slow", "hidden": 8}
     lab.project.config(tree)
-    common = {
-        "search__seeds": 1,
-        "space": {"train.optimizer.lr": [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1]},
-        **study,
-    }
-    lab.write(**common)
+    rates = [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1]
+    lab.write(search__seeds=1, space={"train.optimizer.lr": rates}, execute__on=on, **study)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [*KINDS, "spec", "keras"])
+def test_a_node_is_lost_one_is_added_and_the_driver_is_killed(lab, nodes, kind):
+    if kind == "keras":
+        pytest.importorskip("tensorflow")
+    write_kind(lab, kind, "inline")
     lab.sweep()
     total = progress(lab.folder)
     inline = keep(lab, "inline")
 
-    lab.write(**common, execute__on=ON)
+    write_kind(lab, kind, ON)
     first, second = nodes.add(), nodes.add()
     words = ["sweep", "studies/s"]
     driver = nodes.start(words, lab.root, PACE="0.1")

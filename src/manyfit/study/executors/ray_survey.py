@@ -98,7 +98,13 @@ def describe_network(
     lines = []
     for each in shipment.wanted:
         lacking = sum(str(each.path) not in fact.sees for fact in facts) if nodes else 0
-        if lacking:
+        if lacking and each.layout is not None:
+            made = sum(bool(shipment.find_shards(fact.made)) for fact in facts)
+            lines.append(
+                f"{each.key}: {each.name} ({format_size(each.size)}): {lacking} of {count} nodes get the "
+                f"shards that they read; nodes with shards that ETL has made there: {made}"
+            )
+        elif lacking:
             lines.append(
                 f"{each.key}: {each.name} ({format_size(each.size)}) is sent to {lacking} of {count} nodes"
             )
