@@ -128,3 +128,15 @@ def test_no_module_is_imported_for_a_hash(tmp_path, monkeypatch):
     known = hash_code(importlib.import_module("lazy").f)
     (tmp_path / "heavy_one.py").write_text("raise SystemExit('imported, again')\n")
     assert hash_code(importlib.import_module("lazy").f) != known
+
+
+def test_names_of_attributes_are_not_globals():
+    """Pickling by value keeps the globals that a function loads: the hash must not depend on others."""
+    namespace = {"values": np}
+    exec("def draw():\n    return values.random.rand()\n", namespace)
+    namespace["draw"].__module__ = __name__
+    before = hash_code(namespace["draw"])
+    namespace["random"] = "something else"
+    assert hash_code(namespace["draw"]) == before
+    namespace["values"] = 1
+    assert hash_code(namespace["draw"]) != before

@@ -125,11 +125,13 @@ class _Walk:
         for cell in function.__closure__ or ():
             self.add(read_cell(cell))
         for code in nested_codes(function.__code__):
-            for name in code.co_names:
-                if name in function.__globals__:
+            instructions = list(dis.get_instructions(code))
+            loaded = {each.argval for each in instructions if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+            for name in code.co_names:  # also names of attributes, which may be those of other globals
+                if name in loaded and name in function.__globals__:
                     self._write(name)
                     self.add(function.__globals__[name])
-            for instruction in dis.get_instructions(code):
+            for instruction in instructions:
                 if instruction.opname == "IMPORT_NAME":
                     self._add_module(str(instruction.argval))
 

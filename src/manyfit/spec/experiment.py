@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from manyfit.core.errors import UsageError
 from manyfit.core.names import listing, nearest
@@ -18,7 +18,7 @@ from manyfit.data.etl.run import collect_misc, run_etl
 from manyfit.data.etl.tables import MODES, read_table
 from manyfit.run.evaluation.row_report import format_csv
 from manyfit.spec.results import FitResult, Predictions, TestResult, predict_rows
-from manyfit.spec.study import describe_study, find_code
+from manyfit.spec.study import describe_study, find_own_code
 from manyfit.store import durable
 from manyfit.study.result import read_study
 from manyfit.study.sweep import sweep
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from manyfit.spec.minibatch import MinibatchSpec
 
 STUDY: Final = "study"
-Place: TypeAlias = Literal["processes", "ray"]
-"""Where ETL prepares rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,7 @@ class Experiment:
         seed: int = 0,
         on_error: Policy = "stop",
         *,
-        on: Place = "processes",
+        on: Literal["processes", "ray"] = "processes",
         address: str | None = None,
     ) -> EtlResult:
         """Prepare the rows of all tables, or reuse what was prepared for the same spec and data.
@@ -119,8 +117,10 @@ class Experiment:
         With `on="ray"`, rows are prepared on the nodes of a Ray cluster (`address`, `RAY_ADDRESS`, or a local
         one), where models that are trained there will find them.
         """
-        if on not in get_args(Place):
-            raise UsageError(f"on must be one of {', '.join(get_args(Place))}, not {on!r}")
+        if on not in ("processes", "ray"):
+            raise UsageError(f"on must be 'processes' or 'ray', not {on!r}")
+        if address and on != "ray":
+            raise UsageError("address is for on='ray' only")
         given = self._given
         tables = [
             read_table(mode, getattr(given, f"{mode}_main"), getattr(given, f"{mode}_dir"))
@@ -133,7 +133,7 @@ class Experiment:
             if on == "ray":
                 from manyfit.study.executors.ray_etl import ray_pool
 
-                pool = ray_pool(find_code(type(spec)), self.workers, address)
+                pool = ray_pool(find_own_code(type(spec)), self.workers, address)
             misc = self._collect_misc()
             self._etl = run_etl(spec, tables, Path(given.etl_dir), options, misc, report, pool)
         for line in self._etl.proof if self.progress else ():

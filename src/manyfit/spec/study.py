@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from manyfit.config.tree.project import project_root
 from manyfit.core.code_hash import hash_code
 from manyfit.core.errors import UsageError
+from manyfit.core.installed import is_installed
 from manyfit.data.etl.run import digest_folder
 from manyfit.data.prepared import digest_layout
 from manyfit.spec.minibatch import GIVEN
@@ -176,6 +177,12 @@ def find_code(cls: type) -> Path | None:
     if file is None:
         return None
     return Path(file).resolve().parents[cls.__module__.count(".") + (Path(file).name == "__init__.py")]
+
+
+def find_own_code(cls: type) -> Path | None:
+    """Return the folder of the user's code; None for a class that is typed in, or of an installed package."""
+    found = find_code(cls)
+    return None if found is None or is_installed(cls.__module__, f"{found}/") else found
 
 
 def relative(path: Path, root: Path) -> str:

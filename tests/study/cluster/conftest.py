@@ -87,3 +87,34 @@ def nodes():
     yield made
     made.close()
     shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def islands(nodes, lab):
+    """Start nodes on which the folder of the project is empty; return their homes."""
+    hide, started = f"mount -t tmpfs none '{lab.root}'", []
+    try:
+        subprocess.run(["unshare", "-m", "sh", "-c", hide], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user cannot hide a folder from a process (unshare)")
+
+    def start(count):
+        homes = [Path(tempfile.mkdtemp(prefix="island-", dir=nodes.place)) for _ in range(count)]
+        for home in homes:
+            (home / "tmp").mkdir()
+            token = os.environ.get("RAY_AUTH_TOKEN_PATH", str(Path("~/.ray/auth_token").expanduser()))
+            own = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "RAY_AUTH_TOKEN_PATH": token}
+            ray = f"{BIN}/ray start --address {nodes.address} --num-cpus 1 --block --disable-usage-stats"
+            started.append(subprocess.Popen(
+                ["unshare", "-m", "sh", "-c", f"{hide} && cd '{home}' && exec {ray}"],
+                env={**os.environ, **own}, start_new_session=True, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ))  # fmt: skip
+            wait_for(lambda: nodes.cpus() == len(started))
+        return homes
+
+    yield start
+    for node in started:
+        node.terminate()
+        node.wait()
+    wait_for(lambda: nodes.cpus() == 0)

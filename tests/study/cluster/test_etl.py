@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from tests.study.cluster.conftest import BIN, wait_for
 from tests.study.test_traveling import assert_same, keep
 
 from manyfit.cli import main
-from manyfit.data.prepared import digest_layout, find_layout_folder, open_split
+from manyfit.data.prepared import digest_layout, find_layout_folder, list_parts, open_split
+from manyfit.study.executors.node_files import list_made, part_key
 
 SPEC = """
 import os
@@ -110,46 +112,46 @@ def run(command, lab, **environment):
 
 
 @pytest.mark.soak
-def test_nodes_prepare_the_same_rows_and_train_on_them(nodes, tables):
-    lab = tables
-    made, added = [nodes.add(), nodes.add()], []
-    wait_for(lambda: nodes.cpus() == 2)
-    try:
-        shown, code = run(words("local"), lab)
-        assert code == 0, shown
-        started = nodes.start(words("etl", "--on", "ray"), lab.root)
-        shown = started.communicate(timeout=200)[0]
-        assert started.returncode == 0, shown
-        assert "train: 300 rows in = 300 rows out + 0 failed, in 4 shards" in shown
-        assert digest_layout(find_layout_folder(lab.root / "etl"), ("train", "val")) == digest_layout(
-            find_layout_folder(lab.root / "local"), ("train", "val")
-        )
-        kept = [
-            sorted(path.name for path in home.glob("tmp/manyfit-*/*/rows.arrow")) for home in homes(nodes)
-        ]
-        assert sum(map(bool, kept)) == 2, "each node prepares shards of its own"
-        lab.project.config({
-            "seed": 3, "data": {"class": "manyfit.spec.EtlData", "etl_dir": "etl", "batch_size": 16},
-            "model": {"class": "nets.Net"},
-            "train": {"epochs": 2, "loss": "cross_entropy", "optimizer": {"class": "adamw", "lr": 0.01}},
-        })  # fmt: skip
-        common = {"search__seeds": 1, "space": {"model.hidden": [4, 8, 16]}, "execute__hop": True}
-        lab.write(**common)
-        lab.sweep()
-        inline = keep(lab, "inline")
-        lab.write(**common, execute__on="ray")
-        started = nodes.start(["sweep", "studies/s"], lab.root)
-        shown = started.communicate(timeout=200)[0]
-        assert started.returncode == 0, shown
-        assert_same(keep(lab, "ray"), inline)
-    finally:
-        for node in [*made, *added]:
-            nodes.kill(node)
-    wait_for(lambda: nodes.cpus() == 0)
-
-
-def homes(nodes):
-    return sorted(nodes.place.glob("node-*"))
+def test_nodes_prepare_the_same_rows_and_train_on_them(nodes, tables, islands):
+    """The nodes see nothing of the project: object files are sent to them, and rows stay there."""
+    lab, homes = tables, islands(2)
+    shown, code = run(words("local"), lab)
+    assert code == 0, shown
+    started = nodes.start(words("etl", "--on", "ray"), lab.root)
+    shown = started.communicate(timeout=200)[0]
+    assert started.returncode == 0, shown
+    assert "train: 300 rows in = 300 rows out + 0 failed, in 4 shards" in shown
+    made = find_layout_folder(lab.root / "etl")
+    splits = ("train", "val")
+    assert digest_layout(made, splits) == digest_layout(find_layout_folder(lab.root / "local"), splits)
+    kept = [list_made(next((home / "tmp").glob("manyfit-*"))) for home in homes]
+    assert all(kept), "each node prepares shards of its own"
+    assert kept[0] | kept[1] == {part_key(part) for part in list_parts(made).values()}
+    lab.project.config({
+        "seed": 3, "data": {"class": "manyfit.spec.EtlData", "etl_dir": "etl", "batch_size": 16},
+        "model": {"class": "nets.Net"},
+        "train": {"epochs": 2, "loss": "cross_entropy", "optimizer": {"class": "adamw", "lr": 0.01}},
+    })  # fmt: skip
+    common = {"search__seeds": 1, "space": {"model.hidden": [4, 8, 16]}, "execute__hop": True}
+    lab.write(**common)
+    lab.sweep()
+    inline = keep(lab, "inline")
+    lab.write(**common, execute__on="ray")
+    shown = nodes.start(["sweep", "studies/s", "--dry-run"], lab.root).communicate(timeout=200)[0]
+    assert "nodes with shards that ETL has made there: 2" in " ".join(shown.split())
+    started = nodes.start(["sweep", "studies/s"], lab.root)
+    shown = started.communicate(timeout=200)[0]
+    assert started.returncode == 0, shown
+    assert_same(keep(lab, "ray"), inline)
+    part = made / next(name for name in list_parts(made) if name.startswith("train"))
+    for home in homes:
+        shutil.rmtree(next((home / "tmp").glob("manyfit-*")))
+    part.unlink()
+    started = nodes.start(["sweep", "studies/s"], lab.root)
+    shown = started.communicate(timeout=200)[0]
+    assert started.returncode == 1, shown
+    assert "could not be fetched: the driver cannot send it" in shown
+    assert part.name in shown
 
 
 @pytest.mark.soak

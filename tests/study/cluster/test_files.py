@@ -204,7 +204,7 @@ def test_only_the_rows_that_are_read_are_sent(lab, tmp_path):
     (layout / "train" / "00001-00000.arrow").unlink()
     thread = threading.Thread(target=answer_missing, args=(shipment, supply))
     thread.start()
-    with pytest.raises(FolderError, match=r"the driver cannot read it: .*No such file"):
+    with pytest.raises(FolderError, match=r"the driver cannot send it: .*No such file"):
         source.gather(np.arange(*whole.layout.bounds[1:3]))
     thread.join(20)
     for node, supply, _ in workers:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import functools
 import http.server
 import os
-import subprocess
-import tempfile
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.study.cluster.conftest import BIN, wait_for
 from tests.study.test_hop_matrix import prepare
 from tests.study.test_traveling import assert_same, keep
 
 CODE = """
 import io
-from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -56,27 +51,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def island(nodes, lab):
-    """A node on which the folder of the project is empty."""
-    home = Path(tempfile.mkdtemp(prefix="island-", dir=nodes.place))
-    (home / "tmp").mkdir()
-    token = os.environ.get("RAY_AUTH_TOKEN_PATH", str(Path("~/.ray/auth_token").expanduser()))
-    environment = {**os.environ, "HOME": str(home), "TMPDIR": str(home / "tmp"), "RAY_AUTH_TOKEN_PATH": token}
-    hide = f"mount -t tmpfs none '{lab.root}'"
-    try:
-        subprocess.run(["unshare", "-m", "sh", "-c", hide], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("this user cannot hide a folder from a process (unshare)")
-    start = f"exec {BIN}/ray start --address {nodes.address} --num-cpus 1 --block --disable-usage-stats"
-    node = subprocess.Popen(
-        ["unshare", "-m", "sh", "-c", f"{hide} && cd '{home}' && {start}"], env=environment,
-        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    wait_for(lambda: nodes.cpus() == 1)
-    yield node
-    node.terminate()
-    node.wait()
-    wait_for(lambda: nodes.cpus() == 0)
+def island(islands):
+    return islands(1)[0]
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def rehearsals(
     `note` is called with the structures that are being rehearsed, before each one starts.
     """
     waiting, running, failed = dict(todo), dict[str, str](), dict[str, Failure]()
-    spots, deaths = Spots(study, engine), 0
+    spots, deaths, last = Spots(study, engine), 0, ""
     while waiting or running:
         while waiting and (spot := spots.take()) is not None:
             key, item = waiting.popitem()
@@ -133,9 +133,12 @@ def rehearsals(
             if died and study.execute.hop and engine.isolates and deaths <= study.execute.retries:
                 deaths += 1
                 waiting[key] = todo[key]  # what it finds out about the shards is needed
+            last = outcome.failure.message if outcome.failure is not None else last
             if (mistake := _mistake(outcome)) is not None:
                 failed[key] = replace(mistake, message=name_origin(mistake.message, study))
     note([])
+    if study.execute.hop and todo and not found.facts and not failed:
+        raise RunFailed(f"the model could not be tried out: {last}")
     return failed
 
 

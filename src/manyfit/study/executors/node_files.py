@@ -126,56 +126,91 @@ class NodeFiles:
         place = self._root / key
         if place not in self._archives:
             with self._changing():
-                if not place.is_dir():
+                if not (place / ROWS).is_file():
                     return None
-                self._hold(place)
+                lock = self._hold(place)
+            self._register(place, lock)
         return place / ROWS
 
     def add_part(self, each: Delivered, fetch: Callable[[Any], bytes] | None = None) -> Path:
         """Take over a file with prepared rows that was sent."""
-        return self._place(each, fetch or fetch_object) / ROWS
+        return self._place(each, fetch or fetch_object, ROWS) / ROWS
 
     def keep_part(self, key: str, contents: bytes) -> None:
         """Keep prepared rows that were made on this node."""
-        temporary = self.make_folder("unpacking")
-        (temporary / ROWS).write_bytes(contents)
-        (temporary / MADE).touch()
-        with self._changing():
-            if (self._root / key).is_dir():  # it was sent here, or made here, before
-                (self._root / key / MADE).touch()
-            else:
-                temporary.rename(self._root / key)
+        place = self._root / key
+        if not self._mark_made(place):
+            temporary = self.make_folder("unpacking")
+            (temporary / ROWS).write_bytes(contents)
+            (temporary / MADE).touch()
+            with self._changing():
+                if not place.exists():
+                    temporary.rename(place)
+            self._mark_made(place)
+            self._release(temporary)
 
-    def _hold(self, place: Path) -> None:
-        """Lock a folder against removal, as long as this worker may read it."""
+    def _mark_made(self, place: Path) -> bool:
+        """Let rows that are here be kept from now on; return whether they are here."""
+        with self._changing():
+            is_here = (place / ROWS).is_file()
+            if is_here:
+                (place / MADE).touch()
+                os.utime(place)
+        return is_here
+
+    def _hold(self, place: Path) -> int:
+        """Lock a folder against removal; return the lock."""
         lock = _open(_lock_of(place))
         fcntl.flock(lock, fcntl.LOCK_SH)
-        self._archives[place] = lock
         if place.is_dir():
             os.utime(place)
+        return lock
 
-    def _place(self, each: Delivered, fetch: Callable[[Any], bytes]) -> Path:
-        """Return the folder with the contents of an archive; workers of a node unpack it once."""
+    def _register(self, place: Path, lock: int) -> None:
+        """Note that a folder is complete, and locked as long as this worker may read it."""
+        if self._archives.setdefault(place, lock) != lock:  # another thread was faster
+            os.close(lock)
+
+    def _release(self, folder: Path) -> None:
+        """Give up a folder of this worker, which may have been renamed."""
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(self._own.pop(folder))
+        _lock_of(folder).unlink(missing_ok=True)
+
+    def _place(self, each: Delivered, fetch: Callable[[Any], bytes], needed: str = "") -> Path:
+        """Return the folder with the contents of an archive; workers of a node unpack it once.
+
+        A folder without the file `needed` is unpacked again.
+        """
         place = self._root / each.digest
         if place in self._archives:
             return place
         with self._changing():
-            self._hold(place)
-        unpacking = _open(self._root / f".{each.digest}.unpacking")
+            lock = self._hold(place)
         try:
-            fcntl.flock(unpacking, fcntl.LOCK_EX)
-            if not place.is_dir():
-                self._extract(each, fetch, place)
-        finally:
-            os.close(unpacking)
+            unpacking = _open(self._root / f".{each.digest}.unpacking")
+            try:
+                fcntl.flock(unpacking, fcntl.LOCK_EX)
+                if not (place / needed).exists():
+                    self._extract(each, fetch, place)
+            finally:
+                os.close(unpacking)
+        except BaseException:
+            os.close(lock)
+            raise
+        self._register(place, lock)
         return place
 
     def _extract(self, each: Delivered, fetch: Callable[[Any], bytes], place: Path) -> None:
         temporary = self.make_folder("unpacking")
-        stream = _Joined(fetch(chunk) for chunk in each.chunks)
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            archive.extractall(temporary, filter="data")
-        temporary.rename(place)
+        try:
+            stream = _Joined(fetch(chunk) for chunk in each.chunks)
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                archive.extractall(temporary, filter="data")
+            shutil.rmtree(place, ignore_errors=True)  # incomplete: somebody has removed files
+            temporary.rename(place)
+        finally:
+            self._release(temporary)
 
     def _tidy(self) -> None:
         """Remove what workers left behind that were killed, and archives that nobody has used for long."""
@@ -195,6 +230,7 @@ class NodeFiles:
         else:
             shutil.rmtree(folder, ignore_errors=True)
             _lock_of(folder).unlink(missing_ok=True)  # under the lock of the root, so nobody waits for it
+            (self._root / f".{folder.name}.unpacking").unlink(missing_ok=True)
         finally:
             os.close(lock)
 

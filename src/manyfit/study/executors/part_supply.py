@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from manyfit.core.errors import ManyfitError
 from manyfit.data.prepared import REQUESTS
 from manyfit.study.executors.node_files import Delivered, NodeFiles
 
@@ -65,9 +64,10 @@ class PartSupply:
             self._open[descriptor] = name, rest
             for line in lines:
                 reply, _, part = line.decode().partition(" ")
-                request = PartRequest(name, part, reply)
-                here = self._files.find_part(self._keys.get((name, part), ""))
-                if here is None:
+                request, key = PartRequest(name, part, reply), self._keys.get((name, part))
+                if key is None:
+                    self._answer(request, "it is not part of the prepared data")
+                elif (here := self._files.find_part(key)) is None:
                     found.append(request)
                 else:
                     self._link(request, here)
@@ -79,11 +79,9 @@ class PartSupply:
             self._answer(request, problem or "the driver does not have it")
             return
         try:
-            here = self._files.add_part(sent)
-        except (OSError, ManyfitError) as error:
+            self._link(request, self._files.add_part(sent))
+        except Exception as error:  # a full disk, a lost object: the process that waits says so
             self._answer(request, f"{type(error).__name__}: {error}")
-        else:
-            self._link(request, here)
 
     def _link(self, request: PartRequest, here: Path) -> None:
         with contextlib.suppress(FileExistsError):  # two processes have requested it
@@ -95,7 +93,7 @@ class PartSupply:
         with contextlib.suppress(OSError):  # the process that asked is gone
             pipe = os.open(reply, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                os.write(pipe, f"{problem}".replace("\n", " ").encode()[:MOST_TEXT] + b"\n")
+                os.write(pipe, problem.replace("\n", " ").encode()[:MOST_TEXT] + b"\n")
             finally:
                 os.close(pipe)
 

@@ -91,12 +91,11 @@ class Cluster:
         """
         self.address = address or os.environ.get("RAY_ADDRESS") or LOCAL
         self.ray: Any = import_ray(self.address)
-        self._is_ours = not self.ray.is_initialized()
+        self._is_ours, self._has_mode = not self.ray.is_initialized(), False
         self.is_local = self._is_ours and self.address == LOCAL
         if self._is_ours:
             check_reachable(self.address)
-            if self.address != LOCAL:
-                choose_auth_mode(self.address)
+            self._has_mode = self.address != LOCAL and choose_auth_mode(self.address)
             with signals_kept():
                 self._connect(cpus)
 
@@ -105,7 +104,7 @@ class Cluster:
         if self.is_local:
             options |= {"include_dashboard": False, "num_cpus": cpus}
         try:
-            with variables(LOOPBACK if self.is_local else {}):
+            with set_variables(LOOPBACK if self.is_local else {}):
                 self.ray.init(address=self.address, **options)
         except SystemExit:  # by Ray's handler of SIGTERM
             raise Interrupted("ended by SIGTERM while Ray was starting", signal.SIGTERM) from None
@@ -138,6 +137,9 @@ class Cluster:
         if self._is_ours and self.ray.is_initialized():
             with signals_kept():
                 self.ray.shutdown()
+            if self._has_mode:  # the next cluster may not ask for a token
+                os.environ.pop(AUTH_MODE, None)
+                _read_settings()
 
 
 def has_token() -> bool:
@@ -161,16 +163,23 @@ def check_reachable(address: str) -> None:
         ) from error
 
 
-def choose_auth_mode(address: str) -> None:
-    """Let Ray send the token of this user if the cluster asks for one.
+def choose_auth_mode(address: str) -> bool:
+    """Let Ray send the token of this user if the cluster asks for one; return whether it does so now.
 
     Ray does not find that out by itself, and a driver with a token cannot use a cluster without.
     """
     if AUTH_MODE in os.environ or not has_token():
-        return
-    if ":" not in address or "://" in address or asks_for_token(address):
-        os.environ[AUTH_MODE] = "token"
-        import_optional("ray._raylet", "ray").Config.initialize("")  # it was read when Ray was imported
+        return False
+    if ":" in address and "://" not in address and not asks_for_token(address):
+        return False
+    os.environ[AUTH_MODE] = "token"
+    _read_settings()
+    return True
+
+
+def _read_settings() -> None:
+    """Let Ray read its environment variables again: it has read them when it was imported."""
+    import_optional("ray._raylet", "ray").Config.initialize("")
 
 
 def asks_for_token(address: str) -> bool:
@@ -179,7 +188,7 @@ def asks_for_token(address: str) -> bool:
 
     client = import_optional("ray._raylet", "ray").GcsClient
     try:
-        with stderr_closed():  # Ray writes a warning there
+        with discard_stderr():  # Ray writes a warning there
             client(address=address)
     except AuthenticationError:
         return True
@@ -189,7 +198,7 @@ def asks_for_token(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def stderr_closed() -> Iterator[None]:
+def discard_stderr() -> Iterator[None]:
     """Discard what is written to the standard error stream, by native code, too."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -212,14 +221,14 @@ def import_ray(address: str) -> Any:
         )
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    with variables(LOOPBACK if is_local else {}) as added:
+    with set_variables(LOOPBACK if is_local else {}) as added:
         found = import_optional("ray", "ray")
         _is_loopback_only |= is_local and not is_loaded and SWITCH in added
     return found
 
 
 @contextlib.contextmanager
-def variables(values: Mapping[str, str]) -> Iterator[list[str]]:
+def set_variables(values: Mapping[str, str]) -> Iterator[list[str]]:
     """Set environment variables that are not set; yield their names."""
     added = [name for name in values if name not in os.environ]
     os.environ.update({name: values[name] for name in added})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import platform
+import shutil
 import sys
-import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from manyfit.core.errors import ManyfitError, RunFailed, UsageError
+from manyfit.core.tracebacks import user_frame
 from manyfit.data.etl.plan import PlannedPart
 from manyfit.data.etl.run import Pool, pack_spec, write_done
 from manyfit.data.etl.tables import describe_objects
@@ -21,10 +24,16 @@ from manyfit.study.executors.node_files import Delivered, NodeFiles, part_key
 from manyfit.study.executors.processes import usable_cores
 from manyfit.study.executors.ray_cluster import Cluster, find_mismatches
 from manyfit.study.executors.ray_worker import NodeFacts, introduce_node, versions_here
-from manyfit.study.executors.shipment import pack_files, pack_sources
+from manyfit.study.executors.shipment import list_sources, pack_files
+
+log = logging.getLogger("manyfit")
 
 MOST_LOST: Final = 3
 """How many workers may be lost with the same part."""
+MISC: Final = ".misc"
+"""The folder for `read_misc` on a node, beside the user's code."""
+SAY: Final = 5.0
+"""Seconds after which it is said that ETL waits for the cluster."""
 GRACE: Final = 5.0
 """Seconds within which workers remove their files."""
 
@@ -54,6 +63,15 @@ class EtlSupplies:
     """The folder of the user's code on the driver's machine, for messages."""
 
 
+@dataclass(frozen=True)
+class EtlProblem:
+    """Why a part could not be prepared."""
+
+    text: str
+    is_row: bool = True
+    """Whether a row is the reason, and not the node."""
+
+
 class EtlWorker:
     """An actor that prepares parts of tables."""
 
@@ -73,31 +91,41 @@ class EtlWorker:
             project = self._files.unpack(given.files)
             self._paths = str(project), given.source
             sys.path.insert(0, str(project))
-            misc = f"{project}/misc/" if (project / "misc").is_dir() else ""
+            misc = f"{project / MISC}/" if (project / MISC).is_dir() else ""
             self._spec = prepare_worker(given.spec, misc)
-        except (OSError, ManyfitError, tarfile.TarError, ImportError, AttributeError) as error:
-            return replace(found, problem=self._translate(f"{error}" or type(error).__name__))
+        except ManyfitError as error:
+            return replace(found, problem=self._translate(str(error)))
+        except Exception as error:  # also those of the user's code, when it is imported
+            text = f"{type(error).__name__}: {error}\n  at {user_frame(error)}"
+            return replace(found, problem=self._translate(text))
         return found
 
-    def prepare(self, part: EtlPart, objects: Mapping[str, bytes] | None) -> tuple[Done, bytes] | str:
-        """Return a part that was prepared, and its file; or which row failed.
+    def prepare(self, part: EtlPart, objects: Mapping[str, bytes] | None) -> tuple[Done, bytes] | EtlProblem:
+        """Return a part that was prepared, and its file; or what is wrong.
 
         `objects` are the object files of its rows, if the node does not see their folder.
         """
-        folder = part.object_dir
-        if objects is not None:
-            place = self._folder / "objects"
-            for name, data in objects.items():
-                (place / name).parent.mkdir(parents=True, exist_ok=True)
-                (place / name).write_bytes(data)
-            folder = f"{place}/"
+        folder, place = part.object_dir, self._folder / "objects"
         try:
+            if objects is not None:
+                for name, data in objects.items():
+                    (place / name).parent.mkdir(parents=True, exist_ok=True)
+                    (place / name).write_bytes(data)
+                folder = f"{place}/"
             done = prepare_rows(self._spec, replace(part, folder=str(self._folder), object_dir=folder))
+            return self._take(part, done)
         except RowFailed as error:
-            return self._translate(str(error))
+            return EtlProblem(self._translate(str(error)))
+        except OSError as error:
+            return EtlProblem(f"{platform.node()}: {error}", is_row=False)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _take(self, part: EtlPart, done: Done) -> tuple[Done, bytes]:
+        """Return a part with its file, which stays here unless this node sees the files of the driver."""
         path = self._folder / part.name
         contents = path.read_bytes() if done.rows else b""
-        if contents:
+        if contents and not Path(part.folder).is_dir():
             self._files.keep_part(part_key({"digest": done.digest, "bytes": done.bytes}), contents)
         path.unlink(missing_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)
@@ -153,8 +181,8 @@ class _Preparation:
     lost: Counter[tuple[str, str]] = field(default_factory=Counter)
     calls: dict[Any, _Worker] = field(default_factory=dict)
     """The open calls."""
-    made: int = 0
-    """How many workers were requested."""
+    requested: int = 0
+    """The number of workers, also of those that were lost."""
 
     def __post_init__(self) -> None:
         self.ray = self.cluster.ray
@@ -168,33 +196,37 @@ class _Preparation:
         room = int(sum(node.resources.get("CPU", 0.0) for node in self.cluster.nodes()))
         if not room:
             raise UsageError("the Ray cluster has no CPU for ETL")
-        supplies = self._pack()
+        supplies, said = self._pack(), False
         try:
             for _ in range(min(self.workers or room, room, len(self.todo))):
                 self._request(supplies)
             while self.waiting or any(worker.part is not None for worker in self.open):
                 if not self.calls:
                     self._request(supplies)
-                ready, _ = self.ray.wait(list(self.calls), num_returns=1)
+                is_begun = any(worker.node is not None for worker in self.open)
+                ready, _ = self.ray.wait(list(self.calls), timeout=None if is_begun or said else SAY)
+                if not ready and not said:
+                    said = True
+                    log.warning("waiting for a worker on the Ray cluster: each needs 1 CPU")
                 for call in ready:
                     yield from self._hear(call, supplies)
         finally:
             self._close()
 
     def _pack(self) -> Any:
-        put, files = self.ray.put, pack_sources(self.source) if self.source is not None else {}
+        put, files = self.ray.put, list_sources(self.source) if self.source is not None else {}
         code = pack_files(files, put)
         sent = [Delivered("", code.digest, code.parts)]
         if self.misc:
             paths = {
-                f"misc/{path.relative_to(self.misc)}": path
+                f"{MISC}/{path.relative_to(self.misc)}": path
                 for path in Path(self.misc).rglob("*")
                 if path.is_file()
             }
             misc = pack_files(paths, put)
-            sent.append(Delivered("misc", misc.digest, misc.parts))
+            sent.append(Delivered(MISC, misc.digest, misc.parts))
         folder = Path(self.todo[0].part.folder).parent.parent
-        folders = {each.part.object_dir for each in self.todo if each.part.object_dir}
+        folders = {_make_absolute(each.part.object_dir) for each in self.todo if each.part.object_dir}
         objects = {
             each: "" if "://" in each else describe_objects(each, folder.resolve()) for each in folders
         }
@@ -203,8 +235,8 @@ class _Preparation:
 
     def _request(self, supplies: Any) -> None:
         options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        self.made += 1
-        worker = _Worker(self.ray.remote(EtlWorker).options(**options).remote(), self.made)
+        self.requested += 1
+        worker = _Worker(self.ray.remote(EtlWorker).options(**options).remote(), self.requested)
         self.open.append(worker)
         self.calls[worker.actor.begin.remote(supplies)] = worker
 
@@ -216,7 +248,9 @@ class _Preparation:
             raise RunFailed(f"ETL failed on a node of the Ray cluster: {error}") from error
         except self.ray.exceptions.RayError as error:
             self._lose(worker, error)
-            if self.waiting and self.made < MOST_LOST + len(self.todo):
+            for idle in [each for each in self.open if each.node is not None and each.part is None]:
+                self._assign(idle)
+            if self.waiting:
                 self._request(supplies)
             return
         if isinstance(found, EtlNode):
@@ -225,8 +259,8 @@ class _Preparation:
         else:
             part, worker.part = worker.part, None
             assert part is not None
-            if isinstance(found, str):
-                raise RowFailed(found)
+            if isinstance(found, EtlProblem):
+                raise RowFailed(found.text) if found.is_row else RunFailed(f"ETL failed on {found.text}")
             done = replace(found[0], worker=worker.number)
             write_done(part.part, done, found[1])
             yield part, done
@@ -240,7 +274,8 @@ class _Preparation:
             raise UsageError(f"a node of the Ray cluster cannot be used: versions differ: {wrong[0]}")
         for each in self.todo:
             part = each.part
-            if part.object_dir and part.object_dir not in node.sees and not part.downloads:
+            folder = _make_absolute(part.object_dir)
+            if folder and folder not in node.sees and not part.downloads:
                 raise UsageError(
                     f"{part.mode}_dir: {part.object_dir} is not on the node {host}; put it where every node "
                     "sees it, use a URL, or set is_feature_download, so that the files of each row are sent"
@@ -249,9 +284,9 @@ class _Preparation:
     def _lose(self, worker: _Worker, error: BaseException) -> None:
         """Let others prepare the part of a worker that is gone."""
         self.open.remove(worker)
+        if self.requested >= MOST_LOST + len(self.todo):
+            raise RunFailed(f"workers of ETL fail on the Ray cluster: {error}") from error
         if worker.part is None:
-            if self.made >= MOST_LOST + len(self.todo):
-                raise RunFailed(f"workers of ETL fail on the Ray cluster: {error}") from error
             return
         self.lost[worker.part.key] += 1
         if self.lost[worker.part.key] >= MOST_LOST:
@@ -274,7 +309,7 @@ class _Preparation:
         part = next(mine, None) or next(new, None) or left[-1][1]
         self.owners.setdefault(part.part.name.partition("-")[0], here)
         worker.part = self.waiting.pop(part.key)
-        filled = part.fill()
+        filled = replace(part.fill(), object_dir=_make_absolute(part.part.object_dir))
         objects = None
         if filled.object_dir and filled.object_dir not in worker.node.sees:
             objects = read_objects(filled)
@@ -292,13 +327,15 @@ class _Preparation:
 
 
 def read_objects(part: EtlPart) -> dict[str, bytes]:
-    """Return the object files that the rows of a part name, by their paths in their folder."""
-    folder, found = Path(part.object_dir).resolve(), dict[str, bytes]()
+    """Return the object files that the rows of a part name; `row_prep` fails for those that are not there."""
+    found: dict[str, bytes] = {}
     for row in part.rows:
-        for column in part.downloads:
-            path = (folder / str(row[column])).resolve()
-            if not path.is_relative_to(folder):
-                raise UsageError(f"the file {row[column]!r} is outside of {part.object_dir}")
-            with contextlib.suppress(FileNotFoundError):  # row_prep says so
-                found[os.path.relpath(path, folder)] = path.read_bytes()
+        for name in (os.path.normpath(str(row[column])) for column in part.downloads):
+            path = Path(part.object_dir) / name
+            if not Path(name).is_absolute() and not name.startswith("..") and path.is_file():
+                found[name] = path.read_bytes()
     return found
+
+
+def _make_absolute(folder: str) -> str:
+    return folder if not folder or "://" in folder else f"{Path(folder).resolve()}/"

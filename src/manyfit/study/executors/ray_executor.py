@@ -26,14 +26,14 @@ from manyfit.study.executors.node_files import Delivered
 from manyfit.study.executors.part_supply import PartRequest
 from manyfit.study.executors.processes import check_picklable
 from manyfit.study.executors.ray_cluster import Cluster, Share, find_mismatches
-from manyfit.study.executors.ray_worker import Equipment, NodeFacts, RayWorker, Report, versions_here
+from manyfit.study.executors.ray_worker import Equipment, NodeFacts, RayWorker, WorkerReport, versions_here
 from manyfit.study.executors.shipment import Shipment
 from manyfit.study.work.units import Failure, FailureKind, Outcome, Progress, Trial, Unit
 
 log = logging.getLogger("manyfit")
 
 THREADS: Final = 4
-"""Calls of an actor at once: one waits for reports, others submit and interrupt."""
+"""Calls of an actor at once: one waits for reports, others submit, interrupt and supply rows."""
 MOST_FAILED: Final = 5
 """How many actors in a row may fail before they are ready."""
 SILENT: Final = ("submit", "interrupt", "supply")
@@ -247,7 +247,7 @@ class RayExecutor(Executor):
         self.holds = {**self.holds, worker.name: self._shipment.find_shards(made)}
         self._fill()
 
-    def _hear(self, worker: _Worker, messages: Sequence[Report]) -> list[Outcome]:
+    def _hear(self, worker: _Worker, messages: Sequence[WorkerReport]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for message in messages:
             if isinstance(message, PartRequest):

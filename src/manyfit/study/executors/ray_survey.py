@@ -97,9 +97,10 @@ def describe_network(
     facts = [each for each in nodes.values() if isinstance(each, NodeFacts)]
     lines = []
     for each in shipment.wanted:
-        lacking = sum(str(each.path) not in fact.sees for fact in facts) if nodes else 0
+        without = [fact for fact in facts if str(each.path) not in fact.sees]
+        lacking = len(without)
         if lacking and each.layout is not None:
-            made = sum(bool(shipment.find_shards(fact.made)) for fact in facts)
+            made = sum(bool(shipment.find_shards(fact.made)) for fact in without)
             lines.append(
                 f"{each.key}: {each.name} ({format_size(each.size)}): {lacking} of {count} nodes get the "
                 f"shards that they read; nodes with shards that ETL has made there: {made}"

@@ -29,7 +29,7 @@ from manyfit.study.executors.worker import OUTPUT, Place
 from manyfit.study.work.unit_watch import Tell, UnitWatch
 from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
-Report: TypeAlias = Progress | Outcome | PartRequest
+WorkerReport: TypeAlias = Progress | Outcome | PartRequest
 """What a worker tells the driver."""
 MOST_OUTPUT: Final = 1 << 20
 """The last bytes of the output of a trial that are sent to the driver."""
@@ -182,7 +182,7 @@ class RayWorker:
         """Accept a unit. Its number counts the units of this worker, from 1."""
         self._ask(replace(unit, number=number))
 
-    def work_on(self, number: int, unit: Unit) -> list[Report]:
+    def work_on(self, number: int, unit: Unit) -> list[WorkerReport]:
         """Accept a unit, and return what there is to report first."""
         self.submit(number, unit)
         return self.receive()
@@ -200,7 +200,7 @@ class RayWorker:
         if self._parts is not None:
             self._parts.supply(request, sent, problem)
 
-    def receive(self) -> list[Report]:
+    def receive(self) -> list[WorkerReport]:
         """Block until there is something to report, and return it."""
         assert self._engine is not None
         pipes = self._parts.descriptors if self._parts is not None else []
@@ -211,7 +211,7 @@ class RayWorker:
                 ended = self._engine.wait(None, [self._reading, *pipes])
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._reading, 1024)
-                found: list[Report] = [*self._told, *map(self._add_output, ended)]
+                found: list[WorkerReport] = [*self._told, *map(self._add_output, ended)]
                 found += self._parts.take_requests() if self._parts is not None else []
                 self._told.clear()
                 if found:

@@ -144,19 +144,30 @@ def pack_code(config: Config, base: Path, without: Collection[Path], put: Callab
             for name, path in whole
             if not any(path == each or each in path.parents for each in without)
         }
+    check_size(files, config.sources)
+    return pack_files(files, put)
+
+
+def list_sources(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder of source code by their names in it; only Python files of the working
+    directory and of folders above it, which hold other things, too."""
+    root = folder.resolve()
+    is_mixed = Path.cwd().resolve().is_relative_to(root)
+    files = {
+        name: path for name, path in _walk(root, root, not is_mixed) if path.suffix == ".py" or not is_mixed
+    }
+    check_size(files, [folder])
+    return files
+
+
+def check_size(files: Mapping[str, Path], sources: Sequence[Path]) -> None:
+    """Raise an error if source code is so large that it must include data."""
     size = sum(path.stat().st_size for path in files.values())
     if size > MOST_CODE:
         raise UsageError(
             f"the source folders have {size >> 20} MiB, which would be sent to every node; move data and "
-            f"results out of {', '.join(map(str, config.sources))}"
+            f"results out of {', '.join(map(str, sources))}"
         )
-    return pack_files(files, put)
-
-
-def pack_sources(folder: Path) -> dict[str, Path]:
-    """Return the source files of a folder, by their names in it."""
-    root = folder.resolve()
-    return {name: path for name, path in _walk(root, root) if path.suffix == ".py"}
 
 
 def name_base(config: Config, base: Path) -> str:
@@ -167,10 +178,16 @@ def name_base(config: Config, base: Path) -> str:
     return str(Path("studies", *file.parts[-3:]))
 
 
-def _walk(folder: Path, project: Path) -> Iterator[tuple[str, Path]]:
+def _walk(folder: Path, project: Path, is_source: bool = False) -> Iterator[tuple[str, Path]]:
+    seen: set[tuple[int, int]] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in sorted(folders) if not _is_ignored(name, Path(place))]
-        if Path(place) == project:
+        found = Path(place).stat()
+        if (found.st_dev, found.st_ino) in seen:  # a link to a folder above it
+            folders.clear()
+            continue
+        seen.add((found.st_dev, found.st_ino))
+        if Path(place) == project and not is_source:
             folders[:] = [name for name in folders if name not in ("runs", "studies")]
         for name in sorted(names):
             if not _is_ignored(name, Path(place)):
@@ -188,15 +205,10 @@ def pack_data(wanted: Wanted, put: Callable[[bytes], Any]) -> Archive:
     """Return a file or folder as an archive."""
     if wanted.path.is_file():
         return pack_files({wanted.path.name: wanted.path}, put)
-    layout = wanted.layout
-    files = {
-        str(each.relative_to(wanted.path)): each
-        for each in (layout or wanted.path).rglob("*")
-        if each.is_file()
-    }
-    if layout is not None:
-        parts = {layout / part for part in list_parts(layout)}
-        parts |= {part.with_suffix(".json") for part in parts}  # they are needed to continue ETL, no more
+    files = {str(each.relative_to(wanted.path)): each for each in wanted.path.rglob("*") if each.is_file()}
+    if wanted.layout is not None:
+        parts = {wanted.layout / part for part in list_parts(wanted.layout)}
+        parts |= {part.with_suffix(".json") for part in parts}  # only ETL reads them
         files = {name: path for name, path in files.items() if path not in parts}
     return pack_files({f"{wanted.path.name}/{name}": path for name, path in sorted(files.items())}, put)
 
@@ -241,6 +253,13 @@ class _Parts(io.RawIOBase):
             self._open.clear()
 
 
+def list_shards(layout: Path) -> list[set[str]]:
+    """Return the keys of the files of each shard of the training rows."""
+    shards = read_layout(layout)["splits"].get("train", {}).get("shards", [])
+    found = [{part_key(part) for part in shard if part["rows"]} for shard in shards]
+    return [keys for keys in found if keys]
+
+
 @dataclass
 class Shipment:
     """The files of one study, as its executor sends them."""
@@ -253,6 +272,8 @@ class Shipment:
     def __post_init__(self) -> None:
         self.wanted = find_named_files(self.config, self.space) if self.config is not None else []
         self.urls = find_urls(self.config) if self.config is not None else []
+        layouts = [each.layout for each in self.wanted if each.layout is not None]
+        self._shards = list_shards(layouts[0]) if len(layouts) == 1 else []
         self._sent: dict[str, Delivered] = {}
         """What is in the object store, by its name."""
 
@@ -292,19 +313,18 @@ class Shipment:
             return None, "it is not part of the prepared data"
         try:
             made = pack_files({ROWS: layout / request.part}, put)
-        except OSError as error:
-            return None, f"the driver cannot read it: {error}"
+        except Exception as error:  # a missing file, a full object store: the worker says so
+            return None, f"the driver cannot send it: {error}"
         return Delivered(request.part, sent.parts[request.part], made.parts), ""
 
     def find_shards(self, made: Collection[str]) -> tuple[int, ...]:
-        """Return the shards of the training rows that a node has made itself, by the keys of their files."""
-        layouts = [each.layout for each in self.wanted if each.layout is not None]
-        if len(layouts) != 1 or not made:
-            return ()
-        shards = read_layout(layouts[0])["splits"].get("train", {}).get("shards", [])
-        full = [[part for part in shard if part["rows"]] for shard in shards]
-        held = [{part_key(part) for part in shard} <= set(made) for shard in full if shard]
-        return tuple(number for number, is_held in enumerate(held) if is_held)
+        """Return the shards of the training rows that a node has, given the keys of the files that it made.
+
+        A shard of which it has more than half of the files is its own: no other node has as much.
+        """
+        return tuple(
+            number for number, keys in enumerate(self._shards) if 2 * len(keys & set(made)) > len(keys)
+        )
 
     @property
     def paths(self) -> list[Path]:

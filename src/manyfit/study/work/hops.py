@@ -179,7 +179,8 @@ def place_shards(
     count, known = len(names), speeds or {}
     own = [(i % shards,) if count >= shards else tuple(range(i, shards, count)) for i in range(count)]
     if holds:
-        own = _prefer(own, [holds.get(name, ()) for name in names])
+        here = [name for name in names if present is None or name in present]
+        own = _prefer(own, [holds.get(name, ()) if name in here else () for name in names])
     held = {
         name: {shard for more in range(min(replicas, count)) for shard in own[(i + more) % count]}
         for i, name in enumerate(names)
@@ -195,15 +196,12 @@ def place_shards(
 def _prefer(own: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return how shards are distributed if each worker gets as many as before, first those that it holds."""
     left = sorted(shard for shards in own for shard in shards)
-    found: list[list[int]] = []
-    for shards, there in zip(own, held, strict=True):
-        mine = [shard for shard in dict.fromkeys(there) if shard in left][: len(shards)]
-        for shard in mine:
+    found: list[list[int]] = [[] for _ in own]
+    for i in sorted(range(len(own)), key=lambda i: len(held[i])):  # who holds few has little choice
+        found[i] = [shard for shard in dict.fromkeys(held[i]) if shard in left][: len(own[i])]
+        for shard in found[i]:
             left.remove(shard)
-        found.append(mine)
     for shards, mine in zip(own, found, strict=True):
         while len(mine) < len(shards):
-            shard = next((shard for shard in left if shard not in mine), left[0])
-            left.remove(shard)
-            mine.append(shard)
-    return [tuple(sorted(set(mine))) for mine in found]
+            mine.append(left.pop(0))
+    return [tuple(sorted(mine)) for mine in found]
