@@ -18,7 +18,7 @@ def free_port():
         return made.getsockname()[1]
 
 
-@pytest.fixture(params=["token", pytest.param("disabled", marks=pytest.mark.soak)])
+@pytest.fixture(params=["token", "disabled"])
 def started(request, tmp_path_factory):
     """The address of a cluster that `ray start` has started for a user who has a token."""
     home = tmp_path_factory.mktemp("home")
@@ -50,6 +50,7 @@ def run(words, lab, environment):
     return found.stdout + found.stderr, found.returncode
 
 
+@pytest.mark.soak
 def test_a_cluster_of_ray_start(started, lab):
     """Doctor, a study, and a secret that no file of the study or of Ray has."""
     address, environment = started
