@@ -168,7 +168,9 @@ execute: {{on: ray, workers: 2}}
         submit = made.submit
 
         def counting(unit):
-            seen.append((process.memory_info().rss, process.num_fds(), time.process_time()))
+            seen.append(
+                (process.memory_info().rss, process.num_fds(), time.process_time(), time.thread_time())
+            )
             submit(unit)
 
         made.submit = counting
@@ -180,12 +182,13 @@ execute: {{on: ray, workers: 2}}
     assert len(found.ranked) == 2 * count, found.failures
     early, late = seen[len(seen) // 4], seen[-1]
     grown, files_ = (late[0] - early[0]) / 1e6, late[1] - early[1]
-    cpu = (late[2] - early[2]) / (len(seen) - len(seen) // 4) * 1000
+    whole, own = ((late[i] - early[i]) / (len(seen) - len(seen) // 4) * 1000 for i in (2, 3))
     print(f"{2 * count} trials of one step in {took:.0f} s, from the first quarter to the end:")
     print(f"    memory of the driver: {grown:+.1f} MB (at most 100), open files: {files_:+d} (at most 10)")
-    print(f"    CPU time of the driver: {cpu:.1f} ms for a trial (at most 10)")
+    print(f"    CPU time of the driver: {own:.1f} ms for a trial (at most 10)")
+    print(f"    CPU time of its process, with the threads that write and those of Ray: {whole:.1f} ms")
     shutil.rmtree(root, ignore_errors=True)
-    return grown <= 100 and files_ <= 10 and cpu <= 10
+    return grown <= 100 and files_ <= 10 and own <= 10
 
 
 def main() -> int:

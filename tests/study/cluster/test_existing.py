@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.study.cluster.conftest import BIN
+from tests.study.cluster.conftest import BIN, wait_for
+from tests.study.cluster.test_faults import MODELS, ON, progress
 from tests.study.test_traveling import assert_same, keep
 
 
@@ -72,3 +74,36 @@ def test_a_cluster_of_ray_start(started, lab):
                 assert secret.encode() not in path.read_bytes(), path
     assert secret not in output
     assert_same(keep(lab, "ray"), inline)
+
+
+@pytest.mark.soak
+def test_two_studies_share_a_cluster(nodes, lab):
+    """Both end with the table that one has alone, and one is given another share while it runs."""
+    lab.project.write("src/slow.py", MODELS)
+    tree = lab.project.changed(train__epochs=4)
+    tree["model"] = {"class": "slow.Slow", "hidden": 8}
+    lab.project.config(tree)
+    common = {"search__seeds": 1, "space": {"train.optimizer.lr": [0.001, 0.01, 0.03, 0.1]}}
+    lab.write(**common)
+    lab.sweep()
+    inline = keep(lab, "inline")
+    lab.write(**common, execute__on=ON, execute__workers=1)
+    other = lab.root / "studies" / "t"
+    shutil.copytree(lab.folder, other)
+    made = nodes.add(cpus=2)
+    wait_for(lambda: nodes.cpus() == 2)
+    try:
+        drivers = [nodes.start(["sweep", f"studies/{name}"], lab.root, PACE="0.05") for name in "st"]
+        wait_for(lambda: progress(lab.folder) > 0 or drivers[0].poll() is not None)
+        scaled = nodes.start(["study", "scale", "studies/s", "2"], lab.root)
+        assert scaled.wait(60) == 0, scaled.communicate()[0]
+        for driver in drivers:
+            output = driver.communicate(timeout=200)[0]
+            assert driver.returncode == 0, output
+    finally:
+        nodes.kill(made)
+    wait_for(lambda: nodes.cpus() == 0)
+    assert_same(keep(lab, "first"), inline)
+    shutil.rmtree(lab.folder)
+    other.rename(lab.folder)
+    assert_same(keep(lab, "second"), inline)

@@ -25,8 +25,9 @@ QUIET: Final = {"RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO
 """Settings of Ray that keep its warnings out of the driver's output."""
 AUTH_MODE: Final = "RAY_AUTH_MODE"
 SWITCH: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-LOOPBACK: Final = {SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Settings of a local cluster. By the first, Ray listens on the loopback interface only, on Linux, too."""
+LOOPBACK: Final = {SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+"""Settings of a local cluster. By the first, Ray listens on the loopback interface only, on Linux, too; by
+the last, other programs do not have priority over its workers."""
 _is_loopback_only = False
 """Whether Ray was imported in this process with these settings, which it keeps."""
 

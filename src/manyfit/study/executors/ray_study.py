@@ -100,7 +100,7 @@ def read_environment(study: StudyConfig, names: Sequence[str]) -> dict[str, str]
     read = {*PATTERN.findall(text), *study.base.environment}
     missing = [name for name in names if name not in os.environ]
     if missing:
-        raise UsageError(f"execute.on.environment: there is no environment variable {missing[0]}")
+        raise UsageError(f"environment: there is no environment variable {missing[0]}")
     wanted = {*read, *names, *(name for name in ALSO if name in os.environ)}
     return {name: os.environ[name] for name in sorted(wanted) if name in os.environ}
 
