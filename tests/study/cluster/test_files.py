@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 import threading
 import time
 from multiprocessing.connection import wait
 
 import numpy as np
 import pytest
+import torch
 from tests.study.test_hop_matrix import prepare
 
 from manyfit.config import load_config
 from manyfit.core.errors import FolderError, UsageError
+from manyfit.core.state import State
 from manyfit.data.prepared import list_parts, open_split
+from manyfit.store.packed_state import PackedState
+from manyfit.study.executors.freight import Freight, MachineProbe, answer_probe
 from manyfit.study.executors.node_files import Delivered, NodeFiles, list_made, measure, part_key, same_file
 from manyfit.study.executors.part_supply import PartSupply
 from manyfit.study.executors.shipment import Shipment, find_named_files, pack_code, pack_data
@@ -242,3 +249,30 @@ def test_rows_that_were_made_on_a_node_are_kept_there(lab, tmp_path):
         os.utime(tmp_path / "root" / key, (old, old))
     NodeFiles(tmp_path / "root").remove()
     assert list_made(tmp_path / "root") == frozenset()
+
+
+def test_states_for_a_process_of_this_machine_are_not_copied():
+    """It opens the files of the sender; what the sender has closed is an error, and never another file."""
+    state = PackedState.pack(State({"w": torch.arange(1000.0)}, {"step": 3}))
+    sent = pickle.dumps(Freight.pack({"t": state}, is_near=True), protocol=5)
+    assert len(sent) < 1000
+    far = pickle.dumps(Freight.pack({"t": state}), protocol=5)
+    assert len(far) > 4000
+    for data in (sent, far):
+        code = f"import pickle, sys; found = pickle.loads({data!r}).open()['t'].unpack()\n"
+        code += "print(float(found.tensors['w'].sum()), found.values['step'])"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert found.stdout.split() == ["499500.0", "3"]
+    del state
+    other = PackedState.pack(State({"w": torch.zeros(1000)}, {}))  # it may get the number of the closed file
+    with pytest.raises(OSError, match=r"closed a file|No such file"):
+        pickle.loads(sent)
+    assert other.size
+
+
+def test_a_probe_is_answered_on_the_same_machine_only():
+    probe = MachineProbe()
+    assert probe.is_answered_by(answer_probe(probe.handle))
+    assert not probe.is_answered_by(answer_probe(None))
+    assert not probe.is_answered_by(answer_probe(probe.handle._replace(process=999_999_999)))
+    assert not probe.is_answered_by(answer_probe(probe.handle._replace(inode=1)))

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 from manyfit.core.errors import Interrupted, RunFailed, UsageError
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor, Work, fail_together
-from manyfit.study.executors.freight import Freight
+from manyfit.study.executors.freight import Freight, MachineProbe
 from manyfit.study.executors.node_files import Delivered
 from manyfit.study.executors.part_supply import PartRequest
 from manyfit.study.executors.processes import check_picklable
@@ -94,6 +94,7 @@ class RayExecutor(Executor):
         self._outcomes: list[Outcome] = []
         """Outcomes that were not returned yet."""
         self._lock = threading.Lock()
+        self._probe = MachineProbe()
         self._cluster = cluster
         self._ray = cluster.ray
         self._share = share
@@ -154,7 +155,7 @@ class RayExecutor(Executor):
         }
         worker = _Worker(self._ray.remote(RayWorker).options(**options).remote())
         self._workers.append(worker)
-        self._call(worker, "introduce", self._shipment.marks)
+        self._call(worker, "introduce", self._shipment.marks, self._probe.handle)
 
     def _call(self, worker: _Worker, method: str, *given: Any) -> None:
         """Call a method of an actor; its result is an event."""
@@ -319,7 +320,8 @@ class RayExecutor(Executor):
         worker = next(each for each in free if unit.place in ("", each.name))
         worker.unit, worker.left = unit, {trial.id: trial for trial in unit.trials}
         worker.units += 1
-        luggage: Any = Freight.pack(dict(unit.luggage)) if unit.luggage else {}
+        is_near = worker.facts is not None and self._probe.is_answered_by(worker.facts.answer)
+        luggage: Any = Freight.pack(dict(unit.luggage), is_near) if unit.luggage else {}
         # A worker that has just reported an outcome has no call open: one call is enough for both.
         method, worker.is_heard = "submit" if worker.is_heard else "work_on", True
         self._call(worker, method, worker.units, replace(unit, luggage=luggage))

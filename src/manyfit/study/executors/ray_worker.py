@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 from manyfit.core.errors import ManyfitError
 from manyfit.core.version import __version__
 from manyfit.study.executors.base import Work
-from manyfit.study.executors.freight import Freight
+from manyfit.study.executors.freight import Freight, Handle, answer_probe
 from manyfit.study.executors.node_files import Delivered, NodeFiles, list_made, same_file
 from manyfit.study.executors.part_supply import PartRequest, PartSupply
 from manyfit.study.executors.processes import PRELOADED, WORKER, Processes
@@ -45,6 +45,8 @@ class NodeFacts:
     """The files of the driver that the node has at the same place."""
     made: frozenset[str] = frozenset()
     """The keys of prepared rows that ETL has made on the node."""
+    answer: bytes = b""
+    """The answer to a probe of the driver: whether it is on the same machine."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,11 @@ def versions_here() -> dict[str, str]:
     return found
 
 
-def introduce_node(wanted: Sequence[tuple[str, int, int]] = ()) -> NodeFacts:
+def introduce_node(wanted: Sequence[tuple[str, int, int]] = (), probe: Handle | None = None) -> NodeFacts:
     """Return facts about the node of this process; `wanted` are files of the driver, with sizes and times."""
     sees = frozenset(path for path, size, changed in wanted if same_file(Path(path), size, changed))
-    return NodeFacts(platform.node() or socket.gethostname(), versions_here(), sees, list_made())
+    host = platform.node() or socket.gethostname()
+    return NodeFacts(host, versions_here(), sees, list_made(), answer_probe(probe))
 
 
 @dataclass(frozen=True)
@@ -153,9 +156,11 @@ class RayWorker:
         self._files = NodeFiles()
         self._scratch = self._files.make_folder("worker")
 
-    def introduce(self, wanted: Sequence[tuple[str, int, int]] = ()) -> NodeFacts:
+    def introduce(
+        self, wanted: Sequence[tuple[str, int, int]] = (), probe: Handle | None = None
+    ) -> NodeFacts:
         """Return facts about this node; see `introduce_node`."""
-        return introduce_node(wanted)
+        return introduce_node(wanted, probe)
 
     def equip(self, equipment: Equipment, environment: Mapping[str, str]) -> str:
         """Unpack the files of the project and prepare to execute units; return what is wrong, or ''."""
