@@ -1,5 +1,6 @@
 """Ray clusters for tests: one local node for most of them, several nodes where one is to be lost."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -31,6 +33,22 @@ def wait_for(condition, seconds=120.0):
     while not condition():
         assert time.monotonic() < limit, "it did not happen in time"
         time.sleep(0.1)
+
+
+def find_workers():
+    """Return the actors on this machine, and the processes that they supervise."""
+    found = {each for each in psutil.process_iter(["name"]) if "RayWorker" in (each.info["name"] or "")}
+    for each in list(found):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            found |= set(each.children(recursive=True))
+    return found
+
+
+def is_alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Nodes:

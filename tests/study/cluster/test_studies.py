@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import psutil
 import pytest
-from tests.study.cluster.conftest import wait_for
+from tests.study.cluster.conftest import find_workers, wait_for
 from tests.study.cluster.test_faults import MODELS, ON, progress
 from tests.study.test_traveling import SEARCHES, assert_same, keep
 
@@ -62,9 +61,9 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(lab, ray_here, monkeypat
 
     def kill_a_worker():
         wait_for(lambda: progress(lab.folder) > 0)
-        actors = [each for each in psutil.process_iter(["name"]) if "RayWorker" in (each.info["name"] or "")]
-        actors[0].kill()
-        killed.append(actors[0])
+        actor = next(each for each in find_workers() if "RayWorker" in each.name())
+        actor.kill()
+        killed.append(actor)
 
     lab.write(**common, execute__on=ON, execute__workers=2)
     thread = threading.Thread(target=kill_a_worker)
