@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 
+from manyfit.cli import main
 from manyfit.core.errors import FolderError
 from manyfit.executors import Failure, Outcome
 from manyfit.run.travel.visit import Delivery
@@ -16,7 +17,9 @@ from manyfit.store.folder import RunFolder
 from manyfit.study.executors.choose import worker_places
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes
+from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.ledger.reader import read_only
+from manyfit.study.status import status
 
 
 class Traveling(Processes):
@@ -90,6 +93,7 @@ def test_what_was_delivered_on_the_way_is_not_trained_again(lab, monkeypatch, de
     With a delay, states are delivered when rows after them are already in the log.
     """
     whole = Delivery.on_boundary
+    monkeypatch.setattr("manyfit.study.work.training.BETWEEN", 0.0)  # every step is reported
 
     def deliver(delivery, cohort, boundary, rows):
         delivery._last = -math.inf if boundary.step % 4 == delay else math.inf
@@ -125,7 +129,26 @@ def test_what_was_delivered_on_the_way_is_not_trained_again(lab, monkeypatch, de
     lab.execute(lambda study, work, watch, trials: Lost(work, watch))
     trained = lab.rows("select steps from unit_trials order by unit")
     assert [row[0] for row in trained if row[0]] == [steps // 2, steps // 2]
+    assert status(lab.folder)["repeated_steps"] == steps - steps // 2
     assert_same(keep(lab, "away"), inline)
+
+
+def test_steps_that_are_lost_with_the_driver_are_counted(lab, caplog, capsys):
+    """The ledger has what trials had reported; their folders have what was committed."""
+    lab.project.config(lab.project.changed(train__epochs=2))
+    lab.write(search__seeds=1, space={"model.hidden": [4]})
+    lab.execute(travel_inline)
+    ((trial, step),) = lab.rows("select id, step from trials")
+    assert status(lab.folder)["repeated_steps"] == 0
+    with Ledger(lab.folder / "ledger.db") as ledger:
+        ledger.set("reported", {trial: step + 5})
+    for _ in range(2):  # they are counted once
+        lab.execute(travel_inline, "set.train.epochs=3")
+        assert status(lab.folder)["repeated_steps"] == 5
+    assert caplog.text.count("5 steps must be trained again") == 1
+    with pytest.raises(SystemExit):
+        main(["status", str(lab.folder)])
+    assert "5 steps or more, lost with workers" in capsys.readouterr().out
 
 
 def test_a_trial_that_had_ended_is_not_trained_on(lab):

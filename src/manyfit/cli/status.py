@@ -55,6 +55,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
             ("study", f"{facts['study']} is {facts['state']}"),
             ("trials", counts or "none"),
             ("trained", f"{facts['steps']:,} steps in {facts['seconds']:g} s"),
+            *describe_repeated(facts),
         ]
     )
     if facts["training"]:
@@ -80,6 +81,12 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
         header, body = comparison_cells(compare_points(found, ablations), found.replicates)
         table(body, header)
     print_failures(facts["failures"], place, traceback)
+
+
+def describe_repeated(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a row of a table with the steps that were trained twice, if there are any."""
+    count = facts["repeated_steps"]
+    return [("repeated", f"{count:,} steps or more, lost with workers or a killed command")] if count else []
 
 
 def print_failures(failures: Sequence[dict[str, Any]], place: Path, traceback: bool = False) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 
 import pytest
-from tests.study.cluster.conftest import wait_for
+from tests.study.cluster.conftest import find_workers, is_alive, wait_for
 from tests.study.test_hop_matrix import write_study
 from tests.study.test_traveling import assert_same, keep
 
 from manyfit.core.errors import FolderError
 from manyfit.study.ledger.reader import read_only
+from manyfit.study.status import status
 
 MODELS = """
 import os
@@ -31,6 +32,8 @@ class Slow(nn.Module):
         return self.layers(x.flatten(1))
 """
 ON = {"class": "ray", "environment": ["PACE"]}
+EPOCH = 32
+"""Steps in an epoch."""
 KINDS = {
     "plain": ({}, {}),
     "halving": ({}, {"search__stop": {"class": "halving", "first": 2, "factor": 2}}),
@@ -53,7 +56,8 @@ def write_kind(lab, kind, on):
         return
     base, study = KINDS[kind]
     lab.project.write("src/slow.py", MODELS)
-    tree = lab.project.changed(train__epochs=6, train__every={"checkpoint": "1ep"}, **base)
+    every = {"checkpoint": "1ep", "log": "1ba"}
+    tree = lab.project.changed(data__batch_size=2, train__epochs=6, train__every=every, **base)
     tree["model"] = {"class": "slow.Slow", "hidden": 8}
     lab.project.config(tree)
     rates = [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1]
@@ -73,7 +77,7 @@ def test_a_node_is_lost_one_is_added_and_the_driver_is_killed(lab, nodes, kind):
     write_kind(lab, kind, ON)
     first, second = nodes.add(), nodes.add()
     words = ["sweep", "studies/s"]
-    driver = nodes.start(words, lab.root, PACE="0.1")
+    driver = nodes.start(words, lab.root, PACE="0.03")
     try:
         wait_for(lambda: progress(lab.folder) > 0 or driver.poll() is not None)
         nodes.kill(first)
@@ -91,4 +95,32 @@ def test_a_node_is_lost_one_is_added_and_the_driver_is_killed(lab, nodes, kind):
         driver.kill()
         for node in (second, third):
             nodes.kill(node)
+    repeated = status(lab.folder)["repeated_steps"]
+    print(f"{kind}: {repeated} of {total} steps were repeated")
+    if kind in KINDS:  # trials of three workers, each with what it has trained between two deliveries
+        assert repeated <= 3 * 2 * EPOCH, output
+        assert not repeated or f"{repeated} steps or more" in output
     assert_same(keep(lab, "ray"), inline)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_ended_leaves_no_worker_behind(lab, nodes, number):
+    write_kind(lab, "plain", ON)
+    made = nodes.add(cpus=2)
+    wait_for(lambda: nodes.cpus() == 2)
+    driver = nodes.start(["sweep", "studies/s"], lab.root, PACE="0.05")
+    try:
+        wait_for(lambda: find_workers() or driver.poll() is not None)
+        seen = set()
+        wait_for(lambda: seen.update(find_workers()) or progress(lab.folder) or driver.poll() is not None)
+        assert driver.poll() is None, driver.communicate()[0]
+        driver.send_signal(number)
+        output = driver.communicate(timeout=60)[0]
+        assert driver.returncode == (-number if number == signal.SIGKILL else 128 + number), output
+        assert seen
+        wait_for(lambda: not any(map(is_alive, seen)) and not find_workers(), 30)
+    finally:
+        driver.kill()
+        nodes.kill(made)
+        wait_for(lambda: nodes.cpus() == 0)

@@ -181,12 +181,11 @@ class Assigning(PointControl):
         return any(waiting(point, self.options.only) for point in self.ledger.points)
 
     def _count_lost(self, outcome: Outcome) -> Outcome:
-        """Count the steps that a worker had trained when it was lost, and that are trained again."""
-        seen = self._reported.pop(outcome.trial, 0)
-        if outcome.failure is not None and outcome.failure.process_died and seen > outcome.step:
-            lost = seen - outcome.step
-            self.ledger.set("repeated_steps", int(self.ledger.get("repeated_steps") or 0) + lost)
-            log.warning("trial %s: %s again", outcome.trial, f"{pluralize(lost, 'step')} must be trained")
+        """Count the steps that a worker had reported before it died, and that must be trained again."""
+        lost = self._reported.pop(outcome.trial, 0) - outcome.step
+        if outcome.failure is not None and outcome.failure.process_died and lost > 0:
+            self.ledger.count_repeated(lost)
+            log.warning("trial %s: %s must be trained again", outcome.trial, pluralize(lost, "step"))
         return outcome
 
     def over_budget(self) -> bool:

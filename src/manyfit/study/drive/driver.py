@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import sqlite3
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -150,19 +151,25 @@ class Driver(Assigning):
         return self._reason_to_stop(point, trial) if trial.state in ("failed", "infeasible") else ""
 
     def _note_time(self) -> None:
-        """Record how long the study has been running, about once per second."""
+        """Record, about once per second, how long the study has been running and how far its trials are."""
         now = self.elapsed
         if now - self._noted >= 1.0:
-            self.ledger.set("seconds", now)
+            with self.ledger.transaction():
+                self.ledger.set("seconds", now)
+                self.ledger.set("reported", self._reported)
             self._noted = now
 
     def _read_committed(self, outcome: Outcome) -> Outcome:
-        """Complete the outcome of a process that died with the progress that its run folder has committed."""
+        """Complete an outcome with the progress that is committed, and count what must be trained again."""
         before = self.ledger.trials[outcome.trial].step
         if self.hopping is not None and outcome.trial in self.hopping.sent:
             return self._count_lost(self.hopping.take(outcome, before))
         if self.keepers is not None and outcome.trial in self.keepers.sent:
             return self._count_lost(self.keepers.take(outcome, before))
+        return self._count_lost(self._read_run_folder(outcome, before))
+
+    def _read_run_folder(self, outcome: Outcome, before: int) -> Outcome:
+        """Complete the outcome of a process that died with the progress that its run folder has committed."""
         failure = outcome.failure
         if failure is None or not failure.process_died or not self.executor.keeps_folders:
             return outcome
@@ -296,6 +303,8 @@ class Driver(Assigning):
 
     def _report_progress(self, progress: Progress) -> None:
         self._reported[progress.trial] = progress.step
+        with contextlib.suppress(sqlite3.OperationalError):  # recording the outcome will raise it
+            self._note_time()
         if progress.parcel is not None and self.keepers is not None:
             self.keepers.take_delivery(progress)
         self.shown.progress(progress)

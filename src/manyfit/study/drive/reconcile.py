@@ -41,7 +41,8 @@ def reconcile(
     crashed = ledger.get("isolates") is False
     travels = study.execute.hop or bool(ledger.get("travels"))  # states may have been in memory only
     pauses = set(pauses_of(stopper, study.base.run.train.epochs)) if stopper is not None else set()
-    before = {trial.id: trial.step for trial in ledger.trials.values()}
+    reported = ledger.get("reported") or {}
+    before = {trial.id: max(trial.step, reported.get(trial.id, 0)) for trial in ledger.trials.values()}
     with ledger.transaction():
         for point in ledger.points:
             if not point.current:
@@ -66,9 +67,11 @@ def reconcile(
             ledger.save_point(point)
             for trial in point.trials:
                 ledger.save_trial(trial)
-    lost = {trial.id: before.get(trial.id, 0) - trial.step for trial in ledger.trials.values()}
-    if units := sum(ledger.count_units_after(id, steps) for id, steps in lost.items() if steps > 0):
-        log.warning("%s must be repeated: the states were not on disk yet", pluralize(units, "unit"))
+        ledger.set("reported", {})
+        lost = [max(0, before.get(trial.id, 0) - trial.step) for trial in ledger.trials.values()]
+        ledger.count_repeated(sum(lost))
+    if repeated := sum(lost):
+        log.warning("%s must be trained again: they were not on disk yet", pluralize(repeated, "step"))
 
 
 def _update_trial(

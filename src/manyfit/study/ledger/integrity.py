@@ -164,10 +164,13 @@ def check_facts(facts: Mapping[str, Any]) -> None:
         _check(fits and objective.get("mode") in ("min", "max"), "its objective is invalid")
     whole = isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds)
     _check(seeds is None or whole, "its seeds are not a list of integers")
-    for key in ("epochs", "trials", "seconds", "folds"):
+    for key in ("epochs", "trials", "seconds", "folds", "repeated_steps"):
         _check(facts.get(key) is None or _is_amount(facts[key]), f"{key!r} is not a number")
     for key in ("base_values", "base", "modules", "sampler"):
         _check(facts.get(key) is None or isinstance(facts[key], dict), f"{key!r} is not a mapping")
+    reported = facts.get("reported", {})
+    whole = isinstance(reported, dict) and all(isinstance(step, int) for step in reported.values())
+    _check(whole, "its reported steps are not integers")
     for key in ("budget", "stop", "aim"):
         fits = isinstance(facts.get(key), dict) and "value" in facts[key]
         _check(facts.get(key) is None or fits, f"{key!r} has no value")

@@ -235,17 +235,10 @@ class Ledger:
             if is_last:
                 self._db.execute("update units set ended=? where number=?", (now, unit))
 
-    def count_units_after(self, trial: str, steps: int) -> int:
-        """Return how many of the last units of a trial have trained its last `steps` steps."""
-        rows = self._db.execute(
-            "select steps from unit_trials where trial=? and steps > 0 order by unit desc", (trial,)
-        )
-        found = 0
-        for (trained,) in rows:
-            if steps <= 0:
-                break
-            found, steps = found + 1, steps - trained
-        return found
+    def count_repeated(self, steps: int) -> None:
+        """Add to the number of steps that were trained, lost, and must be trained again."""
+        if steps:
+            self.set("repeated_steps", int(self.get("repeated_steps") or 0) + steps)
 
     def decide(self, point: PointRecord | None, action: str, reason: str) -> None:
         """Record a decision and its reason."""
