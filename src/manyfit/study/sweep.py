@@ -150,7 +150,8 @@ def run(
     work = Training(base, study.objective.metric, allowed=tuple(allowed), ready=ready, carried=mine)
     found.configs.clear()
     engine = choose(study, work, watch, found.trials)
-    if engine.isolates:  # its processes load and check the configs themselves
+    has_keepers = engine.keeps_folders and (study.execute.hop or engine.travels)
+    if engine.isolates and not has_keepers:  # its processes load and check the configs themselves
         ready.clear()
     stack.callback(engine.close)
     signals = stack.enter_context(signal_pipe())
@@ -159,8 +160,8 @@ def run(
     stack.callback(inbox.close)
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
     driver.dispatch.shards = int(ledger.get("shards") or 0)
-    if engine.keeps_folders and (study.execute.hop or engine.travels):
-        driver.keepers = Keepers(study, folder, allowed)
+    if has_keepers:
+        driver.keepers = Keepers(study, folder, allowed, ready)
         ledger.set("travels", True)
     if study.execute.hop:
         check_hop(ledger.get("shards"))

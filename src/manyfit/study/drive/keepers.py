@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from manyfit.config import Config
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ManyfitError
 from manyfit.core.files import check_file
@@ -46,6 +47,8 @@ class Keepers:
     study: StudyConfig
     folder: StudyFolder
     allowed: Collection[str] = ()
+    ready: dict[str, Config] = field(default_factory=dict)
+    """Configs of trials that were already loaded; each is used once."""
     sent: set[str] = field(default_factory=set)
     """The trials that are with a worker."""
 
@@ -63,7 +66,9 @@ class Keepers:
         """Return the keeper of a trial."""
         keeper = self._open.get(trial.id)
         if keeper is None:
-            config = trial_config(self.study.base, trial.values, trial.seed, trial.changes)
+            config = self.ready.pop(trial.id, None)
+            if config is None or trial.changes:
+                config = trial_config(self.study.base, trial.values, trial.seed, trial.changes)
             start = Start(STUDY_FILE, text_of(config, trial), (*self.allowed, *OURS))
             keeper = Keeper(config, self.folder.trial(trial.id), start)
             self._open[trial.id] = keeper

@@ -24,8 +24,8 @@ log = logging.getLogger("manyfit")
 MOST_PROBLEMS: Final = 50
 MOST_COMPARED: Final = 1000
 """Up to this many points, `covering` compares all of them; beyond, it takes the next one."""
-MOST_KEPT: Final = 400
-"""Number of configs kept in memory: a few MB."""
+MOST_KEPT: Final = 2048
+"""Number of configs kept in memory, of about 10 kB each."""
 
 
 @dataclass
