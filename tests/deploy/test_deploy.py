@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jsonschema
@@ -161,27 +163,51 @@ SLURM = {
     "scontrol": 'if [ "$1" = show ]; then echo a; echo b; else echo "$@" >> "$LOG"; fi',
     "srun": 'case "$*" in *hostname*) echo 127.0.0.1 ;; *) echo "srun $*" >> "$LOG" ;; esac',
     "ray": "exit 0",
-    "manyfit": 'echo "manyfit $*" >> "$LOG"; exit ${CODE:-0}',
+    "manyfit": 'echo "manyfit $*" >> "$LOG"',
 }
+
+
+def start_slurm(folder, **bodies):
+    """Start the script, with these bodies of commands; return its process and the log of its commands."""
+    for name, body in {**SLURM, **bodies}.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:/usr/bin:/bin", "LOG": str(folder / "log"), "SLURM_JOB_NODELIST": "[a-b]",
+        "SLURM_JOB_ID": "41", "SLURM_CPUS_PER_TASK": "8",
+    }  # fmt: skip
+    words = ["bash", str(DEPLOY / "slurm" / "study.sbatch"), "studies/lr", "search.seeds=3"]
+    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True), folder / "log"
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (138, True)])
 def test_the_slurm_script_starts_every_node_and_requeues_what_was_interrupted(tmp_path, code, requeued):
-    for name, body in SLURM.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    log = tmp_path / "log"
-    environment = {
-        "PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log), "CODE": str(code), "SLURM_JOB_NODELIST": "[a-b]",
-        "SLURM_JOB_ID": "41", "SLURM_CPUS_PER_TASK": "8",
-    }  # fmt: skip
-    words = ["bash", str(DEPLOY / "slurm" / "study.sbatch"), "studies/lr", "search.seeds=3"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == code, done.stderr
+    started, log = start_slurm(tmp_path, manyfit=f"{SLURM['manyfit']}; exit {code}")
+    said = started.communicate(timeout=60)[1]
+    assert started.returncode == code, said
     lines = log.read_text().splitlines()
     assert "manyfit sweep studies/lr execute.on=ray search.seeds=3" in lines
     starts = [line for line in lines if "ray start" in line]
     assert len(starts) == 2
     assert sum("--head" in line for line in starts) == 1
-    assert all("--num-cpus 8" in line for line in starts)
+    assert all("--num-cpus 8" in line and "--cpus-per-task 8" in line for line in starts)
     assert ("requeue 41" in lines) == requeued
+
+
+def test_the_slurm_script_ends_if_ray_cannot_be_started(tmp_path):
+    srun = 'case "$*" in *hostname*) echo 127.0.0.1 ;; *) exit 1 ;; esac'
+    started, _ = start_slurm(tmp_path, srun=srun, ray="exit 1")
+    assert "Ray could not be started on a" in started.communicate(timeout=60)[1]
+    assert started.returncode == 1
+
+
+def test_the_slurm_script_passes_a_signal_on_and_requeues(tmp_path):
+    manyfit = 'trap "echo asked >> $LOG; exit 138" USR1; echo ready >> "$LOG"; while true; do sleep 0.1; done'
+    started, log = start_slurm(tmp_path, manyfit=manyfit)
+    limit = time.monotonic() + 30
+    while not log.exists() or "ready" not in log.read_text():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    started.send_signal(signal.SIGUSR1)
+    assert started.wait(30) == 138
+    assert log.read_text().splitlines()[-2:] == ["asked", "requeue 41"]
