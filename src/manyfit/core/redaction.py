@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Final
@@ -45,6 +45,9 @@ SIGNS: Final = r"(?:[ \t]*(?:\\+[rn]|[\r\n])[-+ >|#\t]*)+"
 """What may separate two lines of a secret: line breaks, plain or escaped, and diff markers."""
 USER: Final = re.compile(r"(?<=://)([^\s/:@?#\"']*):(?!\$\{)([^\s/\"]+)(?=@)")
 """A user name and a password in a URL; a template is not a password."""
+
+NAMED: Final = re.compile(r"(?i)token|secret|passw|(?:^|_)pass$|credential|(?:^|_)key(?:_|$)|auth")
+"""Names of environment variables that are secrets."""
 
 _revealed: dict[str, str] = {}
 
@@ -81,6 +84,14 @@ def remember(name: str, value: str) -> None:
     """Hide a value from now on."""
     if len(value) >= LEAST and _revealed.get(value) != name:
         _revealed[value] = name
+
+
+def find_secrets(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the environment variables that are named like a secret, such as HF_TOKEN or API_KEY.
+
+    A value that is too short to be one is not returned: it would be hidden in unrelated text.
+    """
+    return tuple(name for name in names if NAMED.search(name) and len(os.environ.get(name, "")) >= PIECE)
 
 
 def has_secrets() -> bool:

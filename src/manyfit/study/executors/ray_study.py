@@ -11,7 +11,7 @@ from manyfit.config.study.quantities import count_bytes, seconds
 from manyfit.config.study.study import StudyConfig
 from manyfit.config.tree.nodes import plain
 from manyfit.core.errors import UsageError
-from manyfit.core.redaction import PATTERN
+from manyfit.core.redaction import PATTERN, find_secrets, remember
 from manyfit.study.executors.base import Executor, Job
 from manyfit.study.executors.processes import usable_cores
 from manyfit.study.executors.ray_cluster import Cluster, Need, Share
@@ -29,6 +29,7 @@ def ray_executor(
     resources: Mapping[str, float],
     replicas: int,
     environment: Sequence[str],
+    autoscales: bool = False,
 ) -> Executor:
     """Return the executor of a study on a Ray cluster."""
     study = job.study
@@ -44,7 +45,7 @@ def ray_executor(
             equipment = Equipment(b"", (), name_base(study.base, Path(base)), relative_cwd(study), project)
         execute, threads = study.execute, study.base.run.train.threads or 1
         return RayExecutor(
-            job.work, cluster, Share(execute.workers, max(1, job.trials), need), shipment,
+            job.work, cluster, Share(execute.workers, max(1, job.trials), need, autoscales), shipment,
             equipment.for_units(count_bytes(execute.memory), seconds(execute.timeout), threads),
             variables, replicas, job.watch,
         )  # fmt: skip
@@ -101,6 +102,8 @@ def read_environment(study: StudyConfig, names: Sequence[str]) -> dict[str, str]
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise UsageError(f"environment: there is no environment variable {missing[0]}")
+    for name in find_secrets(names):
+        remember(name, os.environ[name])
     wanted = {*read, *names, *(name for name in ALSO if name in os.environ)}
     return {name: os.environ[name] for name in sorted(wanted) if name in os.environ}
 

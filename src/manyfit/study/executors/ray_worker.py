@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from manyfit.core.errors import ManyfitError
+from manyfit.core.redaction import find_secrets, remember
 from manyfit.core.version import __version__
 from manyfit.study.executors.base import Work
-from manyfit.study.executors.freight import Freight, Handle, answer_probe
 from manyfit.study.executors.node_files import Delivered, NodeFiles, list_made, same_file
 from manyfit.study.executors.part_supply import PartRequest, PartSupply
 from manyfit.study.executors.processes import PRELOADED, WORKER, Processes
+from manyfit.study.executors.state_transfer import Freight, Handle, answer_probe
 from manyfit.study.executors.worker import OUTPUT, Place
 from manyfit.study.work.unit_watch import Tell, UnitWatch
 from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
@@ -97,16 +98,22 @@ class AwayWork:
     """The file with the base config on this node."""
     paths: tuple[str, str] = ("", "")
     """The folder of the project on this node and on the driver's machine."""
+    secrets: tuple[str, ...] = ()
+    """The environment variables whose values are hidden in everything that is written."""
     _opened: list[Work] = field(default_factory=list, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"work": self.work, "base": self.base, "paths": self.paths, "_opened": []}
+        return {**self.__dict__, "_opened": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
     def _open(self) -> Work:
         if not self._opened:
+            for name in self.secrets:
+                remember(name, os.environ[name])
+            if self.base:
+                activate_sources(self.base)  # classes in the work may refer to modules there
             work = pickle.loads(self.work)
             self._opened.append(replace(work, base=self.base) if self.base else work)
         return self._opened[0]
@@ -136,6 +143,15 @@ class AwayWork:
             return failure
         text, trace = failure.message.replace(here, there), failure.traceback.replace(here, there)
         return replace(failure, message=text, traceback=trace)
+
+
+def activate_sources(base: str) -> None:
+    """Put the source folders of a config on the import path."""
+    from manyfit.config.typed.class_paths import activate
+    from manyfit.study.work.training import base_config
+
+    for source in reversed(base_config(base).sources):
+        activate(source)
 
 
 class RayWorker:
@@ -177,7 +193,7 @@ class RayWorker:
             return f"{type(error).__name__}: {error}"
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES") or None
         place = Place((), gpu, equipment.memory)
-        work = AwayWork(equipment.work, base, paths)
+        work = AwayWork(equipment.work, base, paths, find_secrets(environment))
         preload = PRELOADED if base else WORKER
         self._engine = Processes(work, [place], equipment.timeout, equipment.threads, preload)
         self._engine.tell = self._told.append
@@ -245,8 +261,10 @@ class RayWorker:
             return outcome
         try:
             with (folder / OUTPUT).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT))
+                left = max(0, file.seek(0, os.SEEK_END) - MOST_OUTPUT)
+                file.seek(left)
                 output = file.read().decode(errors="replace")
+                output = f"[{left} bytes of output were left out]\n{output}" if left else output
         except FileNotFoundError:
             return outcome
         finally:
