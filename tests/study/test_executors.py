@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from manyfit.core.errors import UsageError
+from manyfit.study.executors.base import Executor, attempt
+from manyfit.study.executors.guarded import Guarded
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes, places
 from manyfit.study.executors.simulated import Simulated
 from manyfit.study.executors.worker import Place
+from manyfit.study.work.unit_watch import UnitWatch
 from manyfit.study.work.units import Trial, Unit
 from manyfit.testing import ExecutorContract
 from manyfit.testing.executor import work
@@ -41,6 +44,36 @@ class TestSimulated(ExecutorContract):
 
 def unit(folder, name, **values):
     return Unit((Trial(name, str(folder / name), values, 0),))
+
+
+class Unopened:
+    """Work that cannot be opened where it is to be done."""
+
+    @property
+    def enters_scopes(self):
+        raise ModuleNotFoundError("No module named 'helper'")
+
+    def __call__(self, unit, watch, tell):
+        return self.enters_scopes
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_work_that_cannot_be_opened_is_a_failure_that_says_why(count):
+    trials = tuple(Trial(f"t{i}", "", {}, 0) for i in range(count))
+    found = list(attempt(Unopened(), Unit(trials), UnitWatch(), lambda progress: None))
+    assert [outcome.trial for outcome in found] == [trial.id for trial in trials]
+    assert "No module named 'helper'" in found[0].failure.message
+
+
+def test_a_guarded_executor_declares_what_the_executor_does():
+    class Declares(Inline):
+        isolates, keeps_folders, travels, slots, places = False, False, True, 3, ("a", "b", "c")
+        speeds, replicas, holds = {"a": 2.0}, 2, {"b": (1,)}
+
+    made, found = Declares(work), Guarded(Declares(work))
+    for name in Executor.__annotations__.keys() - {"tell"}:
+        assert getattr(made, name) != getattr(Inline(work), name) or name in ("isolates",), name
+        assert getattr(found, name) == getattr(made, name), name
 
 
 WORKS = '''

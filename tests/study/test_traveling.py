@@ -146,6 +146,9 @@ def test_steps_that_are_lost_with_the_driver_are_counted(lab, caplog, capsys):
         lab.execute(travel_inline, "set.train.epochs=3")
         assert status(lab.folder)["repeated_steps"] == 5
     assert caplog.text.count("5 steps must be trained again") == 1
+    shutil.rmtree(lab.folder / "trials" / trial)
+    lab.execute(travel_inline, "set.train.epochs=3")
+    assert status(lab.folder)["repeated_steps"] == 5, "what somebody has removed was not lost"
     with pytest.raises(SystemExit):
         main(["status", str(lab.folder)])
     assert "5 steps or more, lost with workers" in capsys.readouterr().out
@@ -181,14 +184,34 @@ def test_the_clone_of_a_point_takes_its_weights_along(lab):
 
 
 def test_output_of_the_code_is_in_the_folder_of_its_trial(lab):
-    lab.project.config(lab.project.changed(train__epochs=1))
-    lab.write(search__seeds=1, space={"model.hidden": [4]})
+    tree = lab.project.changed(train__epochs=1)
+    tree["model"] = {"class": "talking.Net"}
+    lab.project.write("src/talking.py", TALKING)
+    lab.project.config(tree)
+    lab.write(search__seeds=1, space={"model.words": ["first", "second"]})
     lab.execute(travel)
-    (trial,) = (lab.folder / "trials").iterdir()
-    assert "training" in (trial / "run.log").read_text() or (trial / "run.log").exists()
+    found = {path.joinpath("output.log").read_text() for path in (lab.folder / "trials").iterdir()}
+    assert found == {"first\n", "second\n"}
 
 
 def test_a_ledger_that_is_only_just_created_is_not_damaged(tmp_path):
     (tmp_path / "ledger.db").touch()
     with pytest.raises(FolderError, match="only just being started"):
         read_only(tmp_path / "ledger.db")
+
+
+TALKING = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, words: str = ""):
+        super().__init__()
+        self.layer, self.words = nn.Linear(64, 10), words
+
+    def forward(self, x):
+        if self.training and self.words:
+            print(self.words, flush=True)
+            self.words = ""
+        return self.layer(x.flatten(1))
+"""

@@ -11,7 +11,7 @@ In order of dependence: a subpackage imports only from those above it, the other
 | `session` | opening, resuming, training and finishing a run |
 | `travel` | runs that are trained in turn by workers that do not have their folders |
 | `train`, `trial` | training a run to its end, a trial to a position |
-| `errand` | evaluating a trial on a worker that does not have its folder |
+| `folder_copy` | evaluating a trial on a worker that does not have its folder |
 | `reuse`, `inferrer`, `result`, `closing_summary` | operations on a trained run |
 | `find_lr`, `inspect_model` | the learning rate finder; layers, schedules and tensors |
 | `check`, `resume_proof`, `doctor` | checks: does a run work, does it resume exactly, is this machine ready |

@@ -47,16 +47,26 @@ def dry_run(place: Path, overrides: Overrides = ()) -> dict[str, Any]:
     if failed:
         raise explain_failed(failed, found.structures)
     shards = count_shards(study, found)
-    summary = _summary(study, found, before)
-    if study.execute.hop:
-        summary["shown"]["hopping"] = describe_hopping(study, shards["shards"], summary["workers"])
+    workers, placement = count_workers(study), dict[str, str]()
     if study.execute.is_ray:
         from manyfit.study.executors.ray_survey import describe_placement
 
         state = _mean([facts["bytes"] for facts in found.facts])
         visits = study.base.run.train.epochs * shards["shards"] if study.execute.hop else 1
-        summary["shown"] |= describe_placement(study, found.trials, state, visits)
+        workers, placement = describe_placement(study, found.trials, state, visits)
+    summary = _summary(study, found, before, workers)
+    if study.execute.hop:
+        summary["shown"]["hopping"] = describe_hopping(study, shards["shards"], workers)
+    summary["shown"] |= placement
     return summary
+
+
+def count_workers(study: StudyConfig) -> int:
+    """Return how many workers a study has on this machine."""
+    if study.execute.is_inline:
+        return 1
+    threads = study.base.run.train.threads or 1
+    return len(places(study.execute.workers, threads, [], None, usable_cores))
 
 
 def check_study(place: Path, overrides: Overrides = ()) -> Iterator[Finding]:
@@ -98,26 +108,22 @@ class _InMemory(Training):
         return self.study_config.base
 
 
-def _summary(study: StudyConfig, found: StudyPlan, before: list[PointRecord]) -> dict[str, Any]:
+def _summary(study: StudyConfig, found: StudyPlan, before: list[PointRecord], workers: int) -> dict[str, Any]:
     epochs, seeds = study.base.run.train.epochs, len(study.seeds)
     done = sum(min(trial.epoch, epochs) for point in before for trial in point.trials)
     todo = max(0.0, found.planned * seeds * epochs - done)
-    threads = study.base.run.train.threads or 1
-    workers = (
-        1 if study.execute.is_inline else len(places(study.execute.workers, threads, [], None, usable_cores))
-    )
     facts = found.facts
     per_epoch = _mean([f["epoch_seconds"] for f in facts])
     size = _mean([f["bytes"] for f in facts])
     kept = min(found.planned, study.execute.keep or found.planned) * seeds * (study.base.run.export.keep + 1)
-    seconds, disk = (todo * per_epoch + found.trials * EACH) / workers + START, kept * size
+    seconds, disk = (todo * per_epoch + found.trials * EACH) / max(1, workers) + START, kept * size
     shown = {
         "points": f"{found.planned}"
         + (f", {found.duplicates} duplicates removed" if found.duplicates else ""),
         "trials": f"{found.trials}  ({found.planned} points × {study.replicates})",
         "epochs": f"{todo:g} to train" + (f", {done:g} done already" if done else ""),
         "structures": f"{len(found.structures)}, each built and tried on a few batches",
-        "time": f"about {duration(seconds)} with {workers} workers, if nothing is stopped early",
+        "time": f"about {duration(seconds)} with {pluralize(workers, 'worker')}, if nothing is stopped early",
         "disk": f"about {format_size(disk)}",
     }
     if found.excluded:

@@ -108,9 +108,17 @@ def nodes():
 
 
 @pytest.fixture
-def islands(nodes, lab):
+def hidden(lab):
+    """A folder outside of the project, which is empty on islands, too."""
+    found = lab.root.parent / f"{lab.root.name}-hidden"
+    found.mkdir()
+    return found
+
+
+@pytest.fixture
+def islands(nodes, lab, hidden):
     """Start nodes on which the folder of the project is empty; return their homes."""
-    hide, started = f"mount -t tmpfs none '{lab.root}'", []
+    hide, started = f"mount -t tmpfs none '{lab.root}' && mount -t tmpfs none '{hidden}'", []
     try:
         subprocess.run(["unshare", "-m", "sh", "-c", hide], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):

@@ -20,10 +20,10 @@ from manyfit.core.errors import FolderError, UsageError
 from manyfit.core.state import State
 from manyfit.data.prepared import list_parts, open_split
 from manyfit.store.packed_state import PackedState
-from manyfit.study.executors.freight import Freight, MachineProbe, answer_probe
 from manyfit.study.executors.node_files import Delivered, NodeFiles, list_made, measure, part_key, same_file
 from manyfit.study.executors.part_supply import PartSupply
 from manyfit.study.executors.shipment import Shipment, find_named_files, pack_code, pack_data
+from manyfit.study.executors.state_transfer import Freight, MachineProbe, answer_probe
 
 PREPARED = {
     "seed": 1,

@@ -105,7 +105,7 @@ def test_data_reaches_a_node_that_sees_nothing(nodes, lab, data, island, kind):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         given = data(kind, f"http://127.0.0.1:{server.server_port}/rows.npz")
-        write(lab, given, on="inline")
+        write(lab, given, on="inline", hop=kind == "etl")
         os.chdir(lab.root)
         lab.sweep()
         inline = keep(lab, "inline")
@@ -122,21 +122,25 @@ def test_data_reaches_a_node_that_sees_nothing(nodes, lab, data, island, kind):
         assert code == 0, output
     finally:
         server.shutdown()
-    if kind != "etl":  # inline did not hop
-        assert_same(keep(lab, "ray"), inline)
+    assert_same(keep(lab, "ray"), inline)
 
 
-def test_what_a_node_lacks_is_said_before_the_first_step(nodes, lab, data, island):
+def test_what_a_node_lacks_is_said_before_the_first_step(nodes, lab, data, island, hidden):
     write(lab, data("hidden", ""), on="ray")
     output, code = sweep(nodes, lab)
     assert code == 1, output
     assert "No such file or directory" in output
     assert "data/rows.npz" in output
     assert "src/rows.py" in output
-    outside = lab.root.parent / "outside.npz"  # the node sees another file there
+    outside = hidden / "outside.npz"
     outside.write_bytes((lab.root / "data" / "rows.npz").read_bytes())
     lab.clear()
     write(lab, data("path", str(outside)), on="ray")
+    lacking = f"data.file: {outside} is not there, and only files of the project are sent"
     shown, code = sweep(nodes, lab, "--dry-run")
-    assert code == 0, shown
+    assert lacking in shown, shown
+    assert "with 1 worker, if nothing" in shown
+    shown, code = sweep(nodes, lab)
+    assert code == 2, shown
+    assert lacking in shown
     assert not (lab.folder / "trials").exists()

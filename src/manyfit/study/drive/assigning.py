@@ -185,6 +185,7 @@ class Assigning(PointControl):
         lost = self._reported.pop(outcome.trial, 0) - outcome.step
         if outcome.failure is not None and outcome.failure.process_died and lost > 0:
             self.ledger.count_repeated(lost)
+            self.ledger.set("reported", self._reported)  # these steps are counted
             log.warning("trial %s: %s must be trained again", outcome.trial, pluralize(lost, "step"))
         return outcome
 

@@ -17,7 +17,7 @@ from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import ManyfitError
 from manyfit.core.files import check_file
 from manyfit.core.redaction import redact
-from manyfit.run.errand import FolderCopy, copy_folder, take_files
+from manyfit.run.folder_copy import FolderCopy, copy_folder, take_files
 from manyfit.run.travel.keeper import Keeper, Start
 from manyfit.run.travel.luggage import Parcel
 from manyfit.store.lock import hold_lock

@@ -68,9 +68,13 @@ def reconcile(
             for trial in point.trials:
                 ledger.save_trial(trial)
         ledger.set("reported", {})
-        lost = [max(0, before.get(trial.id, 0) - trial.step) for trial in ledger.trials.values()]
-        ledger.count_repeated(sum(lost))
-    if repeated := sum(lost):
+        repeated = sum(
+            max(0, before.get(trial.id, 0) - trial.step)
+            for trial in ledger.trials.values()
+            if not folders or folder.trial(trial.id).path.is_dir()  # or else, somebody has removed it
+        )
+        ledger.count_repeated(repeated)
+    if repeated:
         log.warning("%s must be trained again: they were not on disk yet", pluralize(repeated, "step"))
 
 

@@ -13,6 +13,6 @@
 | `shipment`, `node_files` | files that are sent to nodes, and what becomes of them there |
 | `part_supply` | prepared rows, which are sent to a node when they are read there |
 | `ray_etl` | ETL on the nodes of a cluster |
-| `freight` | states on their way between machines |
+| `state_transfer` | states on their way between machines |
 | `simulated` | synthetic curves on a simulated clock, to test samplers and stoppers |
 """

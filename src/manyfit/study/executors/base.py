@@ -48,7 +48,11 @@ def attempt(
 
     this, left = os.getpid(), {trial.id: trial for trial in unit.trials}
     outcomes: Iterator[Outcome] | None = None
-    is_scoped = getattr(work, "enters_scopes", False) and len(unit.trials) > 1
+    try:
+        is_scoped = len(unit.trials) > 1 and getattr(work, "enters_scopes", False)
+    except Exception as error:  # work may be opened only now
+        yield from fail_unanswered(list(left.values()), failure_of(error))
+        return
     if is_scoped:
         watch.scope = around
     while left:

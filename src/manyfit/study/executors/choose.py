@@ -52,15 +52,17 @@ def ray(
     resources: Mapping[str, Annotated[float, Gt(0)]] | None = None,
     replicas: Annotated[int, Gt(0)] = 1,
     environment: Sequence[str] = (),
+    autoscales: bool = False,
 ) -> Executor:
     """Return the executor on a Ray cluster: that of `address` or RAY_ADDRESS, or else a local one.
 
     `resources` are custom resources of a worker, `replicas` is on how many workers each shard is kept, and
-    `environment` has the names of variables, which may be secrets, that workers get from the driver.
+    `environment` has the names of variables, which may be secrets, that workers get from the driver. With
+    `autoscales`, a study waits for nodes that the cluster adds; otherwise, too few are an error.
     """
     from manyfit.study.executors.ray_study import ray_executor
 
-    return ray_executor(job, address, resources or {}, replicas, environment)
+    return ray_executor(job, address, resources or {}, replicas, environment, autoscales)
 
 
 def worker_places(study: StudyConfig) -> list[Place]:

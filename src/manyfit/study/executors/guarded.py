@@ -45,6 +45,11 @@ class Guarded(Executor):
         return self._inner.replicas
 
     @property
+    def holds(self) -> Mapping[str, Sequence[int]]:  # type: ignore[override]
+        """As declared by the executor."""
+        return self._inner.holds
+
+    @property
     def travels(self) -> bool:  # type: ignore[override]
         """As declared by the executor."""
         return self._inner.travels

@@ -60,6 +60,8 @@ class Share:
     most: int = 1
     """More would have nothing to do."""
     need: Need = field(default_factory=Need)
+    may_wait: bool = False
+    """Whether to wait for nodes that are large enough, if there are none: the cluster may add them."""
 
     @property
     def wanted(self) -> int:
@@ -97,8 +99,12 @@ class Cluster:
         if self._is_ours:
             check_reachable(self.address)
             self._has_mode = self.address != LOCAL and choose_auth_mode(self.address)
-            with signals_kept():
-                self._connect(cpus)
+            try:
+                with keep_signals():
+                    self._connect(cpus)
+            except BaseException:
+                self._forget_mode()
+                raise
 
     def _connect(self, cpus: int | None) -> None:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -116,6 +122,11 @@ class Cluster:
             hint = "it may need a token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
             raise UsageError(f"the Ray cluster at {self.address} cannot be used: {text}; {hint}") from error
 
+    @property
+    def is_client(self) -> bool:
+        """Whether the connection goes through Ray Client (`ray://`)."""
+        return bool(self.ray.util.client.ray.is_connected())
+
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive."""
         found = [node for node in self.ray.nodes() if node["Alive"]]
@@ -131,16 +142,24 @@ class Cluster:
         nodes = self.nodes()
         if not any(need.fits(node.resources) for node in nodes):
             there = "; ".join(f"{node.host}: {node.shown}" for node in nodes)
-            raise UsageError(f"no node of the Ray cluster has {need} for a worker; available: {there}")
+            raise UsageError(
+                f"no node of the Ray cluster has {need} for a worker; available: {there or 'no node'}; "
+                "if the cluster adds nodes on demand, set autoscales: true under execute.on"
+            )
 
     def close(self) -> None:
         """Disconnect."""
         if self._is_ours and self.ray.is_initialized():
-            with signals_kept():
+            with keep_signals():
                 self.ray.shutdown()
-            if self._has_mode:  # the next cluster may not ask for a token
-                os.environ.pop(AUTH_MODE, None)
-                _read_settings()
+            self._forget_mode()
+
+    def _forget_mode(self) -> None:
+        """Do not send a token to the next cluster, which may not ask for one."""
+        if self._has_mode:
+            os.environ.pop(AUTH_MODE, None)
+            _read_settings()
+            self._has_mode = False
 
 
 def has_token() -> bool:
@@ -167,11 +186,12 @@ def check_reachable(address: str) -> None:
 def choose_auth_mode(address: str) -> bool:
     """Let Ray send the token of this user if the cluster asks for one; return whether it does so now.
 
-    Ray does not find that out by itself, and a driver with a token cannot use a cluster without.
+    Ray does not find that out by itself, and a driver with a token cannot use a cluster without. Servers of
+    Ray Client cannot be asked, so a token is sent to them only if the user has set the mode.
     """
-    if AUTH_MODE in os.environ or not has_token():
+    if AUTH_MODE in os.environ or not has_token() or "://" in address or ":" not in address:
         return False
-    if ":" in address and "://" not in address and not asks_for_token(address):
+    if not asks_for_token(address):
         return False
     os.environ[AUTH_MODE] = "token"
     _read_settings()
@@ -241,7 +261,7 @@ def set_variables(values: Mapping[str, str]) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def signals_kept() -> Iterator[None]:
+def keep_signals() -> Iterator[None]:
     """Keep the signal handlers of this process: Ray sets its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -252,6 +272,15 @@ def signals_kept() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+def shorten_error(error: BaseException) -> str:
+    """Return the line of an error of Ray that says why an actor is gone."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reasons = [
+        line for line in lines if "because" in line and "creation task" not in line
+    ]  # see its last line
+    return ([*reasons, *lines[-1:]] or [type(error).__name__])[0][:300]
 
 
 def find_mismatches(here: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> list[str]:

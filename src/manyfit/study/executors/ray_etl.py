@@ -22,12 +22,14 @@ from manyfit.data.etl.tables import describe_objects
 from manyfit.data.etl.worker import Done, EtlPart, RowFailed, WorkerFailed, prepare_rows, prepare_worker
 from manyfit.study.executors.node_files import Delivered, NodeFiles, part_key
 from manyfit.study.executors.processes import usable_cores
-from manyfit.study.executors.ray_cluster import Cluster, find_mismatches
+from manyfit.study.executors.ray_cluster import Cluster, find_mismatches, shorten_error
 from manyfit.study.executors.ray_worker import NodeFacts, introduce_node, versions_here
 from manyfit.study.executors.shipment import list_sources, pack_files
 
 log = logging.getLogger("manyfit")
 
+MOST_FAILED: Final = 5
+"""How many workers in a row may fail before they are ready."""
 MOST_LOST: Final = 3
 """How many workers may be lost with the same part."""
 MISC: Final = ".misc"
@@ -181,6 +183,8 @@ class _Preparation:
     lost: Counter[tuple[str, str]] = field(default_factory=Counter)
     calls: dict[Any, _Worker] = field(default_factory=dict)
     """The open calls."""
+    failed: int = 0
+    """How many workers in a row have failed before they were ready."""
     requested: int = 0
     """The number of workers, also of those that were lost."""
 
@@ -194,11 +198,13 @@ class _Preparation:
     def run(self) -> Iterator[tuple[PlannedPart, Done]]:
         """Yield the parts as they are prepared."""
         room = int(sum(node.resources.get("CPU", 0.0) for node in self.cluster.nodes()))
-        if not room:
-            raise UsageError("the Ray cluster has no CPU for ETL")
+        if not room and self.workers is None:
+            raise UsageError(
+                "the Ray cluster has no CPU for ETL; if it adds nodes on demand, give the number of workers"
+            )
         supplies, said = self._pack(), False
         try:
-            for _ in range(min(self.workers or room, room, len(self.todo))):
+            for _ in range(min(self.workers or room, max(1, room), len(self.todo))):
                 self._request(supplies)
             while self.waiting or any(worker.part is not None for worker in self.open):
                 if not self.calls:
@@ -255,7 +261,7 @@ class _Preparation:
             return
         if isinstance(found, EtlNode):
             self._check(found)
-            worker.node = found
+            worker.node, self.failed = found, 0
         else:
             part, worker.part = worker.part, None
             assert part is not None
@@ -284,8 +290,14 @@ class _Preparation:
     def _lose(self, worker: _Worker, error: BaseException) -> None:
         """Let others prepare the part of a worker that is gone."""
         self.open.remove(worker)
-        if self.requested >= MOST_LOST + len(self.todo):
-            raise RunFailed(f"workers of ETL fail on the Ray cluster: {error}") from error
+        text = shorten_error(error)
+        log.warning("a worker of ETL was lost: %s", text)
+        if worker.node is None:
+            self.failed += 1
+            if self.failed >= MOST_FAILED:
+                raise RunFailed(
+                    f"{MOST_FAILED} workers of ETL in a row failed on the Ray cluster: {text}"
+                ) from error
         if worker.part is None:
             return
         self.lost[worker.part.key] += 1

@@ -21,13 +21,13 @@ from typing import Any, ClassVar, Final
 from manyfit.core.errors import Interrupted, RunFailed, UsageError
 from manyfit.core.signals import Watch
 from manyfit.study.executors.base import Executor, Work, fail_together
-from manyfit.study.executors.freight import Freight, MachineProbe
 from manyfit.study.executors.node_files import Delivered
 from manyfit.study.executors.part_supply import PartRequest
 from manyfit.study.executors.processes import check_picklable
-from manyfit.study.executors.ray_cluster import Cluster, Share, find_mismatches
+from manyfit.study.executors.ray_cluster import Cluster, Share, find_mismatches, shorten_error
 from manyfit.study.executors.ray_worker import Equipment, NodeFacts, RayWorker, WorkerReport, versions_here
 from manyfit.study.executors.shipment import Shipment
+from manyfit.study.executors.state_transfer import Freight, MachineProbe
 from manyfit.study.work.units import Failure, FailureKind, Outcome, Progress, Trial, Unit
 
 log = logging.getLogger("manyfit")
@@ -36,6 +36,8 @@ THREADS: Final = 4
 """Calls of an actor at once: one waits for reports, others submit, interrupt and supply rows."""
 MOST_FAILED: Final = 5
 """How many actors in a row may fail before they are ready."""
+BACK_OFF: Final = 60.0
+"""Seconds until another one is requested then, if other workers are ready."""
 SILENT: Final = ("submit", "interrupt", "supply")
 """Calls whose results say nothing, unless they fail."""
 SETTLING: Final = 10.0
@@ -61,13 +63,6 @@ class _Worker:
     """Whether a call is open that returns what it reports."""
     is_leaving: bool = False
     """Whether it must not get another unit."""
-
-
-def shorten_error(error: BaseException) -> str:
-    """Return the line of an error of Ray that says why an actor is gone."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reasons = [line for line in lines if "because" in line]
-    return ([*reasons, *lines[-1:]] or [type(error).__name__])[0][:300]
 
 
 class RayExecutor(Executor):
@@ -109,10 +104,14 @@ class RayExecutor(Executor):
         self._workers: list[_Worker] = []
         self._names: dict[str, _Worker] = {}
         self._failed = 0
+        """How many actors in a row have failed before they were ready."""
+        self._resting_until = 0.0
+        """When to request workers again, after some have failed."""
         self._has_told = False
         self._is_closed = False
         try:
-            cluster.check_feasible(share.need)
+            if not share.may_wait:
+                cluster.check_feasible(share.need)
             room = share.need.fits(cluster.free())
             self._fill(room)
             most = sum(share.need.fits(node.resources) for node in cluster.nodes())
@@ -136,6 +135,8 @@ class RayExecutor(Executor):
 
     def _fill(self, room: int = 0) -> None:
         """Request the workers of a given share; otherwise as many as have room, and one that waits for it."""
+        if self._names and time.monotonic() < self._resting_until:
+            return
         have = [worker for worker in self._workers if not worker.is_leaving]
         wanted = self._share.wanted - len(have)
         if self._share.workers is None:
@@ -231,9 +232,17 @@ class RayExecutor(Executor):
         if not self._is_begun:
             raise UsageError(f"a node of the Ray cluster cannot be used: {reason}")
         log.warning("a node of the Ray cluster is not used: %s", reason)
+        self._count_failure(reason)
+        self._fill()  # it may be placed on another node
+
+    def _count_failure(self, reason: str) -> None:
+        """Count an actor that has failed before it was ready: one node may be the reason, or all of them."""
         self._failed += 1
-        if self._failed < MOST_FAILED:  # it may be placed on another node
-            self._fill()
+        if self._failed < MOST_FAILED:
+            return
+        if not self._names:
+            raise RunFailed(f"{MOST_FAILED} workers in a row failed on the Ray cluster: {reason}")
+        self._resting_until = time.monotonic() + BACK_OFF
 
     def _welcome(self, worker: _Worker, problem: str) -> None:
         if problem:
@@ -282,12 +291,11 @@ class RayExecutor(Executor):
         text = shorten_error(error)
         self._give_up(worker)
         is_ours = isinstance(error, self._ray.exceptions.RayTaskError)  # an error in the code of the actor
-        self._failed += not was_ready or is_ours
-        if self._failed >= MOST_FAILED:
-            raise RunFailed(f"{MOST_FAILED} workers in a row failed on the Ray cluster: {text}") from error
         host = worker.facts.host if worker.facts is not None else "a node"
         if was_ready:
             log.warning("%s on %s was lost: %s", worker.name, host, text)
+        if not was_ready or is_ours:
+            self._count_failure(text)
         if not worker.is_leaving:
             self._fill()
         if unit is None:
@@ -321,6 +329,7 @@ class RayExecutor(Executor):
         worker.unit, worker.left = unit, {trial.id: trial for trial in unit.trials}
         worker.units += 1
         is_near = worker.facts is not None and self._probe.is_answered_by(worker.facts.answer)
+        is_near = is_near and not self._cluster.is_client  # whose server opens arguments, elsewhere
         luggage: Any = Freight.pack(dict(unit.luggage), is_near) if unit.luggage else {}
         # A worker that has just reported an outcome has no call open: one call is enough for both.
         method, worker.is_heard = "submit" if worker.is_heard else "work_on", True
@@ -330,6 +339,8 @@ class RayExecutor(Executor):
         """Receive outcomes and signs of life from the workers."""
         limit = None if timeout is None else time.monotonic() + timeout
         before, self._has_told = self.places, False
+        if self._failed >= MOST_FAILED:
+            self._fill()
         while True:
             outcomes = self._take_events()
             if outcomes or self._has_told or self.places != before:

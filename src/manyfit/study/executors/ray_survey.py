@@ -36,8 +36,10 @@ def survey(cluster: Cluster, wanted: Sequence[tuple[str, int, int]] = ()) -> dic
     return found
 
 
-def describe_placement(study: StudyConfig, trials: int, state: float, visits: int = 1) -> dict[str, str]:
-    """Return where the workers of a study would be, and what would move over the network.
+def describe_placement(
+    study: StudyConfig, trials: int, state: float, visits: int = 1
+) -> tuple[int, dict[str, str]]:
+    """Return how many workers a study would have, where they would be, and what would move over the network.
 
     `state` is the size of a checkpoint in bytes, `visits` is how often a trial travels.
     """
@@ -52,15 +54,19 @@ def describe_placement(study: StudyConfig, trials: int, state: float, visits: in
         cluster = Cluster(address)
         try:
             need = need_of(study, cluster, params.get("resources") or {})
-            cluster.check_feasible(need)
+            autoscales = bool(params.get("autoscales"))
+            if not autoscales:
+                cluster.check_feasible(need)
             nodes = survey(cluster, shipment.marks)
             free = cluster.free()
         finally:
             cluster.close()
         rooms = {node: need.fits(node.resources) for node in nodes}
-        workers = min(study.execute.workers or trials, trials, sum(rooms.values()))
+        most = trials if autoscales else sum(rooms.values())
+        workers = min(study.execute.workers or trials, trials, most)
         there = "; ".join(f"{node.host} ({node.shown}): up to {room}" for node, room in rooms.items())
-        shown["cluster"] = f"{address}, {pluralize(len(nodes), 'node')}: {there}"
+        more = "; more are added on demand" if autoscales else ""
+        shown["cluster"] = f"{address}, {pluralize(len(nodes), 'node')}: {there}{more}"
         shown["workers"] = f"{workers}, each with {need}; {need.fits(free)} of them have room now"
         for line in find_node_problems(nodes, shipment):
             shown["problem"] = f"{shown.get('problem', '')}{line}. "
@@ -68,7 +74,7 @@ def describe_placement(study: StudyConfig, trials: int, state: float, visits: in
         workers = min(study.execute.workers or local_cpus(study), trials)
         shown["cluster"] = "a local one, which the study starts and stops (no address is given)"
         shown["workers"] = f"{workers}"
-    return {**shown, **describe_network(study, shipment, nodes, trials, state, visits)}
+    return workers, {**shown, **describe_network(study, shipment, nodes, trials, state, visits)}
 
 
 def find_node_problems(nodes: Mapping[Node, NodeFacts | str], shipment: Shipment) -> list[str]:

@@ -155,7 +155,7 @@ class Training:
 
     def _try_out(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
         from manyfit.run.check import rehearse_run
-        from manyfit.run.errand import evaluate_copy
+        from manyfit.run.folder_copy import evaluate_copy
         from manyfit.run.trial import conclude_trial
 
         began, run = time.perf_counter(), RunFolder(Path(trial.folder))
