@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -89,3 +92,34 @@ def test_output_that_is_cut_says_so(tmp_path, monkeypatch):
             assert worker._add_output(Outcome("t")).output == found
     finally:
         worker.close()
+
+
+def test_other_versions_are_an_error_at_the_start(ray_here, monkeypatch):
+    monkeypatch.setattr(ray_executor, "versions_here", lambda: {"torch": "0.1"})
+    with pytest.raises(UsageError, match=r"cannot be used: versions differ: .*: torch .* \(here: 0.1\)"):
+        RayExecutor(work, Cluster("local"), Share(1, 1, Need(0.5)))
+
+
+LISTENS = """
+import psutil
+
+from manyfit.study.executors.ray_cluster import Cluster
+
+cluster = Cluster("local", 1)
+for process in psutil.Process().children(recursive=True):
+    for each in process.net_connections("inet"):
+        if each.status == psutil.CONN_LISTEN:
+            print(each.laddr.ip, process.name())
+cluster.close()
+"""
+
+
+def test_a_local_cluster_listens_on_loopback_only():
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENS], env=own, capture_output=True, text=True, check=True
+    )
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert {"gcs_server", "raylet"} <= {name for _, name in found}, done.stderr
+    assert {address for address, _ in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
+    assert not any("dashboard" in name.lower() for _, name in found)
