@@ -31,6 +31,7 @@ def test_a_node_that_cannot_be_used_does_not_end_a_study(ray_here, monkeypatch, 
     request = RayExecutor._request
     monkeypatch.setattr(RayExecutor, "_request", lambda self: requests.append(0) or request(self))
     monkeypatch.setattr(ray_executor, "BACK_OFF", 1.0)
+    monkeypatch.setattr(ray_executor, "MOST_FAILED", 2)
     executor = RayExecutor(work, Cluster("local"), Share(1, 2, Need(0.5)))
     try:
         monkeypatch.setattr(ray_executor, "versions_here", lambda: {**versions, "torch": "0.1"})
