@@ -14,6 +14,7 @@ from manyfit.core.errors import FolderError
 from manyfit.executors import Failure, Outcome
 from manyfit.run.travel.visit import Delivery
 from manyfit.store.folder import RunFolder
+from manyfit.study.drive.driver import StudyMoved
 from manyfit.study.executors.choose import worker_places
 from manyfit.study.executors.inline import Inline
 from manyfit.study.executors.processes import Processes
@@ -152,6 +153,38 @@ def test_steps_that_are_lost_with_the_driver_are_counted(lab, caplog, capsys):
     with pytest.raises(SystemExit):
         main(["status", str(lab.folder)])
     assert "5 steps or more, lost with workers" in capsys.readouterr().out
+
+
+def test_a_study_that_is_removed_while_it_runs_is_not_made_anew(lab, monkeypatch):
+    """A folder that is created at the same place may get the same number, and is another one all the same."""
+    monkeypatch.setattr("manyfit.study.work.training.BETWEEN", 0.0)
+
+    class Removes(TravelingInline):
+        def wait(self, timeout=None, wake=()):
+            tell = self.tell
+
+            def remove(progress):
+                if lab.folder.exists() and not removed:
+                    removed.append(lab.folder.stat().st_ino)
+                    shutil.rmtree(lab.folder)
+                    others = [lab.folder.with_name(f"other-{i}") for i in range(500)]
+                    for other in others:
+                        other.mkdir()
+                    same = [other for other in others if other.stat().st_ino == removed[0]]
+                    (same or others)[0].rename(lab.folder)
+                tell(progress)
+
+            self.tell = remove
+            found = super().wait(timeout, wake)
+            self.tell = tell
+            return found
+
+    removed = []
+    lab.project.config(lab.project.changed(train__epochs=4, train__every={"log": "1ba"}))
+    lab.write(search__seeds=1)
+    with pytest.raises(StudyMoved, match="was moved or removed while the study was running"):
+        lab.execute(lambda study, work, watch, trials: Removes(work, watch))
+    assert not (lab.folder / "trials").exists()
 
 
 def test_a_trial_that_had_ended_is_not_trained_on(lab):

@@ -18,6 +18,7 @@ from manyfit.cli.common import (
     table,
 )
 from manyfit.cli.output import say
+from manyfit.core.names import pluralize
 
 
 @click.group()
@@ -122,7 +123,7 @@ def scale(study: Path, workers: int) -> None:
     from manyfit.study.drive.commands import leave_command
 
     leave_command(study, "scale", values={"workers": workers})
-    tell(study, f"{workers} workers")
+    tell(study, pluralize(workers, "worker"))
 
 
 @command.command("export", cls=Verb)

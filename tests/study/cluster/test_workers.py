@@ -84,6 +84,7 @@ def test_a_study_waits_for_nodes_only_if_the_cluster_adds_them(ray_here, monkeyp
 
 def test_output_that_is_cut_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_worker, "MOST_OUTPUT", 4)
+    monkeypatch.setattr(ray_worker, "keep_sockets_in", lambda folder: None)  # for processes of their own
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     worker = ray_worker.RayWorker()
     try:

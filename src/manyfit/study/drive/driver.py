@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import sqlite3
+import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +58,9 @@ class Driver(Assigning):
         self._standings = Standings(self.ledger.points, self._sign)
         self._noted = -1.0
         self._absolute = self.folder.path.resolve()
-        found = self._absolute.stat()
+        place = os.open(self._absolute, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, place)  # while it is open, no other folder gets its number
+        found = os.fstat(place)
         self._place = found.st_dev, found.st_ino
 
     def run(self) -> None:
@@ -303,14 +307,14 @@ class Driver(Assigning):
 
     def _report_progress(self, progress: Progress) -> None:
         self._reported[progress.trial] = progress.step
+        if self._is_moved():  # before anything is written to it
+            self.executor.interrupt()
+            return
         with contextlib.suppress(sqlite3.OperationalError):  # recording the outcome will raise it
             self._note_time()
         if progress.parcel is not None and self.keepers is not None:
             self.keepers.take_delivery(progress)
         self.shown.progress(progress)
-        if self._is_moved():
-            self.executor.interrupt()
-            return
         self._read_inbox()
 
     # -- waiting, evaluating and leaving ----------------------------------------------------------

@@ -170,9 +170,11 @@ def has_token() -> bool:
 
 def check_reachable(address: str) -> None:
     """Raise an error if nothing listens at an address: Ray itself would try for many minutes."""
+    if address in ("auto", LOCAL):
+        return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
-        return  # such as `auto` and `local`
+        raise UsageError(f"the address of a Ray cluster is host:port or ray://host:port, not {address!r}")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED):
             pass
@@ -275,12 +277,12 @@ def keep_signals() -> Iterator[None]:
 
 
 def shorten_error(error: BaseException) -> str:
-    """Return the line of an error of Ray that says why an actor is gone."""
+    """Return the sentence of an error of Ray that says why an actor is gone."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reasons = [
-        line for line in lines if "because" in line and "creation task" not in line
-    ]  # see its last line
-    return ([*reasons, *lines[-1:]] or [type(error).__name__])[0][:300]
+    # An error while an actor is created is in the last line.
+    reasons = [line for line in lines if "because" in line and "creation task" not in line]
+    found = ([*reasons, *lines[-1:]] or [type(error).__name__])[0]
+    return found.partition(". ")[0][:300]
 
 
 def find_mismatches(here: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> list[str]:

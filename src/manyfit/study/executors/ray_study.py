@@ -34,6 +34,7 @@ def ray_executor(
     """Return the executor of a study on a Ray cluster."""
     study = job.study
     variables = read_environment(study, environment)
+    check_resources(resources)
     cluster = Cluster(address, local_cpus(study))
     try:
         need = need_of(study, cluster, resources)
@@ -52,6 +53,13 @@ def ray_executor(
     except BaseException:
         cluster.close()
         raise
+
+
+def check_resources(resources: Mapping[str, float]) -> None:
+    """Raise an error for resources that are not custom ones."""
+    for name, setting in (("CPU", "execute.cpus"), ("GPU", "execute.gpus"), ("memory", "execute.memory")):
+        if name in resources:
+            raise UsageError(f"execute.on.resources: {name} is not a custom resource; set {setting}")
 
 
 def list_values(study: StudyConfig) -> dict[str, list[Any]]:

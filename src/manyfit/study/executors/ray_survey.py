@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from manyfit.config.study.study import StudyConfig
-from manyfit.core.errors import ManyfitError
+from manyfit.core.errors import ManyfitError, UsageError
 from manyfit.core.names import format_size, pluralize
 from manyfit.study.executors.ray_cluster import Cluster, Node, find_mismatches
-from manyfit.study.executors.ray_study import list_values, local_cpus, need_of
+from manyfit.study.executors.ray_study import (
+    check_resources,
+    list_values,
+    local_cpus,
+    need_of,
+    read_environment,
+)
 from manyfit.study.executors.ray_worker import NodeFacts, introduce_node, versions_here
 from manyfit.study.executors.shipment import Shipment, pack_code
 
@@ -47,13 +53,21 @@ def describe_placement(
     assert on is not None
     params = dict(on.params)
     address = params.get("address") or os.environ.get("RAY_ADDRESS")
+    read_environment(study, params.get("environment") or ())
+    resources = params.get("resources") or {}
+    check_resources(resources)
+    if resources and not address:
+        raise UsageError(
+            f"execute.on.resources: a local cluster has no resource {next(iter(resources))!r}; set the "
+            "address of a cluster that has (execute.on.address, RAY_ADDRESS)"
+        )
     shipment = Shipment(study.base, study.folder / "study.yaml", list_values(study))
     shown = {}
     nodes: dict[Node, NodeFacts | str] = {}
     if address:
         cluster = Cluster(address)
         try:
-            need = need_of(study, cluster, params.get("resources") or {})
+            need = need_of(study, cluster, resources)
             autoscales = bool(params.get("autoscales"))
             if not autoscales:
                 cluster.check_feasible(need)

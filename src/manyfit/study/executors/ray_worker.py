@@ -10,11 +10,13 @@ import shutil
 import socket
 import sys
 import tarfile
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -32,6 +34,8 @@ from manyfit.study.work.units import Failure, Outcome, Progress, Trial, Unit
 
 WorkerReport: TypeAlias = Progress | Outcome | PartRequest
 """What a worker tells the driver."""
+LONGEST_FOLDER: Final = 60
+"""Characters of a folder for sockets, whose whole names may have about 100."""
 MOST_OUTPUT: Final = 1 << 20
 """The last bytes of the output of a trial that are sent to the driver."""
 
@@ -145,6 +149,17 @@ class AwayWork:
         return replace(failure, message=text, traceback=trace)
 
 
+def keep_sockets_in(folder: Path) -> None:
+    """Let multiprocessing create its sockets in a folder that is removed, also if this process is killed."""
+    if len(str(folder)) > LONGEST_FOLDER:
+        return
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        get_temp_dir()  # created once for each process
+    finally:
+        tempfile.tempdir = before
+
+
 def activate_sources(base: str) -> None:
     """Put the source folders of a config on the import path."""
     from manyfit.config.typed.class_paths import activate
@@ -171,6 +186,7 @@ class RayWorker:
         os.set_blocking(self._reading, False)
         self._files = NodeFiles()
         self._scratch = self._files.make_folder("worker")
+        keep_sockets_in(self._scratch)
 
     def introduce(
         self, wanted: Sequence[tuple[str, int, int]] = (), probe: Handle | None = None
