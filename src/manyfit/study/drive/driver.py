@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import sqlite3
-import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +23,7 @@ from manyfit.study.search.decisions import Add, Board, Decision, Stop, decisions
 from manyfit.study.search.standings import Standings
 from manyfit.study.work import policy
 from manyfit.study.work.failures import failure_of
+from manyfit.study.work.folder import PlaceWatch
 from manyfit.study.work.records import PointRecord, TrialRecord
 from manyfit.study.work.schedule import Ready, ready
 from manyfit.study.work.training import read_committed_progress
@@ -57,11 +56,7 @@ class Driver(Assigning):
         self.ledger.take_changed()
         self._standings = Standings(self.ledger.points, self._sign)
         self._noted = -1.0
-        self._absolute = self.folder.path.resolve()
-        place = os.open(self._absolute, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, place)  # while it is open, no other folder gets its number
-        found = os.fstat(place)
-        self._place = found.st_dev, found.st_ino
+        self._place = PlaceWatch(self.folder.path)
 
     def run(self) -> None:
         """Train until nothing is left, the budget is exhausted, or a signal arrives."""
@@ -292,22 +287,15 @@ class Driver(Assigning):
 
     def _check_place(self) -> None:
         """Stop if the study folder was moved: continuing would create a second one at the old place."""
-        if self._is_moved():
+        if self._place.is_moved():
             raise StudyMoved(
                 f"{self.folder.path} was moved or removed while the study was running; everything committed "
                 "is intact: run the same command where the study is now"
             )
 
-    def _is_moved(self) -> bool:
-        try:
-            found = self._absolute.stat()
-        except OSError:
-            return True
-        return (found.st_dev, found.st_ino) != self._place
-
     def _report_progress(self, progress: Progress) -> None:
         self._reported[progress.trial] = progress.step
-        if self._is_moved():  # before anything is written to it
+        if self._place.is_moved():  # before anything is written to it
             self.executor.interrupt()
             return
         with contextlib.suppress(sqlite3.OperationalError):  # recording the outcome will raise it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -81,3 +83,22 @@ class StudyFolder:
         for name in WRITTEN:
             if (self.path / name).is_symlink():
                 raise FolderError(f"{self.path / name} is a link, which may lead out of the study; remove it")
+
+
+class PlaceWatch:
+    """Tells whether a folder is still where it was."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder.resolve()
+        place = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, place)  # while it is open, no other folder gets its number
+        found = os.fstat(place)
+        self._number = found.st_dev, found.st_ino
+
+    def is_moved(self) -> bool:
+        """Return whether it was moved or removed."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != self._number
