@@ -28,6 +28,8 @@ from manyfit.core.errors import UsageError
 from manyfit.core.state import State
 from manyfit.core.tracebacks import user_frame
 from manyfit.data import Batch, Order, Source
+from manyfit.learn.fusing import Key, NotFusable, Refusal
+from manyfit.learn.group import Part
 from manyfit.learn.learner import Learner
 from manyfit.learn.models import Made
 
@@ -140,6 +142,18 @@ class LearnerKind(ABC):
     def can_take_turns(self, learner: Any) -> bool:
         """Return whether a learner can train in turn with others of the same process."""
         return self.takes_turns
+
+    def group_key(self, learner: Any) -> Key | Refusal:
+        """Return what runs that train in one pass have in common, or why this one cannot."""
+        return Refusal(f"{self.noun or self.name} is trained one run at a time")
+
+    def fuse(self, parts: Sequence[Part], first: Sequence[Batch], must_pay: bool) -> Learner:
+        """Return a learner that computes the steps of runs with equal keys in one pass.
+
+        `first` are the batches of the next step, on which the group is compared with each run alone. Raise
+        `NotFusable` if that differs, or with `must_pay`, if it is not faster.
+        """
+        raise NotFusable(f"{self.noun or self.name} is trained one run at a time")
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
         """Return the formats that are exported without being named in the config.

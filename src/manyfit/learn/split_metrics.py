@@ -64,6 +64,12 @@ class SplitMetrics:
         metrics = {name: metric.cpu() for name, metric in self._metrics.items()}
         return {**self.__dict__, "_metrics": metrics, "_device": None}
 
+    def reset(self) -> None:
+        """Begin a new pass."""
+        self._values = None
+        for metric in self._metrics.values():
+            metric.reset()
+
     def update(self, output: Any, target: Any, every: Callable[[], tuple[Nested, Nested]]) -> None:
         """Update every metric with a batch, on the device of the outputs.
 

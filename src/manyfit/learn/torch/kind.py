@@ -15,8 +15,12 @@ from manyfit.config.typed.roles import MODULE, has_base
 from manyfit.core.errors import UsageError
 from manyfit.core.gpus import PINNED
 from manyfit.core.state import State
+from manyfit.data import Batch
 from manyfit.learn.found_state.state import FoundState
+from manyfit.learn.fusing import Key, Refusal
+from manyfit.learn.group import Part
 from manyfit.learn.kind import Format, LearnerKind, Setup
+from manyfit.learn.learner import Learner
 from manyfit.learn.models import Compiled, Made
 from manyfit.learn.packing import unpack
 from manyfit.learn.torch.build import build_loss, build_update, load_weights
@@ -88,6 +92,7 @@ class TorchKind(LearnerKind):
             "accumulate": train.accumulate,
             "precision": train.precision,
             "average": averaged,
+            "ema": train.ema,
             "seed": config.run.seed,
         }
 
@@ -103,6 +108,18 @@ class TorchKind(LearnerKind):
         """Load the weights, and switch to evaluation mode."""
         model.load_state_dict(dict(state))
         return model.eval()
+
+    def group_key(self, learner: Any) -> Key | Refusal:
+        """Return what a run must have in common with others: everything but weights and numbers."""
+        from manyfit.learn.fused.group_key import group_key
+
+        return group_key(learner)
+
+    def fuse(self, parts: Sequence[Part], first: Sequence[Batch], must_pay: bool) -> Learner:
+        """Return a learner with stacked parameters."""
+        from manyfit.learn.fused.learner import FusedLearner
+
+        return FusedLearner.open(parts, first, must_pay)
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
         """Return a `torch.export` program if the config leaves the choice to the kind."""

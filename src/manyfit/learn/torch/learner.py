@@ -48,6 +48,8 @@ class TorchLearner(BaseLearner):
     precision: str = "fp32"
     average: Any = None
     """An exponential moving average of the module, which is evaluated and exported instead of it."""
+    ema: float | None = None
+    """The decay of this average."""
     seed: int = 0
     n: int = 1
     step: int = 0
@@ -107,6 +109,25 @@ class TorchLearner(BaseLearner):
             self.average.update_parameters(self.module)
         if self.step in update.thaws_at:
             update.thaw(self.step)
+
+    def count_steps(
+        self, losses: Mapping[str, Tensor], rows: Sequence[int], rates: Mapping[str, float]
+    ) -> None:
+        """Count steps that were trained together with other runs: their losses, rows and last rates."""
+        if losses:
+            self._sums.extend(losses, rows)
+        self._sums.rates = rates
+        self.step += len(rows)
+
+    @property
+    def stream(self) -> int:
+        """The seed of the randomness inside the model."""
+        return self._stream
+
+    @property
+    def has_hidden_state(self) -> bool:
+        """Whether training has changed state that is neither in parameters nor in buffers."""
+        return bool(self._found.read())
 
     def add_losses(self, losses: Mapping[str, Tensor], rows: int) -> None:
         """Add losses of some rows to those that are logged."""
@@ -248,14 +269,24 @@ class TorchLearner(BaseLearner):
             self._seed(self._measuring)  # for the source of the first batch
             for number, batch in enumerate(batches):
                 self._seed(self._measuring + number)
-                with self.autocast(), gather_logs(self.taken, len(batch), self.step_log) as logged:
-                    output, losses, every = self.objective.rows(module, batch)
-                rows = {} if losses is None else {"loss": losses, **self.objective.named_losses()}
-                if losses is not None and losses.ndim:
-                    check_rows("loss", losses, batch)
-                target = self.objective.targets(batch)
-                rows |= measure_batch(self.metrics, batch, output, target, every)
-                yield batch, output, target, rows | logged, every
+                output, target, rows, every = self.evaluate_batch(module, batch, self.step_log)
+                yield batch, output, target, rows, every
+
+    def evaluate_batch(
+        self, module: Any, batch: Batch, samples: StepLog
+    ) -> tuple[Tensor, Nested, dict[str, Tensor], Nested]:
+        """Return the output of a module, its targets, its per-row values by name, and all outputs.
+
+        `samples` receives images and texts.
+        """
+        with self.autocast(), gather_logs(self.taken, len(batch), samples) as logged:
+            output, losses, every = self.objective.rows(module, batch)
+        rows = {} if losses is None else {"loss": losses, **self.objective.named_losses()}
+        if losses is not None and losses.ndim:
+            check_rows("loss", losses, batch)
+        target = self.objective.targets(batch)
+        rows |= measure_batch(self.metrics, batch, output, target, every)
+        return output, target, rows | logged, every
 
     @property
     def evaluated(self) -> nn.Module:

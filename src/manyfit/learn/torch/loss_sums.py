@@ -57,6 +57,19 @@ class Sums:
         if len(recent.rows) == FOLD:
             self._fold(names)
 
+    def extend(self, losses: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+        """Add the losses of several batches, each of shape (batches,), as if they were added one by one."""
+        names, each = tuple(losses), torch.stack(list(losses.values()), dim=1).flatten().unbind()
+        begin = 0
+        while begin < len(rows):
+            recent = self._recent.setdefault(names, _Recent())
+            end = min(len(rows), begin + FOLD - len(recent.rows))
+            recent.values.extend(each[begin * len(names) : end * len(names)])
+            recent.rows.extend(rows[begin:end])
+            if len(recent.rows) == FOLD:
+                self._fold(names)
+            begin = end
+
     def has_same_batches(self, other: Sums) -> bool:
         """Return whether two sums that end with the same batch also begin with the same one."""
         return self._count_batches() == other._count_batches()
@@ -169,7 +182,7 @@ class RowSums:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the device, so that another machine can continue."""
-        counts = [int(count) for count in self._counts]
+        counts = [count if isinstance(count, int) else count.cpu() for count in self._counts]
         sums = [each.cpu() for each in self._sums]
         return {**self.__dict__, "_device": torch.device("cpu"), "_sums": sums, "_counts": counts}
 
@@ -179,17 +192,17 @@ class RowSums:
         self._sums = [each.to(self._device) for each in self._sums]
 
     def add(self, values: Tensor) -> None:
-        """Add the values of a batch."""
+        """Add the values of a batch: one per row, or of several runs as (runs, rows)."""
         values = values.detach().to(self._device, torch.float64)
         if self._skips_undefined:
             undefined = values.isnan()
-            self._counts.append(len(values) - undefined.sum())
+            self._counts.append(values.shape[-1] - undefined.sum(-1))
             values = values.masked_fill(undefined, 0.0)
         else:
-            self._counts.append(len(values))
-        self._sums.append(values.sum())
+            self._counts.append(values.shape[-1])
+        self._sums.append(values.sum(-1))
 
     def mean(self) -> Tensor:
-        """Return the mean, of shape (1,); NaN if no row has a value."""
-        total: Tensor = torch.stack(self._sums).sum() / sum(self._counts)
-        return total[None]
+        """Return the mean of each run, of shape (runs,); NaN if no row has a value."""
+        total: Tensor = torch.stack(self._sums).sum(0) / sum(self._counts)
+        return total.reshape(-1)

@@ -1,0 +1,28 @@
+"""Whether runs can train in one group, whose steps are computed in one pass: keys, and reasons why not."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a run must have in common with others: runs with equal keys can train in one group."""
+
+    content: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The reason why a run cannot train in a group."""
+
+    reason: str
+
+
+class NotFusable(Exception):
+    """Something that a group cannot do, or does with another result than its runs alone."""
+
+
+class GroupFailed(Exception):
+    """Error of a step of a whole group, with its cause. The runs can go on from their checkpoints."""
