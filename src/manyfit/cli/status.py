@@ -56,6 +56,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
             ("trials", counts or "none"),
             ("trained", f"{facts['steps']:,} steps in {facts['seconds']:g} s"),
             *describe_repeated(facts),
+            *describe_fused(facts),
         ]
     )
     if facts["training"]:
@@ -87,6 +88,14 @@ def describe_repeated(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return a row of a table with the steps that were trained twice, if there are any."""
     count = facts["repeated_steps"]
     return [("repeated", f"{count:,} steps or more, lost with workers or a killed command")] if count else []
+
+
+def describe_fused(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return rows of a table with how many trials were trained in one pass, and why others were not."""
+    return [
+        ("fused" if not i else "", f"{count} {how}")
+        for i, (how, count) in enumerate(facts["trained"].items())
+    ]
 
 
 def print_failures(failures: Sequence[dict[str, Any]], place: Path, traceback: bool = False) -> None:

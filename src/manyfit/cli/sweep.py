@@ -94,7 +94,7 @@ def _best(found: Study) -> dict[str, object] | None:
 
 def print_closing(found: Study) -> None:
     """Print the leaderboard, the failures, and where the results are."""
-    from manyfit.cli.status import describe_repeated, print_failures
+    from manyfit.cli.status import describe_fused, describe_repeated, print_failures
     from manyfit.report.leaderboard import leaderboard, leaderboard_cells
     from manyfit.study.status import status
 
@@ -112,7 +112,7 @@ def print_closing(found: Study) -> None:
         say(f"\n{found.unfinished} trials are not finished; run the same command again to resume them")
     counts = ", ".join(f"{count} {state}" for state, count in facts["trials"].items())
     say(f"\ntrials       {counts}")
-    for name, text in describe_repeated(facts):
+    for name, text in [*describe_repeated(facts), *describe_fused(facts)]:
         say(f"{name:12} {text}")
     best = found.folder / "best"
     if (best / "best.json").exists():

@@ -36,6 +36,7 @@ from manyfit.run.resume_proof import (
     kill_and_resume,
 )
 from manyfit.run.session.batch_rehearsal import Proven, rehearse_batch
+from manyfit.run.session.fusing import why_not_fused
 from manyfit.store.folder import RunFolder
 
 FIT_STEPS = 30
@@ -219,11 +220,17 @@ def blame(difference: str, lost: Mapping[str, str], run: RunFolder) -> str:
     return difference + "".join(f"\n  not kept: {each}" for each in dict.fromkeys(named))
 
 
-def rehearse_run(config: Config, steps: int = 5, shared: SharedData | None = None) -> dict[str, float]:
-    """Build a run, evaluate one batch and train a few steps; return only the measured time and size."""
+def rehearse_run(
+    config: Config, steps: int = 5, shared: SharedData | None = None, fuses: bool = False
+) -> dict[str, Any]:
+    """Build a run, evaluate one batch and train a few steps; return only the measured time and size.
+
+    With `fuses`, also return why it cannot be trained in one pass with others, if so.
+    """
     with own_randomness(), threads(config.run.train.threads):
         built = without_callbacks(build(config, warm=True, shared=shared))
         rehearse_batch(built, config)
+        refused = {"not_fused": why_not_fused(built)} if fuses else {}
         batches, grain = built.train.batches(built.order), built.learner.grain
         count = max(1, min(steps, built.plan.total - 1) // grain) * grain
         built.learner.train(batches, grain)
@@ -243,7 +250,7 @@ def rehearse_run(config: Config, steps: int = 5, shared: SharedData | None = Non
         return {
             "epoch_seconds": per_epoch, "bytes": size, "shards": shards, "grain": grain,
             "reads_data": built.learner.reads_data,
-            "validation_shards": count_validation_shards(built),
+            "validation_shards": count_validation_shards(built), **refused,
         }  # fmt: skip
 
 

@@ -5,26 +5,34 @@ Several of them train as one session; a single one is a session of one.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyfit.config import Config
+from manyfit.core.errors import classify_error
 from manyfit.core.position import Position
 from manyfit.core.signals import Watch
+from manyfit.learn.fusing import GroupFailed, Key, Refusal
 from manyfit.learn.group import Part
+from manyfit.learn.learner import Learner
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.loop.cohort import Member
 from manyfit.run.loop.journal import hold_folder, log_only_to, record_failure, translate_failures
 from manyfit.run.loop.process_state import ProcessState, own_process
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.finish import finish, write_summary
+from manyfit.run.session.fusing import Fuse, fuse_runs, key_of, release_memory, was_fused
 from manyfit.run.session.session import Opened, Reached, advance, begin_run, open_run
 from manyfit.store import provenance
 from manyfit.store.checkpoint import Note
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
+
+log = logging.getLogger("manyfit")
 
 
 @dataclass(frozen=True)
@@ -50,14 +58,16 @@ def train_until(
     callbacks: Sequence[Callback] = (),
     allowed: Collection[str] = (),
     shared: SharedData | None = None,
+    fuse: Fuse = "off",
 ) -> Iterator[tuple[Request, Reached | BaseException]]:
     """Train runs until a position, or to the end; yield the outcome of each as soon as it is known.
 
     Runs with the same plan train together; those that are behind catch up first. One may fail, end or be
     interrupted without the others. `study` is where versions and code are recorded, `shared` is data that
-    other runs of this process have built.
+    other runs of this process have built. `fuse` is whether runs of one structure are trained in one pass.
     """
-    slots = [_Slot(request, len(requests) > 1) for request in requests]
+    several = len(requests) > 1 or fuse != "off"
+    slots = [_Slot(request, several, fuse, lambda slot: slot.open(allowed, shared)) for request in requests]
     apart: list[_Slot] = []
     try:
         together: dict[Any, list[_Slot]] = {}
@@ -71,8 +81,7 @@ def train_until(
             else:
                 together.setdefault(slot.key, []).append(slot)
         for group in together.values():
-            for slot, found in _train_group(group, until, watch, study, callbacks):
-                yield slot.request, found
+            yield from _answer(_train_group(group, until, watch, study, callbacks))
     finally:
         for slot in slots:
             slot.close()
@@ -84,6 +93,15 @@ def train_until(
                 [alone], until, either, study=study, callbacks=callbacks, allowed=allowed, shared=shared
             )
         yield slot.request, found
+
+
+def _answer(
+    found: Iterator[tuple[_Slot, Reached | BaseException]],
+) -> Iterator[tuple[Request, Reached | BaseException]]:
+    """Yield outcomes with the requests that they answer, and how the runs were trained."""
+    for slot, outcome in found:
+        is_known = isinstance(outcome, Reached) and slot.how
+        yield slot.request, replace(outcome, how=slot.how) if is_known else outcome  # type: ignore[type-var]
 
 
 class _Either(Watch):
@@ -121,9 +139,15 @@ def _train_group(
         now = [slot for slot in waiting if slot.place == first]
         ahead = [slot.place[0] for slot in waiting if slot.place > first]
         end = min([*ahead, plan.total if goal is None else goal])
+        failed, learner = list[_Slot](), _fuse(now)
         try:
-            for number, member in advance([slot.here for slot in now], callbacks, watch, end):
+            for number, member in advance([slot.here for slot in now], callbacks, watch, end, learner):
                 slot = now[number]
+                if isinstance(member.error, GroupFailed):
+                    waiting.remove(slot)
+                    failed.append(slot)
+                    cause = member.error.__cause__
+                    continue
                 if member.error is None and member.ended is None and ahead:
                     slot.pause()
                     continue
@@ -139,6 +163,64 @@ def _train_group(
                 if slot in waiting:
                     waiting.remove(slot)
                     yield slot, slot.close(error) or error
+        del learner
+        if failed:
+            yield from _train_smaller(failed, cause, until, watch, study, callbacks)
+
+
+def _fuse(slots: Sequence[_Slot]) -> Learner | None:
+    """Return the learner of runs that train in one pass, if they do; what was found out is noted for each."""
+    first = slots[0]
+    if first.fuse == "off":
+        return None
+    if isinstance(first.fuse_key, Refusal):
+        for slot in slots:
+            slot.how = f"alone: {slot.fuse_key.reason}" if isinstance(slot.fuse_key, Refusal) else slot.how
+        return None
+    if len(slots) == 1 and not was_fused(first.here):
+        first.how = "alone: no other run has the same structure and position"
+        return None
+    found = fuse_runs([slot.here for slot in slots], first.fuse)
+    for slot in slots:
+        slot.how = found.text
+    return found.learner
+
+
+def _train_smaller(
+    slots: Sequence[_Slot],
+    cause: BaseException | None,
+    until: Position | None,
+    watch: Watch,
+    study: str,
+    callbacks: Sequence[Callback],
+) -> Iterator[tuple[_Slot, Reached | BaseException]]:
+    """Train runs on from their checkpoints after a step of all of them has failed.
+
+    If memory ran out, in two groups, one after the other; otherwise one run at a time, so that only the run
+    at fault fails.
+    """
+    assert cause is not None
+    is_full = classify_error(cause) == "out of memory" and len(slots) > 1
+    text = "memory ran out for" if is_full else f"a step failed ({type(cause).__name__}: {cause}) for"
+    log.warning(
+        "%s a group of %d runs; they go on %s", text, len(slots), "in halves" if is_full else "one at a time"
+    )
+    halves = [slots[: len(slots) // 2], slots[len(slots) // 2 :]] if is_full else [slots]
+    for slot in slots:
+        slot.close()
+    release_memory()
+    for half in halves:
+        ready = []
+        for slot in half:
+            if not is_full:
+                slot.fuse = "off"
+            error = slot.reopen()
+            if error is not None:
+                yield slot, error
+            else:
+                ready.append(slot)
+        if ready:
+            yield from _train_group(ready, until, watch, study, callbacks)
 
 
 class _Slot:
@@ -146,9 +228,23 @@ class _Slot:
 
     here: Opened
 
-    def __init__(self, request: Request, is_one_of_several: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        is_one_of_several: bool,
+        fuse: Fuse = "off",
+        opening: Callable[[_Slot], BaseException | None] = lambda slot: None,
+    ) -> None:
+        """`opening` opens the run again, from its last checkpoint."""
         self.request = request
         self.is_one_of_several = is_one_of_several
+        self.fuse = fuse
+        self.fuse_key: Key | Refusal = Refusal("")
+        """What runs must have in common to train in one pass."""
+        self.how = ""
+        """How it was trained: in one pass with others or alone, and why."""
+        self.reopen = functools.partial(opening, self)
+        self._is_open = False
         self._stack = ExitStack()
         self._process: ProcessState | None = None
         self._before = 0
@@ -156,7 +252,8 @@ class _Slot:
     @property
     def key(self) -> Any:
         """What runs must have in common to train together."""
-        return self.here.built.plan, self.here.built.split("validation") is None
+        fused = self.fuse_key if isinstance(self.fuse_key, Key) else None
+        return self.here.built.plan, self.here.built.split("validation") is None, fused
 
     @property
     def can_take_turns(self) -> bool:
@@ -196,7 +293,10 @@ class _Slot:
                 here = stack.enter_context(open_run(request.config, request.folder, allowed, shared))
                 part = Part(here.built.learner, self.turn) if self.is_one_of_several else None
                 self.here = replace(here, watch=request.watch, part=part)
-                self._before = here.step
+                self._before = self._before if self._is_open else here.step
+                self._is_open = True
+                if self.fuse != "off":
+                    self.fuse_key = key_of(self.here, self.fuse)
                 self._stack = stack.pop_all()
         except KeyboardInterrupt:
             raise

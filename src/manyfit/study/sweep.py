@@ -55,7 +55,7 @@ from manyfit.study.search.plan import StudyPlan, plan_study
 from manyfit.study.search.sampling import is_blind, is_point
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import trial_name
-from manyfit.study.work.training import Training
+from manyfit.study.work.training import Training, find_fuse
 from manyfit.study.work.units import SHORT
 
 log = logging.getLogger("manyfit")
@@ -147,7 +147,9 @@ def run(
     ready = {trial_name(id, study.base.run.seed): config for id, config in found.configs.items()}
     base = str(write_base(study, folder))
     mine = tuple(main_classes(study.base))
-    work = Training(base, study.objective.metric, allowed=tuple(allowed), ready=ready, carried=mine)
+    work = Training(
+        base, study.objective.metric, allowed=tuple(allowed), ready=ready, carried=mine, fuse=find_fuse(study)
+    )
     found.configs.clear()
     engine = choose(study, work, watch, found.trials)
     has_keepers = engine.keeps_folders and (study.execute.hop or engine.travels)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from annotated_types import Ge, Gt, Le
 from pydantic import StringConstraints
@@ -17,14 +17,6 @@ from manyfit.config.typed.roles import EXECUTOR, SAMPLER, STOPPER
 GRID: Final = "manyfit.samplers.Grid"
 INLINE: Final = "manyfit.executors.inline"
 RAY: Final = "manyfit.executors.ray"
-LATER: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
-    "fuse": (
-        lambda value: value not in ("off", False),
-        "this version trains each trial separately and cannot fuse several into one step yet",
-        "off, or omit the key",
-    ),
-}
-"""Keys of `execute` that are reserved for later versions: refused values, message and expected values."""
 KEYS: Final = ("base", "set", "objective", "search", "space", "execute", "track")
 
 
@@ -81,7 +73,8 @@ class Execute:
     """CPUs that Ray reserves for each worker; by default, one per thread."""
     gpus: Literal["auto", "idle", "none"] | Sequence[int] | Annotated[float, Gt(0)] = "auto"
     """The GPUs of the workers. A number is the part of a GPU that each worker uses, such as 0.5."""
-    fuse: Literal["off"] = "off"
+    fuse: Literal["off", "auto"] | Annotated[int, Gt(1), Le(4096)] = "off"
+    """Whether trials of one structure train in one pass: `auto` if that is faster, or up to this many."""
     hop: bool = False
     """Whether trials visit one shard of the training rows after another, each on the worker that has it."""
     order: Literal["cyclic", "free"] = "cyclic"

@@ -16,7 +16,7 @@ from manyfit.config.schema.credentials import hide_secrets, know_secrets
 from manyfit.config.schema.defaults import source_folder
 from manyfit.config.schema.run import Run
 from manyfit.config.study.quantities import seconds
-from manyfit.config.study.sections import GRID, KEYS, LATER, Described, Execute, Mirrors, Objective, Search
+from manyfit.config.study.sections import GRID, KEYS, Described, Execute, Mirrors, Objective, Search
 from manyfit.config.study.space import SPECIAL, Space
 from manyfit.config.study.space_reader import SpaceReader
 from manyfit.config.tree.layers import Reader
@@ -135,6 +135,7 @@ def load_study(
         base = _with_folds(base, described.search.folds, space, laid, problems)
     if described is not None:
         _check_hop(laid, described.execute, space, base, problems)
+        _check_fuse(laid, described.execute, problems)
     if problems or base is None or described is None:
         raise ConfigError(problems)
     return StudyConfig(
@@ -226,11 +227,6 @@ def _check_sections(laid: Map, folder: Path, problems: list[Problem]) -> Describ
         raise ExtraMissing("optuna", "search")
     checker = Checker(tree, project, source_folder(Map({}), project), {})
     checker.takes_sections = False
-    for name, (refused, reason, expected) in LATER.items():
-        node = find(tree, ("execute", name))
-        if isinstance(node, Leaf) and refused(node.value):
-            problems.append(Problem(f"execute.{name}", node.origin, reason, expected, repr(node.value)))
-            return None
     found = checker.record(tree, Described, ())
     problems += [*resolver.problems, *checker.problems]
     if not isinstance(found, Described):
@@ -290,6 +286,15 @@ def _check_hop(
     if given is not None:
         text = "the order of visits is fixed, but that of trials that hop follows from execute.order"
         problems.append(Problem("data.visits", given.origin, text))
+
+
+def _check_fuse(laid: Map, execute: Execute, problems: list[Problem]) -> None:
+    """Refuse to fuse trials that travel without their folders."""
+    where = find(laid, ("execute", "fuse"))
+    if execute.fuse in ("off", "auto") or where is None or not (execute.hop or execute.is_ray):
+        return
+    text = "trials that hop, or that are trained on Ray, cannot be fused yet"
+    problems.append(Problem("execute.fuse", where.origin, text, "auto or off", repr(execute.fuse)))
 
 
 def _method(tree: Map) -> str:

@@ -91,6 +91,8 @@ class Reached:
     over: bool
     reason: str
     events: Sequence[Event]
+    how: str = ""
+    """How it was trained: in one pass with other runs or alone, and why."""
 
 
 @contextmanager
@@ -217,8 +219,11 @@ def advance(
     callbacks: Sequence[Callback],
     watch: Watch,
     until: int | None = None,
+    learner: Learner | None = None,
 ) -> Iterator[tuple[int, Member]]:
     """Train runs that are at the same step to the end, or until step `until`, and commit the result.
+
+    `learner` trains all of them; by default, their own learners do.
 
     Yield the number of each run and what became of it, as soon as it is known. A single run raises its error.
     In a group, a run that fails has an `error`, and the others continue; a signal ends those that are left.
@@ -228,7 +233,7 @@ def advance(
     with ExitStack() as stack:
         members = [_member(here, stack) for here in runs]
         cohort = Cohort(
-            list(members), _learner(runs), first.built.plan, _batches(runs), first.step,
+            list(members), learner or _learner(runs), first.built.plan, read_together(runs), first.step,
             measured, is_group,
         )  # fmt: skip
         left = []
@@ -280,7 +285,8 @@ def _learner(runs: Sequence[Opened]) -> Learner:
     return GroupLearner(parts) if parts else runs[0].built.learner
 
 
-def _batches(runs: Sequence[Opened]) -> Iterator[Batch] | Walk:
+def read_together(runs: Sequence[Opened]) -> Iterator[Batch] | Walk:
+    """Return the next batches of runs; of several, in one walk."""
     sources, orders = [here.built.train for here in runs], [here.built.order for here in runs]
     if runs[0].part is not None:
         return walk_together(sources, orders, runs[0].step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -14,8 +15,10 @@ from manyfit.study.drive.hopping import Hopping
 from manyfit.study.drive.inbox import Inbox
 from manyfit.study.drive.keepers import Keepers
 from manyfit.study.drive.point_control import PointControl
+from manyfit.study.search.sampling import is_blind
 from manyfit.study.work import policy
 from manyfit.study.work.failures import failure_of
+from manyfit.study.work.groups import MOST, choose_mates
 from manyfit.study.work.hops import Hop
 from manyfit.study.work.records import PointRecord
 from manyfit.study.work.schedule import Ready, waiting
@@ -73,11 +76,31 @@ class Assigning(PointControl):
             item = self._next()
             if item is None:
                 return
+            group = [item]
             if self.keepers is None:
-                self.dispatch.submit([item], item.until)
+                group += self._choose_mates(item)
+                self.dispatch.submit(group, item.until)
             elif not self._send_away(self.keepers, item):
                 continue
-            self.shown.show_started(item.point, item.trial)
+            for each in group:
+                self.shown.show_started(each.point, each.trial)
+
+    def _choose_mates(self, item: Ready) -> list[Ready]:
+        """Return the trials that are assigned in one unit with another, and take them off the queue."""
+        fuse = self.study.execute.fuse
+        if fuse == "off" or item.trial.id in self.dispatch.alone or self.dispatch.shards:
+            return []
+        while is_blind(self.study) and len(self._queue) < MOST and self._ask():
+            pass  # points that do not depend on results may be added at any time
+        others = {
+            r.trial.id: r for r in self._queue if r.trial.id not in self.dispatch.alone and self._is_ready(r)
+        }
+        others.pop(item.trial.id, None)
+        free = self.executor.slots - self.dispatch.count
+        found = choose_mates(item, others.values(), fuse, free)
+        taken = {id(each) for each in found}
+        self._queue = deque(each for each in self._queue if id(each) not in taken)
+        return found
 
     def _send_away(self, keepers: Keepers, item: Ready) -> bool:
         """Assign a trial to a worker that does not have its folder; return whether it could be read."""

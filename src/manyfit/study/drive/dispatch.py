@@ -43,7 +43,12 @@ class Dispatch:
 
     def has_room(self) -> bool:
         """Return whether the executor has a free slot. Slots count units, not trials."""
-        return len(self._count) < self.executor.slots
+        return self.count < self.executor.slots
+
+    @property
+    def count(self) -> int:
+        """The number of units that the executor is working on."""
+        return len(self._count)
 
     def submit(
         self,

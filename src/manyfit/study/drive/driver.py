@@ -56,6 +56,9 @@ class Driver(Assigning):
         self.ledger.take_changed()
         self._standings = Standings(self.ledger.points, self._sign)
         self._noted = -1.0
+        self._how: dict[str, str] = dict(self.ledger.get("trained") or {})
+        """How each trial was trained last: in one pass with others or alone, and why."""
+        self._last_how = ""
         self._place = PlaceWatch(self.folder.path)
 
     def run(self) -> None:
@@ -69,6 +72,8 @@ class Driver(Assigning):
             if self.keepers is not None:
                 self.keepers.close_all()
         self.ledger.set("seconds", self.elapsed)
+        if self._how:
+            self.ledger.set("trained", self._how)
         if self.watch.number:
             self._leave()
 
@@ -120,6 +125,7 @@ class Driver(Assigning):
         outcome = self._read_committed(outcome)
         self._steps += max(0, outcome.step - trial.step)
         with self.ledger.transaction():
+            self._note_how(point, outcome)
             trial.take(outcome, self._sign)
             if outcome.is_shared:
                 self.dispatch.alone.add(trial.id)
@@ -149,6 +155,16 @@ class Driver(Assigning):
         self.shown.show_ended(point, trial, outcome)
         return self._reason_to_stop(point, trial) if trial.state in ("failed", "infeasible") else ""
 
+    def _note_how(self, point: PointRecord, outcome: Outcome) -> None:
+        """Record whether a trial was trained in one pass with others, and why not."""
+        how, _, measured = outcome.how.partition("; ")
+        if not how:
+            return
+        self._how[outcome.trial] = how
+        if measured and outcome.how != self._last_how:
+            self._last_how = outcome.how
+            self.ledger.decide(point, "fuse", outcome.how)
+
     def _note_time(self) -> None:
         """Record, about once per second, how long the study has been running and how far its trials are."""
         now = self.elapsed
@@ -156,6 +172,8 @@ class Driver(Assigning):
             with self.ledger.transaction():
                 self.ledger.set("seconds", now)
                 self.ledger.set("reported", self._reported)
+                if self._how:
+                    self.ledger.set("trained", self._how)
             self._noted = now
 
     def _read_committed(self, outcome: Outcome) -> Outcome:

@@ -43,7 +43,7 @@ class StudyPlan:
     """One point for each structure that has to be built; see `structure`."""
     configs: dict[str, Config] = field(default_factory=dict)
     """Configs of points with the seed of the base, so that trials in this process are not checked twice."""
-    facts: list[dict[str, float]] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
     """Measurements of the rehearsals."""
 
     @property

@@ -8,6 +8,7 @@
 | `points` | points of the search space, and the config of a trial |
 | `records` | the state of points and trials |
 | `schedule` | which trials can be trained now |
+| `groups` | which of them are trained in one pass |
 | `hops` | which shard a trial visits next, and on which worker |
 | `policy`, `failures` | the consequence of each kind of failure, and the kind of an exception |
 | `folder` | the study folder |

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from manyfit.config import Config, load_config
+from manyfit.config.study.study import StudyConfig
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import dump_parts
 from manyfit.core.code_hash import CARRIED, class_path, hash_code
@@ -58,6 +59,8 @@ class Training:
     shared: list[Any] = field(default_factory=list, compare=False, repr=False)
     """The `SharedData` of this process, once it exists."""
 
+    fuse: Literal["off", "auto"] | int = "off"
+    """Whether the trials of a unit train in one pass."""
     carried: tuple[str, ...] = ()
     """Classes of the running script or notebook, which travel to other processes by value."""
 
@@ -122,13 +125,13 @@ class Training:
         alone: Watch = watch.of(unit.trials[0].id) if len(unit.trials) == 1 else watch
         for request, found in train_until(
             ready, unit.until, Beating(alone, signs), study=self.study, callbacks=[signs],
-            allowed=(*self.allowed, *OURS), shared=self._share_data(),
+            allowed=(*self.allowed, *OURS), shared=self._share_data(), fuse=self.fuse,
         ):  # fmt: skip
             trial, now = requests[id(request)], time.perf_counter()
             if isinstance(found, Reached):
                 yield Outcome(
                     trial.id, found.step, found.epoch, found.trained, found.over, found.reason,
-                    curve_of(found.events, self.metric), now - began,
+                    curve_of(found.events, self.metric), now - began, how=found.how,
                 )  # fmt: skip
             else:
                 yield self._fail_trial(trial, request.folder, failure_of(found), before[trial.id], began)
@@ -163,7 +166,9 @@ class Training:
         try:
             config = self._config(trial)
             if unit.purpose == "rehearse":
-                return Outcome(trial.id, facts=rehearse_run(config, shared=self._share_data()))
+                return Outcome(
+                    trial.id, facts=rehearse_run(config, shared=self._share_data(), fuses=self.fuse != "off")
+                )
             watch = Beating(watch, Signs({run.path: trial.id}, self.metric, tell))
             allowed = (*self.allowed, *OURS)
             if unit.luggage:
@@ -200,6 +205,11 @@ class Training:
         return Outcome(
             trial.id, step, epoch, max(0, step - before), curve=curve, seconds=seconds, failure=failure
         )
+
+
+def find_fuse(study: StudyConfig) -> Literal["off", "auto"] | int:
+    """Return how the trials of a study are fused: off if they travel without their folders."""
+    return "off" if study.execute.hop or study.execute.is_ray else study.execute.fuse
 
 
 def pack_classes(paths: Sequence[str]) -> bytes:

@@ -103,7 +103,9 @@ class Outcome:
     """Whether work on the trial was started; if not, the failure of its unit does not count for it."""
     is_shared: bool = False
     """Whether the failure ended a whole unit, and it is not known which of its trials caused it."""
-    facts: Mapping[str, float] = field(default_factory=dict)
+    how: str = ""
+    """How it was trained: in one pass with other trials or alone, and why."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
     """The measurements of a rehearsal."""
     parcel: Any = None
     """What a trial without its folder returns: its state and new rows of its log."""

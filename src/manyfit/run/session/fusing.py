@@ -1,0 +1,117 @@
+"""Which runs of a session train in one group, whose steps are computed in one pass."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from manyfit.data.dataset import DatasetSource, Limited
+from manyfit.data.randomness import own_randomness
+from manyfit.learn.fusing import Key, NotFusable, Refusal
+from manyfit.learn.group import Part
+from manyfit.learn.learner import Learner
+from manyfit.run.build.builder import Built
+from manyfit.run.session.session import Opened, read_together
+
+log = logging.getLogger("manyfit")
+
+Fuse: TypeAlias = Literal["off", "auto"] | int
+"""Whether runs are fused: if it is faster, or always, up to a number of runs."""
+FUSED = "fused"
+"""How a checkpoint names the learner of a run that was trained in a group."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The learner of some runs, or the reason why they are not trained in one pass."""
+
+    learner: Learner | None
+    text: str
+
+
+def key_of(here: Opened, fuse: Fuse) -> Key | Refusal:
+    """Return what runs that train in one pass have in common, or why this one cannot."""
+    if fuse == "auto" and here.step and not was_fused(here):
+        return Refusal("it was begun alone, and goes on in the same way")
+    found = key_of_built(here.built)
+    if isinstance(found, Refusal):
+        return found
+    return Key((found.content, here.built.plan))
+
+
+def key_of_built(built: Built) -> Key | Refusal:
+    """Return the key of the objects of a run, or why it cannot be trained with others."""
+    if reason := _refuse_source(built.train):
+        return Refusal(reason)
+    found = built.kind.group_key(built.learner)
+    if isinstance(found, Refusal):
+        return found
+    sizes = built.order.batch_size, built.order.drop_remainder, built.evaluation_batch_size, len(built.train)
+    return Key((found.content, sizes))
+
+
+def _refuse_source(source: Any) -> str:
+    """Return why the rows of a run cannot be read for several runs at once; empty if they can."""
+    while type(source) is Limited:
+        source = source.source
+    if getattr(source, "is_constant", False) or isinstance(source, DatasetSource):
+        return ""
+    return f"rows of {type(source).__name__} may depend on random numbers of the run that reads them"
+
+
+def was_fused(here: Opened) -> bool:
+    """Return whether the last checkpoint of a run was written by a group."""
+    return here.last is not None and here.last.values.get("learner") == FUSED
+
+
+def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
+    """Return the learner of runs with equal keys; it is compared with each run alone before it trains."""
+    parts = [here.part for here in runs if here.part is not None]
+    began = [was_fused(here) for here in runs]
+    must_pay = fuse == "auto" and not any(began)
+    try:
+        with own_randomness(), warnings.catch_warnings():
+            # Operations without a batching rule are slow, which the comparison measures.
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            first = next(iter(read_together(runs)))
+            learner = runs[0].built.kind.fuse(parts, first, must_pay)  # type: ignore[arg-type]
+    except NotFusable as error:
+        if any(began):
+            log.warning("a group that was trained in one pass goes on one run at a time: %s", error)
+        return Fused(None, f"alone: {error}")
+    except StopIteration:
+        return Fused(None, "alone: there are no rows")
+    checked = getattr(learner, "checked", None)
+    measured = f"; {checked.describe(len(runs))}" if checked is not None else ""
+    return Fused(learner, f"in one pass{measured}")
+
+
+def why_not_fused(built: Built) -> str:
+    """Return why a run cannot be trained in one pass with others of its kind; empty if it can.
+
+    It is compared with itself alone, on one batch; nothing changes.
+    """
+    found = key_of_built(built)
+    if isinstance(found, Refusal):
+        return found.reason
+    try:
+        with own_randomness(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            first = next(iter(built.train.batches(built.order)))
+            built.kind.fuse([Part(built.learner)], [first], must_pay=False)
+    except NotFusable as error:
+        return str(error)
+    return ""
+
+
+def release_memory() -> None:
+    """Give back the memory of objects that are no longer used, on the GPU as well."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

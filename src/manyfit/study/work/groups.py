@@ -1,0 +1,56 @@
+"""Which trials are assigned in one unit, to train in one pass: pure functions of the records.
+
+Workers decide what can be fused, from what they have built; these trials probably can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from manyfit.study.work.schedule import Ready
+
+FREE: Final = (
+    "train.optimizer", "train.scheduler", "train.momentum_scheduler", "train.clip_norm", "train.clip_value",
+    "train.groups", "seed", "data.fold",
+)  # fmt: skip
+"""Keys whose numbers may differ between the trials of a group."""
+FLOATS: Final = ("model", "train.loss")
+"""Keys whose fractional numbers may differ, such as rates of dropout."""
+MOST: Final = 64
+"""The most trials in a group, unless the study says otherwise."""
+
+
+def group_of(item: Ready) -> Hashable:
+    """Return what a trial has in common with those that it may train with."""
+    values = tuple(
+        sorted((key, repr(_without_numbers(key, value))) for key, value in item.point.values.items())
+    )
+    return values, item.until, item.trial.step, item.trial.split, bool(item.point.parent)
+
+
+def _without_numbers(key: str, value: Any) -> Any:
+    """Return a value without the numbers that may differ."""
+    if isinstance(value, Mapping):
+        return {name: _without_numbers(f"{key}.{name}", item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_numbers(key, item) for item in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and _lies(key, FREE):
+        return "a number"
+    return "a number" if isinstance(value, float) and _lies(key, FLOATS) else value
+
+
+def _lies(key: str, places: Sequence[str]) -> bool:
+    return any(key == place or key.startswith(f"{place}.") for place in places)
+
+
+def choose_mates(
+    first: Ready, others: Iterable[Ready], fuse: Literal["auto"] | int, slots: int
+) -> list[Ready]:
+    """Return those of the other trials that train with the first one; all workers get about as many."""
+    key = group_of(first)
+    alike = [item for item in others if group_of(item) == key]
+    most = MOST if fuse == "auto" else fuse
+    share = -(-(len(alike) + 1) // max(1, slots))
+    return alike[: min(most, share) - 1]
