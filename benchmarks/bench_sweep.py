@@ -90,11 +90,15 @@ class Study:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
 
-    def run(self):
-        folder = self.root / "studies/s"
-        for entry in folder.iterdir():
+    def clear(self) -> None:
+        """Remove what an earlier run of the study has left."""
+        for entry in (self.root / "studies/s").iterdir():
             if entry.name != "study.yaml":
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def run(self):
+        self.clear()
+        folder = self.root / "studies/s"
         study = load_study(folder)
         base = str(write_base(study, StudyFolder(folder)))
         workers = Processes(Training(base, study.objective.metric), places(2, 1, [], None, usable_cores))

@@ -545,8 +545,6 @@ def test_export_to_optuna(lab, cli):
         ({"search": {"method": "grid", "stop": "ahsa"}}, "did you mean: asha"),
         ({"execute": {"order": "free"}}, "only trials that hop visit shards in some order"),
         ({"execute": {"hop": True}}, "the training rows are not divided into shards"),
-        ({"execute": {"fuse": "auto"}}, "cannot fuse several into one step yet"),
-        ({"execute": {"fuse": 8}}, "cannot fuse several into one step yet"),
         ({"execute": {"on": "procesess"}}, "no built-in executor named 'procesess'"),
         ({"execute": {"worker": 2}}, "did you mean: workers"),
         ({"serach": {}}, "did you mean: search"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -43,6 +45,12 @@ class Batch:
 
         return Batch(own(self.inputs), own(self.target), self.index.copy(), own(self.weight))
 
+    def split(self, count: int) -> Iterator[tuple[Batch, float]]:
+        """Yield parts of about the same size, at most one per row, with their shares of the rows."""
+        bounds = split_rows(len(self), count)
+        for begin, end in bounds:
+            yield (self, 1.0) if len(bounds) == 1 else (self.part(begin, end), (end - begin) / len(self))
+
     def part(self, begin: int, end: int) -> Batch:
         """Return the rows from `begin` to `end`."""
 
@@ -50,3 +58,13 @@ class Batch:
             return map_arrays(lambda array: array[begin:end], value)
 
         return Batch(cut(self.inputs), cut(self.target), self.index[begin:end], cut(self.weight))
+
+
+def split_rows(rows: int, count: int) -> list[tuple[int, int]]:
+    """Return where `count` parts of some rows begin and end; there are not more parts than rows.
+
+    >>> split_rows(5, 2)
+    [(0, 2), (2, 5)]
+    """
+    parts = min(rows, count)
+    return list(itertools.pairwise(rows * i // parts for i in range(parts + 1)))

@@ -25,7 +25,7 @@ from manyfit.run.loop.journal import hold_folder, log_only_to, record_failure, t
 from manyfit.run.loop.process_state import ProcessState, own_process
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.finish import finish, write_summary
-from manyfit.run.session.fusing import Fuse, fuse_runs, key_of, release_memory, was_fused
+from manyfit.run.session.fusing import Fuse, find_key, fuse_runs, release_memory, was_fused
 from manyfit.run.session.session import Opened, Reached, advance, begin_run, open_run
 from manyfit.store import provenance
 from manyfit.store.checkpoint import Note
@@ -296,7 +296,7 @@ class _Slot:
                 self._before = self._before if self._is_open else here.step
                 self._is_open = True
                 if self.fuse != "off":
-                    self.fuse_key = key_of(self.here, self.fuse)
+                    self.fuse_key = find_key(self.here, self.fuse)
                 self._stack = stack.pop_all()
         except KeyboardInterrupt:
             raise

@@ -7,12 +7,11 @@ from torch import nn
 
 from manyfit.data import ArraySource, Order
 from manyfit.data.walk import walk_together
-from manyfit.learn.fused.dropout import CounterDropout, make_keys
-from manyfit.learn.fused.learner import FusedLearner
 from manyfit.learn.group import Part
+from manyfit.learn.torch.fused.dropout import CounterDropout, make_keys
+from manyfit.learn.torch.fused.learner import FusedLearner
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import TorchObjective
-from manyfit.learn.torch.row_metrics import check_rows  # noqa: F401
 from manyfit.learn.torch.update import Update
 
 CPU = torch.device("cpu")
@@ -110,15 +109,15 @@ def schedule(optimizer, number):
 
 
 def run(model, number, options, seed=None, dtype=torch.float32, optimizer=torch.optim.SGD, scheduled=True,
-        metrics=None, rate=0.0, **update):  # fmt: skip
+        metrics=None, rate=0.0, device=CPU, **update):  # fmt: skip
     """One run: the model with initial weights of its own, and an optimizer with these options."""
     torch.manual_seed(100 + number)
-    module = model(rate).to(dtype)
+    module = model(rate).to(dtype).to(device)
     made = optimizer(module.parameters(), **options)
     schedules = schedule(made, number) if scheduled else {}
     own = {key: update.pop(key) for key in ("accumulate", "average", "ema", "precision") if key in update}
     return TorchLearner(
-        module, TorchObjective(module, F.cross_entropy, CPU), Update({"": made}, schedules, steps_per_epoch=10, **update),
+        module, TorchObjective(module, F.cross_entropy, device), Update({"": made}, schedules, steps_per_epoch=10, **update),
         metrics=metrics or {}, seed=number if seed is None else seed, **own,
     )  # fmt: skip
 
@@ -138,7 +137,7 @@ def train_alone(each, order, steps, data=None):
     """Train one run by itself, with the masks that it would have in a group; return its loss after each step."""
     batches, losses = (data or source()).batches(order, each.step), []
     for _ in range(steps):
-        keys = torch.from_numpy(make_keys([each.stream], each.step))[0]
+        keys = torch.from_numpy(make_keys([each.stream], each.step))[0].to(each.device)
         with CounterDropout(keys):
             each.train(batches, 1)
         losses.append(float(each.take()["train_loss"][0]))

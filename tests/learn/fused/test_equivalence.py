@@ -44,8 +44,11 @@ def nudged(each):
     return twin
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
-@pytest.mark.parametrize("rate", [0.0, 0.3], ids=["plain", "dropout"])
+soak = pytest.mark.soak
+
+
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=soak)], ids=["shared", "own"])
+@pytest.mark.parametrize("rate", [pytest.param(0.0, marks=soak), 0.3], ids=["plain", "dropout"])
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_are_those_of_each_run_alone(model, rate, shared):
     dtype = torch.float64
@@ -59,8 +62,8 @@ def test_losses_are_those_of_each_run_alone(model, rate, shared):
         assert together[:, i] == pytest.approx(losses, rel=1e-9)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3], ids=["plain", "dropout"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("rate", [0.0, pytest.param(0.3, marks=soak)], ids=["plain", "dropout"])
+@pytest.mark.parametrize("model", [MLP, *(pytest.param(model, marks=soak) for model in MODELS[1:])])
 def test_in_single_precision_they_agree_as_far_as_rounding_allows(model, rate):
     make = lambda: [run(model, i, o, rate=rate) for i, o in enumerate(OPTIONS)]  # noqa: E731
     group, alone = fuse(make()), make()
@@ -233,8 +236,6 @@ def test_parameter_groups_and_frozen_parameters():
 
 
 def test_validation_in_one_pass_is_that_of_each_run():
-    from manyfit.learn.torch.row_metrics import RowMetric  # noqa: F401
-
     def accuracy(output, target):
         return (output.argmax(1) == target).float()
 

@@ -27,8 +27,9 @@ from manyfit.learn.functions.losses import read_losses, to_device
 from manyfit.learn.functions.networks import Networks
 from manyfit.learn.metrics_by_run import Metrics, split_by_run
 from manyfit.learn.step_log import logging_to
-from manyfit.learn.torch.learner import TorchLearner, numpy_of
+from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.loss_sums import EpochSums
+from manyfit.learn.torch.outputs import to_numpy
 from manyfit.learn.torch.randomness import seed_slow
 
 log = logging.getLogger("manyfit")
@@ -89,7 +90,7 @@ class FunctionLearner(TorchLearner):
     def train(self, batches: Iterator[Batch], steps: int) -> None:
         """Train for this many steps: one by one, or in epochs of the user's own."""
         if not self.step:
-            self.seed_all(self._stream)
+            self.seed_all(self.stream)
             self.functions.on_train_start()
             self.bench.check_created()
             self.bench.is_from_start = True
@@ -172,7 +173,7 @@ class FunctionLearner(TorchLearner):
 
     def _call_parts(self, batch: Batch) -> dict[str, Tensor]:
         """Call the user's step with each part of a batch; return the losses of the whole."""
-        bench, parts = self.bench, list(self._parts(batch))
+        bench, parts = self.bench, list(batch.split(self.accumulate))
         sums: dict[str, Tensor] = {}
         for i, (part, share) in enumerate(parts):
             bench.current, bench.share, bench.is_last_part = part, share, i == len(parts) - 1
@@ -267,12 +268,10 @@ class FunctionLearner(TorchLearner):
         if not self.functions.has_predictions or (model is not None and not isinstance(model, Networks)):
             with self.evaluation.evaluating():
                 return super().predict(batch, model)
-        owner = self.functions if model is None else type(self.functions)(model.owner)
-        if model is not None:
-            model.to(self.device).eval()
+        owner = self.functions if model is None else type(self.functions)(model.to(self.device).eval().owner)
         with self.evaluation.evaluating(), own_randomness(), torch.no_grad(), self.autocast():
             outputs = owner.predict(to_device(batch, self.objective.tensor))
-        return map_arrays(numpy_of, outputs)
+        return map_arrays(to_numpy, outputs)
 
     def has_gradients(self) -> bool:
         """Return True: the functions step their optimizers themselves."""

@@ -7,6 +7,8 @@
 | `learner` | training, evaluation and state of one module |
 | `objective` | from a batch to outputs and a loss |
 | `heads` | several outputs, each with its own target and loss |
+| `outputs` | outputs as arrays |
+| `fused` | several modules of one structure in one pass |
 | `row_losses` | per-row losses |
 | `loss_hints` | explanations for losses that fail |
 | `row_metrics` | per-row metrics |

@@ -111,15 +111,16 @@ class TorchKind(LearnerKind):
 
     def group_key(self, learner: Any) -> Key | Refusal:
         """Return what a run must have in common with others: everything but weights and numbers."""
-        from manyfit.learn.fused.group_key import group_key
+        from manyfit.learn.torch.fused.group_key import group_key
 
         return group_key(learner)
 
-    def fuse(self, parts: Sequence[Part], first: Sequence[Batch], must_pay: bool) -> Learner:
-        """Return a learner with stacked parameters."""
-        from manyfit.learn.fused.learner import FusedLearner
+    def fuse(self, parts: Sequence[Part], first: Sequence[Batch], must_pay: bool) -> tuple[Learner, str]:
+        """Return a learner with stacked parameters, and how long its steps take."""
+        from manyfit.learn.torch.fused.learner import FusedLearner
 
-        return FusedLearner.open(parts, first, must_pay)
+        found = FusedLearner.open(parts, first, must_pay)
+        return found, found.checked.describe(found.n)
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
         """Return a `torch.export` program if the config leaves the choice to the kind."""

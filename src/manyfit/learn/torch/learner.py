@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from manyfit.learn.torch.description import count_parameters, describe_device
 from manyfit.learn.torch.heads import HeadsObjective
 from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.objective import TorchObjective
+from manyfit.learn.torch.outputs import fetch_outputs, return_both, to_numpy
 from manyfit.learn.torch.randomness import cuda_generator, random_state, seed_slow, set_random_state
 from manyfit.learn.torch.row_metrics import RowMetric, check_rows, measure_batch
 from manyfit.learn.torch.update import Update
@@ -57,7 +57,7 @@ class TorchLearner(BaseLearner):
 
     def __post_init__(self) -> None:
         self.device = self.objective.device
-        self._stream = derive(self.seed, "model")
+        self.stream = derive(self.seed, "model")
         self._measuring = derive(self.seed, "evaluate")
         self._sums = Sums(self.device)
         heads = self.objective.heads if isinstance(self.objective, HeadsObjective) else {}
@@ -119,16 +119,6 @@ class TorchLearner(BaseLearner):
         self._sums.rates = rates
         self.step += len(rows)
 
-    @property
-    def stream(self) -> int:
-        """The seed of the randomness inside the model."""
-        return self._stream
-
-    @property
-    def has_hidden_state(self) -> bool:
-        """Whether training has changed state that is neither in parameters nor in buffers."""
-        return bool(self._found.read())
-
     def add_losses(self, losses: Mapping[str, Tensor], rows: int) -> None:
         """Add losses of some rows to those that are logged."""
         if losses:
@@ -179,7 +169,7 @@ class TorchLearner(BaseLearner):
             """Accumulate the gradients of the batch, part by part; LBFGS calls this more than once."""
             self.update.zero()
             total: Tensor | None = None
-            for part, share in self._parts(batch):
+            for part, share in batch.split(self.accumulate):
                 self.step_log.rows = len(part)
                 with self.autocast():
                     _, loss = self.objective(self.module, part)
@@ -199,25 +189,18 @@ class TorchLearner(BaseLearner):
                 self.update.apply(closure)
         return first[0]
 
-    def _parts(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
-        """Yield the parts of a batch whose gradients are accumulated, with their shares of it."""
-        rows, parts = len(batch), min(self.accumulate, len(batch))
-        bounds = [rows * i // parts for i in range(parts + 1)]
-        for begin, end in itertools.pairwise(bounds):
-            yield (batch, 1.0) if parts == 1 else (batch.part(begin, end), (end - begin) / rows)
-
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[Outputs]:
         """Yield predictions with per-row losses and metrics."""
         for batch, output, target, rows, every in self._evaluate(batches):
             shared = frozenset(name for name, values in rows.items() if not values.ndim)
             found = {
-                name: numpy_of(values.expand(len(batch))).astype(np.float64)[None]
+                name: to_numpy(values.expand(len(batch))).astype(np.float64)[None]
                 for name, values in rows.items()
             }
-            shown = map_arrays(lambda each: numpy_of(each)[None], target)
-            several = None if len(list(named_arrays(every))) < 2 else partial(_fetch, every, shown)
+            shown = map_arrays(lambda each: to_numpy(each)[None], target)
+            several = None if len(list(named_arrays(every))) < 2 else partial(fetch_outputs, every, shown)
             main = pair_outputs(every, shown)[0][2] if is_nested(shown) else shown
-            index, shape = batch.index, numpy_of(output)[None]
+            index, shape = batch.index, to_numpy(output)[None]
             yield Outputs(index, shape, main, found, shared, several, self.has_heads)
 
     @property
@@ -246,7 +229,7 @@ class TorchLearner(BaseLearner):
                     sums[name] = RowSums(self.device, skips_undefined=name != "loss")
                 sums[name].add(values.expand(len(batch)))
             for metrics in further:
-                metrics.update(output, target, partial(_both, every, target))
+                metrics.update(output, target, partial(return_both, every, target))
         return sums
 
     def summarize(self, collected: Mapping[str, RowSums]) -> Metrics:
@@ -341,7 +324,7 @@ class TorchLearner(BaseLearner):
         """Return the outputs of the module, or of `model` in its place."""
         module = self.evaluated if model is None else model.to(self.device)
         with own_randomness(), torch.no_grad(), self.autocast():
-            return map_arrays(numpy_of, self.objective.rows(module, batch)[2])
+            return map_arrays(to_numpy, self.objective.rows(module, batch)[2])
 
     def weights(self) -> Sequence[Weights]:
         """Return the state of the module that is evaluated."""
@@ -398,7 +381,7 @@ class TorchLearner(BaseLearner):
         self._found.load(parts.get("found", {"objects": parts.get("own_optimizers", {})}))
 
     def _reseed(self) -> None:
-        seed = self._stream + self.step
+        seed = self.stream + self.step
         self._seed(seed)
         if self.step % self.update.steps_per_epoch == 0:
             seed_slow(seed)
@@ -414,17 +397,3 @@ class TorchLearner(BaseLearner):
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES[self.precision])
-
-
-def numpy_of(tensor: Tensor) -> Any:
-    """Return a tensor as an array; bfloat16, which NumPy does not have, becomes float32."""
-    found = tensor.detach()
-    return (found.float() if found.dtype is torch.bfloat16 else found).cpu().numpy()
-
-
-def _both(outputs: Nested, targets: Nested) -> tuple[Nested, Nested]:
-    return outputs, targets
-
-
-def _fetch(outputs: Nested, target: Any) -> tuple[Nested, Any]:
-    return map_arrays(lambda output: numpy_of(output)[None], outputs), target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from manyfit.core.signals import Watch
 from manyfit.data import Batch, once, once_over
@@ -75,8 +75,18 @@ def _passes(cohort: Cohort, watch: Watch | None, visit: int | None = None) -> It
 
     if not cohort.is_group:
         return once_through(cohort.members[0])
-    make = [functools.partial(once_through, member) for member in cohort.members]
-    return Walk(make, range(len(make)))
+    make: dict[object, Callable[[], Iterator[Batch]]] = {}
+    keys = [_stream_key(member, visit) or number for number, member in enumerate(cohort.members)]
+    for key, member in zip(keys, cohort.members, strict=True):
+        make.setdefault(key, functools.partial(once_through, member))
+    numbers = {key: number for number, key in enumerate(make)}
+    return Walk(list(make.values()), [numbers[key] for key in keys])
+
+
+def _stream_key(member: Member, visit: int | None) -> object:
+    """Return what determines the batches of a pass; None if they may depend on the reader."""
+    is_constant = vars(type(member.validation)).get("is_constant", False)
+    return (id(member.validation), member.batch_size) if is_constant and visit is None else None
 
 
 def watching(batches: Iterator[Batch], watch: Watch | None) -> Iterator[Batch]:

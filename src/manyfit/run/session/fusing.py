@@ -33,17 +33,17 @@ class Fused:
     text: str
 
 
-def key_of(here: Opened, fuse: Fuse) -> Key | Refusal:
+def find_key(here: Opened, fuse: Fuse) -> Key | Refusal:
     """Return what runs that train in one pass have in common, or why this one cannot."""
     if fuse == "auto" and here.step and not was_fused(here):
         return Refusal("it was begun alone, and goes on in the same way")
-    found = key_of_built(here.built)
+    found = find_built_key(here.built)
     if isinstance(found, Refusal):
         return found
     return Key((found.content, here.built.plan))
 
 
-def key_of_built(built: Built) -> Key | Refusal:
+def find_built_key(built: Built) -> Key | Refusal:
     """Return the key of the objects of a run, or why it cannot be trained with others."""
     if reason := _refuse_source(built.train):
         return Refusal(reason)
@@ -78,16 +78,14 @@ def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
             # Operations without a batching rule are slow, which the comparison measures.
             warnings.filterwarnings("ignore", "There is a performance drop")
             first = next(iter(read_together(runs)))
-            learner = runs[0].built.kind.fuse(parts, first, must_pay)  # type: ignore[arg-type]
+            learner, measured = runs[0].built.kind.fuse(parts, first, must_pay)  # type: ignore[arg-type]
     except NotFusable as error:
         if any(began):
             log.warning("a group that was trained in one pass goes on one run at a time: %s", error)
         return Fused(None, f"alone: {error}")
     except StopIteration:
         return Fused(None, "alone: there are no rows")
-    checked = getattr(learner, "checked", None)
-    measured = f"; {checked.describe(len(runs))}" if checked is not None else ""
-    return Fused(learner, f"in one pass{measured}")
+    return Fused(learner, f"in one pass; {measured}")
 
 
 def why_not_fused(built: Built) -> str:
@@ -95,7 +93,7 @@ def why_not_fused(built: Built) -> str:
 
     It is compared with itself alone, on one batch; nothing changes.
     """
-    found = key_of_built(built)
+    found = find_built_key(built)
     if isinstance(found, Refusal):
         return found.reason
     try:

@@ -57,6 +57,9 @@ class Assigning(PointControl):
         self._steps = 0
         self._reported: dict[str, int] = {}
         """The step that each trial in training has last reported."""
+        self._how: dict[str, str] = dict(self.ledger.get("trained") or {})
+        """How each trial was trained last: in one pass with others or alone, and why."""
+        self._last_how = ""
 
     def _flush(self, point: PointRecord) -> None:
         if self.keepers is not None:
@@ -211,6 +214,16 @@ class Assigning(PointControl):
             self.ledger.set("reported", self._reported)  # these steps are counted
             log.warning("trial %s: %s must be trained again", outcome.trial, pluralize(lost, "step"))
         return outcome
+
+    def _note_how(self, point: PointRecord, outcome: Outcome) -> None:
+        """Record whether a trial was trained in one pass with others, and why not."""
+        how, _, measured = outcome.how.partition("; ")
+        if not how:
+            return
+        self._how[outcome.trial] = how
+        if measured and outcome.how != self._last_how:
+            self._last_how = outcome.how
+            self.ledger.decide(point, "fuse", outcome.how)
 
     def over_budget(self) -> bool:
         """Return whether a budget is exhausted."""

@@ -56,9 +56,6 @@ class Driver(Assigning):
         self.ledger.take_changed()
         self._standings = Standings(self.ledger.points, self._sign)
         self._noted = -1.0
-        self._how: dict[str, str] = dict(self.ledger.get("trained") or {})
-        """How each trial was trained last: in one pass with others or alone, and why."""
-        self._last_how = ""
         self._place = PlaceWatch(self.folder.path)
 
     def run(self) -> None:
@@ -154,16 +151,6 @@ class Driver(Assigning):
         self._undecided = True
         self.shown.show_ended(point, trial, outcome)
         return self._reason_to_stop(point, trial) if trial.state in ("failed", "infeasible") else ""
-
-    def _note_how(self, point: PointRecord, outcome: Outcome) -> None:
-        """Record whether a trial was trained in one pass with others, and why not."""
-        how, _, measured = outcome.how.partition("; ")
-        if not how:
-            return
-        self._how[outcome.trial] = how
-        if measured and outcome.how != self._last_how:
-            self._last_how = outcome.how
-            self.ledger.decide(point, "fuse", outcome.how)
 
     def _note_time(self) -> None:
         """Record, about once per second, how long the study has been running and how far its trials are."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from manyfit.learn.fused.per_run import SPLIT
+from manyfit.learn.torch.fused.per_run import SPLIT
 
 MOST_LAYERS: Final = 64
 """Calls of dropout in a forward pass for which keys are made ahead."""

@@ -8,10 +8,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from manyfit.learn.fused.optimizers import STACKED
-from manyfit.learn.fused.options import read_option
-from manyfit.learn.fused.structure import Opaque, describe, describe_module
 from manyfit.learn.fusing import Key, Refusal
+from manyfit.learn.torch.fused.optimizers import STACKED
+from manyfit.learn.torch.fused.options import read_option
+from manyfit.learn.torch.fused.structure import Opaque, describe_module, find_content
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.update import Frozen, Update
@@ -37,7 +37,7 @@ def group_key(learner: Any) -> Key | Refusal:
             (
                 describe_module(learner.module),
                 _describe_loss(learner.objective.loss),
-                describe(dict(learner.metrics), "train.metrics"),
+                find_content(dict(learner.metrics), "train.metrics"),
                 _describe_update(update, learner.module),
                 learner.accumulate, learner.precision, learner.average is not None, learner.ema,
                 str(learner.device), update.steps_per_epoch, learner.objective.is_coupled,
@@ -76,7 +76,7 @@ def _refuse_module(learner: TorchLearner) -> str:
         return f"{type(module).__name__} has lazy parameters, which get their shape from the first batch"
     if any(p.layout is not torch.strided for p in module.parameters()):
         return f"{type(module).__name__} has sparse parameters"
-    if learner.has_hidden_state:
+    if "found" in learner.state()[0].values:
         return f"{type(module).__name__} has state that is neither a parameter nor a buffer"
     return ""
 
@@ -84,7 +84,7 @@ def _refuse_module(learner: TorchLearner) -> str:
 def _describe_loss(loss: Any) -> Hashable:
     if isinstance(loss, nn.Module):
         return describe_module(loss, "train.loss", with_values=True)
-    return describe(loss, "train.loss")
+    return find_content(loss, "train.loss")
 
 
 def _describe_update(update: Update, module: nn.Module) -> Hashable:

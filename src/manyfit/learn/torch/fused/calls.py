@@ -14,10 +14,10 @@ from torch.func import functional_call, vmap
 
 from manyfit.data import Batch
 from manyfit.data.nested import map_arrays, named_arrays
-from manyfit.learn.fused.dropout import CounterDropout
-from manyfit.learn.fused.per_run import PerRun
 from manyfit.learn.fusing import NotFusable
 from manyfit.learn.step_log import StepLog, logging_to
+from manyfit.learn.torch.fused.dropout import CounterDropout
+from manyfit.learn.torch.fused.per_run import PerRun
 from manyfit.learn.torch.learner import TorchLearner
 
 
@@ -107,7 +107,7 @@ def stack_batches(
     return StackedBatch(found[0], found[1], found[2], len(first), False)
 
 
-def as_batch(batch: StackedBatch) -> Batch:
+def make_plain_batch(batch: StackedBatch) -> Batch:
     """Return the rows of one run as a batch."""
     return Batch(batch.inputs, batch.target, np.arange(batch.rows), batch.weight)
 
@@ -127,7 +127,7 @@ def compute_loss(
         stack.enter_context(learner.autocast())
         if mode is not None:
             stack.enter_context(mode)
-        _, loss = learner.objective(Functional(module, tensors), as_batch(batch))  # type: ignore[arg-type]
+        _, loss = learner.objective(Functional(module, tensors), make_plain_batch(batch))  # type: ignore[arg-type]
     if loss is None:
         raise NotFusable("the model updates itself and returns no loss")
     if log.samples:
@@ -168,20 +168,20 @@ def compute_rows(
 
     def one(tensors: Any, inputs: Any, target: Any, weight: Any, keys: Any, rates: Any) -> Any:
         with PerRun() if splits else nullcontext():
-            return evaluate_rows(learner, tensors, batch.replace(inputs, target, weight), replaces)
+            return evaluate_one(learner, tensors, batch.replace(inputs, target, weight), replaces)
 
     found: tuple[Any, dict[str, Tensor]] = _each(one, tensors, batch, None, None)
     return found
 
 
-def evaluate_rows(
+def evaluate_one(
     learner: TorchLearner, tensors: Mapping[str, Tensor], batch: StackedBatch, replaces: bool
 ) -> tuple[Any, dict[str, Tensor]]:
     """Return the main output and all outputs, and per-row values: of one run, or of each inside `vmap`."""
     log = StepLog(learner.taken)
     with CounterDropout(None) if replaces else nullcontext():
         module = Functional(learner.evaluated, tensors)
-        output, _, rows, every = learner.evaluate_batch(module, as_batch(batch), log)
+        output, _, rows, every = learner.evaluate_batch(module, make_plain_batch(batch), log)
     if log.samples:
         raise NotFusable("the model logs images or texts")
     return (output, every), rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,24 +13,25 @@ from torch import Tensor
 from manyfit.core.errors import RunFailed
 from manyfit.core.state import State
 from manyfit.data import Batch
+from manyfit.data.batch import split_rows
 from manyfit.data.nested import map_arrays
 from manyfit.data.walk import Walk
-from manyfit.learn.fused.calls import (
-    StackedBatch,
-    compute_losses,
-    compute_rows,
-    evaluate_rows,
-    stack_batches,
-)
-from manyfit.learn.fused.dropout import make_keys
-from manyfit.learn.fused.options import OptionTable
-from manyfit.learn.fused.self_check import LOSS, Checked, check_group, precision_of
-from manyfit.learn.fused.stack import stack_modules
-from manyfit.learn.fused.update import StackedUpdate
 from manyfit.learn.fusing import GroupFailed, NotFusable
 from manyfit.learn.group import GroupLearner, Part
 from manyfit.learn.metrics_by_run import Metrics
 from manyfit.learn.split_metrics import SplitMetrics
+from manyfit.learn.torch.fused.calls import (
+    StackedBatch,
+    compute_losses,
+    compute_rows,
+    evaluate_one,
+    stack_batches,
+)
+from manyfit.learn.torch.fused.dropout import make_keys
+from manyfit.learn.torch.fused.options import OptionTable
+from manyfit.learn.torch.fused.self_check import LOSS, Checked, check_group, precision_of
+from manyfit.learn.torch.fused.stack import stack_modules
+from manyfit.learn.torch.fused.update import StackedUpdate
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.loss_sums import RowSums
 
@@ -151,13 +151,12 @@ class FusedLearner(GroupLearner):
 
     def _train_step(self, batch: StackedBatch, step: int, options: Any) -> dict[str, Tensor]:
         """Train one step of all runs; return their losses by name."""
-        count = min(self._base.accumulate, batch.rows)
-        bounds = [batch.rows * i // count for i in range(count + 1)]
+        bounds = split_rows(batch.rows, self._base.accumulate)
         losses: dict[str, Tensor] = {}
         gradients: dict[str, Tensor | None] = {}
-        for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
-            part = batch if count == 1 else batch.part(begin, end)
-            share = 1.0 if count == 1 or self._base.objective.sums else (end - begin) / batch.rows
+        for number, (begin, end) in enumerate(bounds):
+            part = batch if len(bounds) == 1 else batch.part(begin, end)
+            share = 1.0 if len(bounds) == 1 or self._base.objective.sums else (end - begin) / batch.rows
             keys = self._keys(step, number) if self.checked.replaces else None
             tensors = {**self._leaves, **self._buffers}
             found, logged = compute_losses(
@@ -254,7 +253,7 @@ class FusedLearner(GroupLearner):
     def _measure(self, batches: Walk, further: Sequence[SplitMetrics]) -> Metrics:
         for run in self._runs:
             run.evaluated.eval()
-        tensors, sums = self._evaluated(), dict[str, RowSums]()
+        tensors, sums = self._list_evaluated(), dict[str, RowSums]()
         with torch.no_grad():
             for each in batches:
                 batch = self._stack_batch(each)
@@ -277,7 +276,7 @@ class FusedLearner(GroupLearner):
                     _update(metrics, i, output, every, self._base.objective.targets(each[i]))
         return {name: found.mean() for name, found in sums.items()}
 
-    def _evaluated(self) -> dict[str, Tensor]:
+    def _list_evaluated(self) -> dict[str, Tensor]:
         """Return the tensors of the modules that are evaluated."""
         if not self._averages:
             return {**self._parameters, **self._buffers}
@@ -294,7 +293,7 @@ class FusedLearner(GroupLearner):
             raise NotFusable(str(error)) from error
         for i, run in enumerate(self._runs):
             own = {name: tensor[i] for name, tensor in tensors.items()}
-            _, alone = evaluate_rows(run, own, batch.of(i), replaces=False)
+            _, alone = evaluate_one(run, own, batch.of(i), replaces=False)
             if set(alone) != set(rows):
                 raise NotFusable("the runs have other metrics together than alone")
             if "loss" not in alone:

@@ -28,7 +28,7 @@ class PerRun(TorchFunctionMode):
         """Split a call, or pass it on."""
         if func not in SPLIT:
             return func(*args, **(kwargs or {}))
-        given = {**dict(enumerate(args)), **(kwargs or {})}
+        given: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
 
         def call(*values: Tensor) -> Any:

@@ -14,11 +14,11 @@ from torch import Tensor
 from manyfit.core.tracebacks import user_frame
 from manyfit.data.nested import named_arrays
 from manyfit.data.randomness import RandomStates, own_randomness
-from manyfit.learn.fused.calls import StackedBatch, as_batch, compute_loss, compute_losses
-from manyfit.learn.fused.dropout import CounterDropout
-from manyfit.learn.fused.structure import Opaque, describe_module
 from manyfit.learn.fusing import NotFusable
 from manyfit.learn.step_log import logging_to
+from manyfit.learn.torch.fused.calls import StackedBatch, compute_loss, compute_losses, make_plain_batch
+from manyfit.learn.torch.fused.dropout import CounterDropout
+from manyfit.learn.torch.fused.structure import Opaque, describe_module
 from manyfit.learn.torch.learner import TorchLearner
 
 LOSS: Final[Mapping[str, float]] = {"exact": 1e-9, "single": 1e-4, "rough": 5e-2}
@@ -98,7 +98,7 @@ def _time_alone(run: TorchLearner, batch: StackedBatch) -> float:
         for _ in range(TIMED):
             began = time.perf_counter()
             with run.autocast(), logging_to(None):
-                _, loss = run.objective(module, as_batch(batch))
+                _, loss = run.objective(module, make_plain_batch(batch))
             assert loss is not None
             if loss.requires_grad:
                 torch.autograd.grad(loss, leaves, allow_unused=True)

@@ -26,7 +26,7 @@ class Opaque(Exception):
     """An object whose contents cannot be compared with those of another."""
 
 
-def describe(value: Any, where: str, seen: tuple[int, ...] = ()) -> Hashable:
+def find_content(value: Any, where: str, seen: tuple[int, ...] = ()) -> Hashable:
     """Return the contents of a value, equal for values that behave alike; raise `Opaque` if that is unknown.
 
     `where` is the place of the value, for the message.
@@ -40,20 +40,20 @@ def describe(value: Any, where: str, seen: tuple[int, ...] = ()) -> Hashable:
         return "again", seen.index(id(value))
     inside = (*seen, id(value))
     if kind in (list, tuple):
-        return kind, tuple(describe(item, f"{where}.{i}", inside) for i, item in enumerate(value))
+        return kind, tuple(find_content(item, f"{where}.{i}", inside) for i, item in enumerate(value))
     if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
         items = value.items()
         return kind, tuple(
-            (describe(k, where, inside), describe(v, f"{where}.{k}", inside)) for k, v in items
+            (find_content(k, where, inside), find_content(v, f"{where}.{k}", inside)) for k, v in items
         )
     if kind in (set, frozenset):
-        return kind, frozenset(describe(item, where, inside) for item in value)
+        return kind, frozenset(find_content(item, where, inside) for item in value)
     if isinstance(value, nn.Module):
         return describe_module(value, where, with_values=True)
     if isinstance(value, Tensor | np.ndarray):
         return _describe_array(value, where)
     if kind is functools.partial:
-        return kind, describe((value.func, value.args, value.keywords), where, inside)
+        return kind, find_content((value.func, value.args, value.keywords), where, inside)
     return _describe_code(value, where, inside)
 
 
@@ -76,17 +76,17 @@ def _describe_code(value: Any, where: str, inside: tuple[int, ...]) -> Hashable:
     if isinstance(value, types.FunctionType):
         if value.__closure__:
             raise Opaque(f"{where} is a closure, whose variables cannot be compared")
-        rest = describe((value.__defaults__, value.__kwdefaults__), where, inside)
+        rest = find_content((value.__defaults__, value.__kwdefaults__), where, inside)
         return value.__code__, id(value.__globals__), rest
     if isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType | None):
         return "builtin", value
     if isinstance(value, types.MethodType):
-        owner = "again" if id(value.__self__) in inside else describe(value.__self__, where, inside)
+        owner = "again" if id(value.__self__) in inside else find_content(value.__self__, where, inside)
         return "method", _describe_code(value.__func__, where, inside), owner
     if type(value).__module__ == "builtins" and callable(value):
         return "builtin", value  # such as a method descriptor
     if dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace):
-        return type(value), describe(dict(vars(value)), where, inside)
+        return type(value), find_content(dict(vars(value)), where, inside)
     raise Opaque(f"{where} is a {type(value).__name__}, whose contents cannot be compared")
 
 
@@ -125,6 +125,6 @@ def _attributes(part: nn.Module, where: str) -> Hashable:
     """Return the attributes of a module other than its tensors and submodules."""
     skipped = {"p"} if isinstance(part, nn.modules.dropout._DropoutNd) else set()
     own = {name: value for name, value in vars(part).items() if name not in INTERNAL and name not in skipped}
-    listed = tuple((name, describe(value, f"{where}.{name}", (id(part),))) for name, value in own.items())
+    listed = tuple((name, find_content(value, f"{where}.{name}", (id(part),))) for name, value in own.items())
     missing = tuple(sorted(name for name, value in part._buffers.items() if value is None))
     return listed, missing, tuple(sorted(part._non_persistent_buffers_set))

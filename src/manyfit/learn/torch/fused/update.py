@@ -11,17 +11,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from manyfit.learn.fused.optimizers import STACKED, Slots, StackedAdam, StackedOptimizer
-from manyfit.learn.fused.options import Vectors, read_option
-from manyfit.learn.fused.stack import stack_tensors
 from manyfit.learn.fusing import NotFusable
+from manyfit.learn.torch.fused.optimizers import STACKED, Slots, StackedAdam, StackedOptimizer
+from manyfit.learn.torch.fused.options import Vectors, read_option
+from manyfit.learn.torch.fused.stack import stack_tensors
 from manyfit.learn.torch.learner import TorchLearner
 
 Counts = npt.NDArray[np.float64]
 
 
 @dataclass
-class Leaf:
+class StackedLeaf:
     """A stacked parameter and the state of its optimizer."""
 
     name: str
@@ -50,7 +50,7 @@ class StackedUpdate:
         self.numbers = rule.numbers
         named = [dict(run.module.named_parameters()) for run in runs]
         names = {id(parameter): name for name, parameter in named[0].items()}
-        self._groups: list[tuple[StackedOptimizer, list[Leaf]]] = []
+        self._groups: list[tuple[StackedOptimizer, list[StackedLeaf]]] = []
         for group in first.param_groups:
             flags = {flag: group.get(flag, False) for flag in rule.flags}
             flags |= {name: bool(read_option(group, name)) for name in rule.switches}
@@ -58,7 +58,7 @@ class StackedUpdate:
             for parameter in group["params"]:
                 name = names[id(parameter)]
                 owners = [(o, own[name]) for o, own in zip(self._optimizers, named, strict=True)]
-                leaves.append(self._open(Leaf(name, parameters[name], owners)))
+                leaves.append(self._open(StackedLeaf(name, parameters[name], owners)))
             self._groups.append((rule(flags), leaves))
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules warn without a step before
@@ -70,7 +70,7 @@ class StackedUpdate:
         known = [value for value in values if value is not None]
         return np.array([known[owner] for owner in self._rows], dtype=np.float64) if known else None
 
-    def _open(self, leaf: Leaf) -> Leaf:
+    def _open(self, leaf: StackedLeaf) -> StackedLeaf:
         """Move the state that the runs' optimizers have into one memory."""
         states = [optimizer.state.get(parameter, {}) for optimizer, parameter in leaf.owners]
         for key in [key for key, value in states[0].items() if isinstance(value, Tensor)]:
@@ -105,7 +105,7 @@ class StackedUpdate:
                 spread = {name: _spread(values, leaf.tensor) for name, values in shared[1].items()}
                 rule.update(leaf.tensor, gradients[leaf.name], leaf.slots, spread)  # type: ignore[arg-type]
 
-    def _begin(self, rule: StackedOptimizer, leaf: Leaf, gradient: Any) -> None:
+    def _begin(self, rule: StackedOptimizer, leaf: StackedLeaf, gradient: Any) -> None:
         if rule.counts_steps and leaf.count is None:
             group = self._optimizers[0].param_groups[0]
             device = leaf.tensor.device if group.get("fused") or group.get("capturable") else "cpu"
@@ -115,7 +115,7 @@ class StackedUpdate:
             leaf.slots |= rule.begin(leaf.tensor, gradient)
 
     def _step_by_run(
-        self, rule: StackedAdam, leaves: Sequence[Leaf], gradients: Mapping[str, Any], numbers: Vectors
+        self, rule: StackedAdam, leaves: Sequence[StackedLeaf], gradients: Mapping[str, Any], numbers: Vectors
     ) -> None:
         """Step each run by a kernel of torch that computes a whole update, which is faster on the CPU."""
         torch._foreach_add_([leaf.steps for leaf in leaves if leaf.steps is not None], 1)
@@ -168,7 +168,7 @@ class StackedUpdate:
                         optimizer.state[parameter][key] = own[key][self._rows.index(number)]
 
 
-def _counts(leaf: Leaf, rows: int) -> Counts:
+def _counts(leaf: StackedLeaf, rows: int) -> Counts:
     return np.zeros(rows) if leaf.count is None else leaf.count
 
 

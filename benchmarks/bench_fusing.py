@@ -1,0 +1,111 @@
+"""A grid of 16 configs on digits, 10 epochs each: a fused study compared with hand-written loops and with a bare
+fused loop.
+
+The study is timed from the call of `manyfit.sweep` to the finished ledger, in an interpreter that has everything
+imported. It checks, plans and rehearses, compares the group with each trial alone, validates, writes the log,
+checkpoints and the ledger, and exports its best model. The bare fused loop does nothing but train. If they are
+installed, Lightning and Ray Tune do the same work once, in the same run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+os.environ.setdefault("EPOCHS", "10")
+
+import bench_sweep
+import torch
+import torch.nn.functional as F
+from bench_sweep import BATCH, EPOCHS, GRID, ROUNDS, Study, X, Y, lightning_serial, ray_tune, serial
+from timing import compare, seconds, where
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+import manyfit
+
+
+def bare_fused():
+    """Train the grid with stacked parameters, as in `torch.func`'s tutorial on ensembles, and nothing else."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)) for _ in GRID]
+    found, _ = stack_module_state(models)
+    parameters = {name: tensor.detach().requires_grad_() for name, tensor in found.items()}
+    leaves = list(parameters.values())
+    shapes = [(-1, *[1] * (leaf.ndim - 1)) for leaf in leaves]
+    rates, decays = (torch.tensor(column) for column in zip(*GRID, strict=True))
+    rate, shrink = ([v.view(shape) for shape in shapes] for v in (rates, 1 - rates * decays))
+    first, second = ([torch.zeros_like(leaf) for leaf in leaves] for _ in range(2))
+
+    def loss(own, x, y):
+        return F.cross_entropy(functional_call(models[0], own, (x,)), y)
+
+    losses, step = vmap(loss, in_dims=(0, None, None)), 0
+    for _ in range(EPOCHS):
+        order = torch.randperm(len(X))
+        for i in range(0, len(X), BATCH):
+            rows, step = order[i : i + BATCH], step + 1
+            gradients = torch.autograd.grad(losses(parameters, X[rows], Y[rows]).sum(), leaves)
+            with torch.no_grad():
+                torch._foreach_mul_(leaves, shrink)
+                torch._foreach_lerp_(first, gradients, 0.1)
+                torch._foreach_mul_(second, 0.999)
+                torch._foreach_addcmul_(second, gradients, gradients, 0.001)
+                down = torch._foreach_div(second, 1 - 0.999**step)
+                torch._foreach_sqrt_(down)
+                torch._foreach_add_(down, 1e-8)
+                move = torch._foreach_div(first, 1 - 0.9**step)
+                torch._foreach_div_(move, down)
+                torch._foreach_mul_(move, rate)
+                torch._foreach_sub_(leaves, move)
+
+
+class Fused(Study):
+    """The study, from the call to the finished ledger."""
+
+    def __init__(self, execute: str, every: int = EPOCHS) -> None:
+        super().__init__()
+        config = self.root / "runs/base/config.yaml"
+        text = config.read_text().replace(f"{EPOCHS}ep", f"{every}ep")
+        config.write_text(text + "evaluate: {batch_size: 1024}\n")
+        file = self.root / "studies/s/study.yaml"
+        file.write_text(file.read_text().replace("{on: processes, workers: 2}", execute))
+
+    def run(self):
+        self.clear()
+        yield
+        found = manyfit.sweep(self.root / "studies/s", progress=False)
+        yield
+        assert len(found.ranked) == 16, found.failures
+
+
+def main() -> int:
+    print(f"{where()}, torch {torch.__version__}, {EPOCHS} epochs, 16 configurations, one thread")
+    study, each = Fused("{on: inline, fuse: auto}"), Fused("{on: inline, fuse: auto}", every=1)
+    two = Fused("{on: processes, workers: 2, fuse: auto}")
+    good = [
+        compare("hand-written loop / fused study", serial, study.run, ROUNDS, at_least=2.0),
+        compare("bare fused loop / fused study", bare_fused, study.run, ROUNDS, at_least=0.85),
+        compare(
+            "bare fused loop / fused study, validated each epoch", bare_fused, each.run, ROUNDS, at_least=0.75
+        ),
+        compare("fused study / the same on 2 processes", study.run, two.run, ROUNDS, at_least=1.7),
+    ]
+    beside = {
+        "Lightning, one after another": (lightning_serial, 8.0),
+        "Ray Tune, two at a time": (ray_tune, 15.0),
+    }
+    for (name, (side, limit)), package in zip(beside.items(), ("lightning", "ray"), strict=True):
+        if importlib.util.find_spec(package):
+            if package == "ray":
+                seconds(side)  # starts Ray
+            ratio = seconds(side) / min(seconds(study.run) for _ in range(ROUNDS))
+            good.append(ratio >= limit)
+            print(f"{name} / fused study: {ratio:.2f} (at least {limit}): {'ok' if good[-1] else 'TOO SLOW'}")
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    bench_sweep.torch.set_num_threads(1)
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Groups on a GPU, where there is one."""
+
+import numpy as np
+import pytest
+import torch
+from tests.learn.fused.conftest import (
+    MODELS,
+    OPTIONS,
+    LeNet,
+    fuse,
+    run,
+    source,
+    train_alone,
+    train_together,
+    walk,
+)
+
+from manyfit.data import Order
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@pytest.fixture
+def deterministic():
+    before = torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled()
+    torch.backends.cudnn.allow_tf32 = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.backends.cudnn.allow_tf32 = before[0]
+    torch.use_deterministic_algorithms(before[1])
+
+
+@cuda
+@pytest.mark.parametrize("rate", [0.0, 0.3], ids=["plain", "dropout"])
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_are_those_of_each_run_alone(model, rate, deterministic):
+    device, dtype, data = torch.device("cuda"), torch.float64, source(dtype=np.float64)
+    make = lambda: [run(model, i, o, dtype=dtype, rate=rate, device=device) for i, o in enumerate(OPTIONS)]  # noqa: E731
+    group, alone = fuse(make(), data=data), make()
+    together = train_together(group, walk(alone, data=data), 100)
+    for i, each in enumerate(alone):
+        assert together[:, i] == pytest.approx(train_alone(each, Order(8, seed=5), 100, data), rel=1e-9)
+
+
+@cuda
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_other_optimizers(optimizer, deterministic):
+    device, data = torch.device("cuda"), source(dtype=np.float64)
+    make = lambda: [  # noqa: E731
+        run(
+            LeNet,
+            i,
+            {"lr": 1e-3 * (i + 1)},
+            dtype=torch.float64,
+            optimizer=optimizer,
+            scheduled=False,
+            device=device,
+        )
+        for i in range(8)
+    ]
+    group, alone = fuse(make(), data=data), make()
+    together = train_together(group, walk(alone, data=data), 20)
+    for i, each in enumerate(alone):
+        assert together[:, i] == pytest.approx(train_alone(each, Order(8, seed=5), 20, data), rel=1e-6)

@@ -1,0 +1,260 @@
+"""Studies whose trials train in one pass have the results of trials that are trained alone."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from manyfit.learn.torch.fused.learner import FusedLearner
+from manyfit.study.status import status
+
+GRID = {"train.optimizer.lr": [0.003, 0.01, 0.03, 0.1], "train.optimizer.weight_decay": [0.0, 0.01]}
+
+
+@pytest.fixture
+def study(lab):
+    """Eight trials of one structure."""
+    lab.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 3})
+    return lab
+
+
+def check_tables(one, other, rel=1e-3):
+    """Compare trial tables: everything but values is equal, and values agree."""
+    assert [row[:6] for row in one] == [row[:6] for row in other]
+    assert [row[8:] for row in one] == [row[8:] for row in other]
+    assert [row[6] for row in one] == pytest.approx([row[6] for row in other], rel=rel)
+    for a, b in zip(one, other, strict=True):
+        assert json.loads(a[7]) == [pytest.approx(pair, rel=rel) for pair in json.loads(b[7])]
+
+
+def states(lab):
+    """The tensors of the last checkpoint of each trial."""
+    from manyfit.store.folder import RunFolder
+
+    folders = sorted((lab.folder / "trials").iterdir())
+    found = {each.name: RunFolder(each).checkpoints()[-1:] for each in folders}
+    return {name: each[0].load().tensors for name, each in found.items() if each}
+
+
+def fused(lab):
+    return status(lab.folder)["trained"].get("in one pass", 0)
+
+
+@pytest.mark.parametrize("execute", [
+    {"on": "inline", "fuse": 7}, {"on": "inline", "fuse": 64}, {"on": "inline", "fuse": "auto"},
+    {"on": "processes", "workers": 2, "fuse": 3},
+], ids=str)  # fmt: skip
+def test_the_table_is_that_of_trials_alone(study, execute):
+    study.write(space=GRID, search={"method": "grid", "seeds": 2}, set={"train.epochs": 3})
+    study.sweep()
+    alone = study.table()
+    study.clear()
+    study.write(space=GRID, search={"method": "grid", "seeds": 2}, set={"train.epochs": 3}, execute=execute)
+    study.sweep()
+    check_tables(alone, study.table())
+    if execute["fuse"] != "auto":
+        assert fused(study) >= 14  # a group of seven may leave one
+
+
+def test_groups_have_trials_of_one_structure(lab):
+    lab.write(execute={"on": "inline", "fuse": 64})
+    lab.sweep()
+    units = lab.rows("select unit, count(*) from unit_trials group by unit order by 1")
+    assert [count for _, count in units if count > 1] == [
+        6,
+        6,
+    ]  # two sizes, with three rates and two seeds each
+    assert fused(lab) == 12
+
+
+def test_halving_promotes_the_same_trials(study):
+    search = {"method": "grid", "seeds": 2, "stop": {"class": "halving", "first": 1, "factor": 2}}
+    tables = []
+    for fuse in ("off", 64):
+        study.clear()
+        study.write(
+            space=GRID, search=search, set={"train.epochs": 4}, execute={"on": "inline", "fuse": fuse}
+        )
+        study.sweep()
+        tables.append(study.table())
+    check_tables(*tables)
+
+
+def test_asha_explains_its_decisions(study):
+    search = {"method": "grid", "seeds": 1, "stop": {"class": "asha", "first": 1, "factor": 2}}
+    study.write(space=GRID, search=search, set={"train.epochs": 4}, execute={"on": "inline", "fuse": 4})
+    found = study.sweep()
+    assert not found.unfinished
+    decided = {row[0] for row in study.rows("select distinct action from decisions")}
+    assert {"go", "stop", "fuse"} <= decided
+
+
+KILLED = """
+    import os, sys
+    from manyfit.store import durable
+    import manyfit
+    count, last = [0], int(sys.argv[2])
+    def before(operation, path):
+        count[0] += "trials" in str(path)
+        if count[0] == last:
+            os._exit(9)
+    durable.before = before
+    manyfit.sweep(sys.argv[1], progress=False)
+    print(count[0])
+"""
+
+
+@pytest.mark.parametrize("then", ["same", "off"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(i, marks=() if i in (40, 75) else pytest.mark.soak)
+        for i in (5, 20, 40, 55, 75, 90, 110, 130)
+    ],
+)
+def test_a_killed_study_resumes(study, moment, then):
+    """In the same way with the same bits, and with the other setting within rounding."""
+    setting = {"on": "inline", "fuse": 64}
+    changes = {"space": GRID, "search": {"method": "grid", "seeds": 1},
+               "set": {"train.epochs": 3, "train.every.checkpoint": "7ba"}}  # fmt: skip
+    study.write(**changes, execute=setting)
+    study.sweep()
+    table, tensors = study.table(), states(study)
+    study.clear()
+    script = study.project.write("kill.py", textwrap.dedent(KILLED))
+    done = subprocess.run(
+        [sys.executable, script, study.folder, str(moment)], env={**os.environ}, check=False
+    )
+    assert done.returncode in (0, 9)
+    if then == "off":
+        study.write(**changes, execute={"on": "inline", "fuse": "off"})
+    study.sweep()
+    check_tables(table, study.table())
+    if then == "same":
+        for name, own in states(study).items():
+            assert all(torch.equal(tensor, tensors[name][key]) for key, tensor in own.items()), name
+
+
+def test_trials_that_diverge_leave_and_the_others_stay_as_they_are(study):
+    """The bits of the others are those of a study without them."""
+    changes = {
+        "search": {"method": "grid", "seeds": 1},
+        "set": {"train.epochs": 3},
+        "execute": {"on": "inline", "fuse": 64},
+    }
+    good = [0.003, 0.01, 0.03]
+    study.write(**changes, space={"train.optimizer.lr": good})
+    study.sweep()
+    alone = states(study)
+    study.clear()
+    study.write(**changes, space={"train.optimizer.lr": [1e30, *good, 1e32]})
+    found = study.sweep()
+    assert [failure["kind"] for failure in status(study.folder)["failures"]] == ["not a number"]
+    assert len(found.ranked) == 3
+    now = states(study)
+    for name, tensors in alone.items():
+        assert all(torch.equal(tensor, now[name][key]) for key, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), ValueError("a bad row")], ids=str)
+def test_a_step_that_fails_for_a_group_does_not_fail_its_trials(study, error, monkeypatch):
+    """Without memory, groups of halves go on; after another error, trials go on one at a time."""
+    study.sweep()
+    alone = study.table()
+    study.clear()
+    study.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 3},
+                execute={"on": "inline", "fuse": 64})  # fmt: skip
+    step, sizes = FusedLearner._train_step, []
+
+    def fails(self, batch, number, options):
+        sizes.append(self.n)
+        if self.n > 2 and number >= 10:
+            raise error
+        return step(self, batch, number, options)
+
+    monkeypatch.setattr(FusedLearner, "_train_step", fails)
+    study.sweep()
+    check_tables(alone, study.table())
+    is_full = isinstance(error, torch.OutOfMemoryError)
+    assert [size for size, _ in itertools.groupby(sizes)] == ([8, 4, 2, 4, 2] if is_full else [8])
+
+
+def test_a_trial_that_is_stopped_leaves_the_others_as_they_are(study, monkeypatch):
+    """By a person, in the middle of its group."""
+    from manyfit.study.executors.inline import Inline
+
+    changes = {"space": GRID, "search": {"method": "grid", "seeds": 1}, "set": {"train.epochs": 3}}
+    study.write(**changes, execute={"on": "inline", "fuse": 64})
+    study.sweep()
+    undisturbed = states(study)
+    study.clear()
+    stopped = sorted(undisturbed)[2]
+    asked = []
+
+    monkeypatch.setattr("manyfit.study.work.training.BETWEEN", 0.0)
+
+    class Asks(Inline):
+        def _report_progress(self, progress):
+            if progress.step > 5 and not asked:
+                asked.append(progress.trial)
+                self.interrupt([stopped])
+            super()._report_progress(progress)
+
+    study.execute(lambda s, work, watch, trials: Asks(work, watch))
+    assert asked
+    now = states(study)
+    for name, tensors in undisturbed.items():
+        assert all(torch.equal(tensor, now[name][key]) for key, tensor in tensors.items()), name
+
+
+def test_a_dry_run_and_the_status_say_what_is_fused(study, cli):
+    study.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 2},
+                execute={"on": "inline", "fuse": 64})  # fmt: skip
+    answer = cli("sweep", study.folder, "--dry-run")
+    assert answer.code == 0
+    assert "can be trained in one pass" in answer.out
+    study.sweep()
+    answer = cli("status", study.folder)
+    assert "8 in one pass" in answer.out
+    assert "ms together" in study.rows("select reason from decisions where action = 'fuse'")[0][0]
+
+
+def test_what_cannot_be_fused_is_trained_alone_and_said(study, cli):
+    study.project.write("src/noisy.py", """
+        import torch
+        from torch import nn
+
+        class Noisy(nn.Module):
+            def __init__(self, hidden: int = 4):
+                super().__init__()
+                self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+            def forward(self, x):
+                return self.layers(x + torch.randn_like(x)) if self.training else self.layers(x)
+    """)  # fmt: skip
+    study.project.config(study.project.changed(model={"class": "noisy.Noisy"}))
+    study.write(space={"train.optimizer.lr": [0.01, 0.1]}, search={"method": "grid", "seeds": 1}, set={"train.epochs": 2},
+                execute={"on": "inline", "fuse": 64})  # fmt: skip
+    assert "draws random numbers" in cli("sweep", study.folder, "--dry-run").out
+    study.sweep()
+    assert status(study.folder)["trained"] == {"alone: the model draws random numbers other than dropout": 2}
+
+
+@pytest.mark.parametrize("fuse", ["on", 1, True, 2.5])
+def test_a_wrong_setting_is_an_error(study, cli, fuse):
+    study.write(execute={"fuse": fuse})
+    answer = cli("sweep", study.folder)
+    assert answer.code == 2
+    assert "execute.fuse" in answer.err
+
+
+def test_trials_that_hop_cannot_be_fused(study, cli):
+    study.write(execute={"fuse": 4, "hop": True})
+    answer = cli("sweep", study.folder)
+    assert answer.code == 2
+    assert "cannot be fused yet" in answer.err
