@@ -109,12 +109,15 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("then", ["same", "off"])
+QUICK = {(40, "same"), (75, "off")}
+
+
 @pytest.mark.parametrize(
-    "moment",
+    ("moment", "then"),
     [
-        pytest.param(i, marks=() if i in (40, 75) else pytest.mark.soak)
-        for i in (5, 20, 40, 55, 75, 90, 110, 130)
+        pytest.param(moment, then, marks=() if (moment, then) in QUICK else pytest.mark.soak)
+        for moment in (5, 20, 40, 55, 75, 90, 110, 130)
+        for then in ("same", "off")
     ],
 )
 def test_a_killed_study_resumes(study, moment, then):
