@@ -187,6 +187,26 @@ def test_a_step_that_fails_for_a_group_does_not_fail_its_trials(study, error, mo
     assert [size for size, _ in itertools.groupby(sizes)] == ([8, 4, 2, 4, 2] if is_full else [8])
 
 
+def test_memory_that_runs_out_while_a_group_is_compared_halves_it(study, monkeypatch):
+    from manyfit.learn.torch.fused import learner
+
+    check, sizes = learner.check_group, []
+
+    def fails(runs, *args):
+        sizes.append(len(runs))
+        if len(runs) > 4:
+            raise torch.OutOfMemoryError("out of memory")
+        return check(runs, *args)
+
+    monkeypatch.setattr(learner, "check_group", fails)
+    study.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 2},
+                execute={"on": "inline", "fuse": 64})  # fmt: skip
+    found = study.sweep()
+    assert not found.unfinished
+    assert sizes[-3:] == [8, 4, 4]
+    assert fused(study) == 8
+
+
 def test_a_trial_that_is_stopped_leaves_the_others_as_they_are(study, monkeypatch):
     """By a person, in the middle of its group."""
     from manyfit.study.executors.inline import Inline

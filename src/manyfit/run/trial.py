@@ -139,8 +139,10 @@ def _train_group(
         now = [slot for slot in waiting if slot.place == first]
         ahead = [slot.place[0] for slot in waiting if slot.place > first]
         end = min([*ahead, plan.total if goal is None else goal])
-        failed, learner = list[_Slot](), _fuse(now)
+        failed, learner = list[_Slot](), None
+        cause: BaseException | None = None
         try:
+            learner = _fuse(now)
             for number, member in advance([slot.here for slot in now], callbacks, watch, end, learner):
                 slot = now[number]
                 if isinstance(member.error, GroupFailed):
@@ -159,9 +161,12 @@ def _train_group(
         except GeneratorExit:
             raise
         except BaseException as error:
-            for slot in now:
-                if slot in waiting:
-                    waiting.remove(slot)
+            left = [slot for slot in now if slot in waiting]
+            waiting = [slot for slot in waiting if slot not in left]
+            if len(left) > 1 and now[0].fuse != "off" and classify_error(error) == "out of memory":
+                failed, cause = left, error  # while they were compared
+            else:
+                for slot in left:
                     yield slot, slot.close(error) or error
         del learner
         if failed:
@@ -213,7 +218,7 @@ def _train_smaller(
         ready = []
         for slot in half:
             if not is_full:
-                slot.fuse = "off"
+                slot.fuse, slot.how = "off", "alone: a step of its group has failed"
             error = slot.reopen()
             if error is not None:
                 yield slot, error
