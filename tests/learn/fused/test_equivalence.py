@@ -242,7 +242,11 @@ def test_validation_in_one_pass_is_that_of_each_run():
     def unusual(output, target):
         return torch.tensor([float(value) for value in output[:, 0]])  # has no batching rule
 
-    for metrics in ({"accuracy": accuracy}, {"accuracy": accuracy, "unusual": unusual}):
+    def confused(output, target):
+        return output[:, 0] * (100.0 if torch._C._functorch.is_batchedtensor(output) else 1.0)
+
+    for more in ({}, {"unusual": unusual}, {"confused": confused}):
+        metrics = {"accuracy": accuracy, **more}
         runs = [run(LeNet, i, o, metrics=metrics) for i, o in enumerate(OPTIONS[:3])]
         group = fuse(runs)
         group.train(walk(runs), 7)
