@@ -61,6 +61,109 @@ def test_the_table_is_that_of_trials_alone(study, execute):
         assert fused(study) >= 14  # a group of seven may leave one
 
 
+ROWS = """
+    import numpy as np, torch
+    from manyfit.data import ArraySource
+
+    class Weighted:
+        def __init__(self, batch_size: int = 16):
+            self.batch_size = batch_size
+
+        def source(self, split):
+            s = np.random.RandomState({"train": 0, "validation": 1, "test": 2}[split])
+            x = s.randn(70, 8, 8).astype(np.float32)
+            return ArraySource(x, s.randint(0, 10, 70), weight=s.rand(70).astype(np.float32))
+
+    class Noisy(torch.utils.data.Dataset):
+        def __init__(self, split):
+            self.split, s = split, np.random.RandomState(len(split))
+            self.x, self.y = s.randn(70, 8, 8).astype(np.float32), s.randint(0, 10, 70)
+
+        def __len__(self):
+            return len(self.x)
+
+        def __getitem__(self, i):
+            noise = np.random.randn(8, 8).astype(np.float32) if self.split == "train" else 0
+            return torch.from_numpy(self.x[i] + noise), int(self.y[i])
+
+    class Augmented:
+        def __init__(self, batch_size: int = 16):
+            self.batch_size = batch_size
+
+        def source(self, split):
+            return Noisy(split)
+"""
+PLATEAU = {"class": "plateau", "patience": 0, "threshold": 0.5}
+
+
+@pytest.mark.parametrize(("base", "study_"), [
+    ({"data": {"class": "rows.Weighted"}}, {}),
+    ({"data": {"class": "rows.Augmented"}}, {"search__seeds": 2}),
+    ({"train__scheduler": PLATEAU}, {"set": {"train.epochs": 4}}),
+    ({"train__scheduler": "one_cycle", "train__ema": 0.9, "train__clip_norm": 0.1, "train__accumulate": 2}, {}),
+    ({"train__stop": {"metric": "val_loss", "patience": "1ep", "mode": "min"}}, {"set": {"train.epochs": 6}}),
+    ({}, {"search__folds": 2}),
+    ({}, {"search": {"method": "random", "trials": 6}}),
+    ({}, {"execute__evaluate": "all", "execute__keep": 2}),
+    ({"train__freeze": [{"match": "layers.1", "epochs": 1}]}, {}),
+], ids=["weights", "augmentation", "plateau", "update", "early stop", "folds", "random", "evaluate all", "thaw"])  # fmt: skip
+def test_combinations(lab, base, study_):
+    lab.project.write("src/rows.py", ROWS)
+    tree = lab.project.config(lab.project.changed(**{"train__metrics": ["accuracy"], **base}))
+    assert tree
+    tables = []
+    for fuse in ("off", 64):
+        lab.clear()
+        lab.write(**{"space": {"train.optimizer.lr": [0.003, 0.01, 0.03]}, "search__seeds": 1, "set": {"train.epochs": 2},
+                     "execute": {"on": "inline"}, **study_, "execute__fuse": fuse})  # fmt: skip
+        if "random" in str(study_):
+            lab.write(
+                space={"train.optimizer.lr": {"log": [0.003, 0.03]}},
+                **study_,
+                execute={"on": "inline", "fuse": fuse},
+            )
+        found = lab.sweep()
+        assert not found.failures
+        tables.append(lab.table())
+    check_tables(*tables)
+    assert fused(lab) >= 2
+
+
+def test_a_worker_that_is_killed_takes_no_trial_with_it(study):
+    """The trials of its group are tried alone, and go on from their checkpoints."""
+    study.project.write("src/deadly.py", """
+        import os
+        from pathlib import Path
+        import torch
+        from torch import nn
+
+        class Deadly(nn.Module):
+            def __init__(self, hidden: int = 4):
+                super().__init__()
+                self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+            def forward(self, x):
+                place, begun = Path("once"), any(Path("studies/s/trials").glob("*/checkpoints/step-*"))
+                if begun and place.exists() and self.training and torch._C._functorch.is_batchedtensor(self.layers[1].weight):
+                    place.unlink()
+                    os._exit(9)
+                return self.layers(x)
+    """)  # fmt: skip
+    study.project.config(study.project.changed(model={"class": "deadly.Deadly"}))
+    changes = {"space": GRID, "search": {"method": "grid", "seeds": 1},
+               "set": {"train.epochs": 2, "train.every.checkpoint": "3ba"}}  # fmt: skip
+    study.write(**changes, execute={"on": "inline"})
+    study.sweep()
+    alone = study.table()
+    study.clear()
+    study.write(**changes, execute={"on": "processes", "workers": 2, "fuse": 64})
+    study.project.write("once", "")
+    found = study.sweep()
+    assert not found.failures
+    assert not (study.root / "once").exists()
+    check_tables(alone, study.table())
+
+
 def test_groups_have_trials_of_one_structure(lab):
     lab.write(execute={"on": "inline", "fuse": 64})
     lab.sweep()

@@ -67,7 +67,20 @@ def in_place(self, x):
     return self.layer(x)
 
 
+def reassigning(self, x):
+    found = self.layer(x - self.mean)
+    self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+    return found
+
+
+def clamping(self, x):
+    self.layer.weight.data.clamp_(-0.1, 0.1)
+    return self.layer(x)
+
+
 REFUSED = {
+    "replaces a buffer": (model(reassigning, lambda self: self.register_buffer("mean", torch.zeros(16))), "mean"),
+    "changes a weight": (model(clamping), ""),
     "decides by values": (model(branching), "values of tensors"),
     "draws from torch": (model(lambda self, x: self.layer(x + torch.randn_like(x))), "random numbers"),
     "draws from numpy": (model(lambda self, x: self.layer(x) * np.random.rand()), "random numbers"),
@@ -92,6 +105,22 @@ def test_what_cannot_be_stacked_is_refused_with_a_reason(name):
     found = refused(cls)
     assert found
     assert reason in found
+
+
+def test_a_buffer_that_is_changed_in_place_is_that_of_each_run_alone():
+    def moving(self, x):
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.layer(x - self.mean)
+
+    cls = model(moving, lambda self: self.register_buffer("mean", torch.zeros(16)))
+    runs, twins = ([run(cls, i, SGD, scheduled=False) for i in range(3)] for _ in range(2))
+    group = fuse(runs)
+    group.train(walk(runs), 12)
+    for one, twin in zip(group.models, twins, strict=True):
+        twin.train(source().batches(Order(8, seed=5)), 12)
+        assert one.mean.abs().sum() > 0
+        torch.testing.assert_close(one.mean, twin.module.mean)
+        torch.testing.assert_close(one.layer.weight, twin.module.layer.weight)
 
 
 def test_what_can_be_stacked_is_not_refused():

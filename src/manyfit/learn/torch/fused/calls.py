@@ -113,11 +113,7 @@ def make_plain_batch(batch: StackedBatch) -> Batch:
 
 
 def compute_loss(
-    learner: TorchLearner,
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    batch: StackedBatch,
-    mode: CounterDropout | None,
+    learner: TorchLearner, module: Any, batch: StackedBatch, mode: CounterDropout | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of one run, or of each run inside `vmap`, and what the model has logged."""
     log = StepLog(learner.taken)
@@ -127,7 +123,7 @@ def compute_loss(
         stack.enter_context(learner.autocast())
         if mode is not None:
             stack.enter_context(mode)
-        _, loss = learner.objective(Functional(module, tensors), make_plain_batch(batch))  # type: ignore[arg-type]
+        _, loss = learner.objective(module, make_plain_batch(batch))
     if loss is None:
         raise NotFusable("the model updates itself and returns no loss")
     if log.samples:
@@ -155,7 +151,7 @@ def compute_losses(
             None if keys is None else CounterDropout(keys, rates),
         )
         with PerRun() if splits else nullcontext():
-            return compute_loss(learner, learner.module, tensors, own, mode)
+            return compute_loss(learner, Functional(learner.module, tensors), own, mode)
 
     found: tuple[Tensor, dict[str, Tensor]] = _each(one, tensors, batch, keys, rates)
     return found

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ GRADIENT: Final[Mapping[str, float]] = {"exact": 1e-8, "single": 2e-3, "rough": 
 float64, in float32, and where products are rounded more coarsely."""
 TIMED: Final = 3
 """How often the step of a group is timed."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward and backward pass, of one run or of a group."""
+
+    loss: Tensor
+    gradients: Mapping[str, Tensor | None]
+    tensors: Mapping[str, Tensor]
+    """Parameters and buffers afterwards."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +75,12 @@ def check_group(
     Nothing changes: modules are copied, and buffers as well.
     """
     trained = [name for name, p in runs[0].module.named_parameters() if p.requires_grad]
-    losses, gradients, seen, needed, splits = [], [], [], False, False
+    alone, seen, needed, splits = list[Pass](), [], False, False
     inputs = [t.clone() for t in _tensors(batch)]
     for number, run in enumerate(runs):
         row = list(rows).index(number)
         mode = CounterDropout(keys[row])
-        own = {name: t[row].detach().clone() for name, t in {**parameters, **buffers}.items()}
-        loss, found = _train_alone(run, own, trained, batch.of(row), mode)
-        losses.append(loss)
-        gradients.append(found)
+        alone.append(_train_alone(run, trained, batch.of(row), mode))
         seen.append(mode.seen)
         needed, splits = needed or mode.is_needed, splits or mode.is_split
     if any(not torch.equal(a, b) for a, b in zip(inputs, _tensors(batch), strict=True)):
@@ -85,9 +92,9 @@ def check_group(
         rates = torch.tensor([seen[owner] for owner in rows], dtype=torch.float64, device=keys.device)
     splits = splits and keys.device.type == "cpu"
     masks = keys if needed else None
-    together = _train_together(runs, trained, parameters, buffers, batch, masks, rates, splits)
-    _compare(runs, rows, trained, losses, gradients, *together[:2])
-    return Checked(needed, rates, splits, _time_alone(runs[0], batch.of(0)) * len(runs), together[2])
+    together, took = _train_together(runs, trained, parameters, buffers, batch, masks, rates, splits)
+    _compare(runs, rows, trained, alone, together)
+    return Checked(needed, rates, splits, _time_alone(runs[0], batch.of(0)) * len(runs), took)
 
 
 def _time_alone(run: TorchLearner, batch: StackedBatch) -> float:
@@ -108,29 +115,18 @@ def _time_alone(run: TorchLearner, batch: StackedBatch) -> float:
 
 
 def _train_alone(
-    run: TorchLearner,
-    tensors: dict[str, Tensor],
-    trained: Sequence[str],
-    batch: StackedBatch,
-    mode: CounterDropout,
-) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """Return the loss and the gradients of one run, whose module is not used: a copy of it is."""
+    run: TorchLearner, trained: Sequence[str], batch: StackedBatch, mode: CounterDropout
+) -> Pass:
+    """Compute the loss and the gradients of one run as it is trained alone, with a copy of its module."""
     try:
         module = copy.deepcopy(run.module)
         before = describe_module(module)
     except (Opaque, RuntimeError, TypeError) as error:
         raise NotFusable(f"the module cannot be copied: {error}") from error
-    for name in trained:
-        tensors[name].requires_grad_()
     randomness = RandomStates.read()
     try:
-        loss, _ = compute_loss(run, module, tensors, batch, mode)
-        leaves = [tensors[name] for name in trained]
-        found = (
-            torch.autograd.grad(loss, leaves, allow_unused=True)
-            if loss.requires_grad
-            else [None] * len(leaves)
-        )
+        loss, _ = compute_loss(run, module, batch, mode)
+        gradients = _differentiate(loss, dict(module.named_parameters()), trained)
     except NotFusable:
         raise
     except Exception as error:  # training alone will show it
@@ -144,9 +140,9 @@ def _train_alone(
             raise NotFusable("the model changes an attribute while it trains")
     except Opaque as error:
         raise NotFusable(f"the model changes an attribute while it trains: {error}") from error
-    if trained and all(gradient is None for gradient in found):
+    if trained and all(gradient is None for gradient in gradients.values()):
         raise NotFusable("no gradient of the loss reaches a parameter")
-    return loss.detach(), dict(zip(trained, found, strict=True))
+    return Pass(loss.detach(), gradients, {**dict(module.named_parameters()), **dict(module.named_buffers())})
 
 
 def _train_together(
@@ -158,59 +154,83 @@ def _train_together(
     keys: Tensor | None,
     rates: Tensor | None,
     splits: bool,
-) -> tuple[Tensor, dict[str, Tensor | None], float]:
-    """Return the losses and gradients of all runs, and the seconds that they take."""
-    best = float("inf")
+) -> tuple[Pass, float]:
+    """Compute the losses and gradients of all runs in one pass; return them, and the seconds it takes."""
+    best, found = float("inf"), list[Pass]()
     for _ in range(TIMED):
-        state = {name: t.detach().requires_grad_(name in trained) for name, t in parameters.items()}
-        state |= {name: t.clone() for name, t in buffers.items()}
+        state = {name: t.detach().clone() for name, t in {**parameters, **buffers}.items()}
+        for name in trained:
+            state[name].requires_grad_()
         began = time.perf_counter()
         try:
             losses, _ = compute_losses(runs[0], state, batch, keys, rates, splits)
-            leaves = [state[name] for name in trained]
-            found: Sequence[Any] = [None] * len(leaves)
-            if losses.requires_grad:
-                found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-        except NotFusable:
-            raise
-        except torch.OutOfMemoryError:
+            gradients = _differentiate(losses.sum(), state, trained)
+        except (NotFusable, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise NotFusable(_explain(error)) from error
         _wait(losses)
         best = min(best, time.perf_counter() - began)
-    return losses.detach(), dict(zip(trained, found, strict=True)), best
+        found = [Pass(losses.detach(), gradients, state)]
+    return found[0], best
+
+
+def _differentiate(
+    loss: Tensor, tensors: Mapping[str, Tensor], trained: Sequence[str]
+) -> dict[str, Tensor | None]:
+    leaves = [tensors[name] for name in trained]
+    if not loss.requires_grad:  # while everything is frozen
+        return dict.fromkeys(trained)
+    return dict(zip(trained, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True))
 
 
 def _compare(
     runs: Sequence[TorchLearner],
     rows: Sequence[int],
     trained: Sequence[str],
-    losses: Sequence[Tensor],
-    gradients: Sequence[Mapping[str, Tensor | None]],
-    fused_losses: Tensor,
-    fused_gradients: Mapping[str, Tensor | None],
+    alone: Sequence[Pass],
+    together: Pass,
 ) -> None:
-    kind = precision_of(runs[0], losses[0])
-    for number, (loss, own) in enumerate(zip(losses, gradients, strict=True)):
+    """Raise `NotFusable` where a run differs between the group and alone."""
+    kind = precision_of(runs[0], alone[0].loss)
+    for number, own in enumerate(alone):
         row = list(rows).index(number)
-        here, there = float(loss), float(fused_losses[row])
-        if not torch.isfinite(loss):
+        here, there = float(own.loss), float(together.loss[row])
+        if not torch.isfinite(own.loss):
             continue  # it will be noticed as training goes on
         if not abs(here - there) <= LOSS[kind] * max(abs(here), 1e-3):
             raise NotFusable(f"the loss of run {number} is {there:.7g} in the group, but {here:.7g} alone")
-        if any((own[name] is None) != (fused_gradients[name] is None) for name in trained):
+        for name, tensor in own.tensors.items():
+            if not _is_near(tensor.detach(), together.tensors[name][row].detach(), LOSS[kind]):
+                raise NotFusable(f"the model changes {name} in another way in a group than alone")
+        if any((own.gradients[name] is None) != (together.gradients[name] is None) for name in trained):
             raise NotFusable(f"other parameters of run {number} have gradients in the group than alone")
-        both = {name: (g, fused_gradients[name][row]) for name, g in own.items() if g is not None}  # type: ignore[index]
-        whole = sum(float(g.double().square().sum()) for g, _ in both.values()) ** 0.5
-        apart = {name: float((g.double() - f.double()).norm()) for name, (g, f) in both.items()}
-        total = sum(value * value for value in apart.values()) ** 0.5
-        if not total <= GRADIENT[kind] * whole + 1e-30:
-            worst = max(apart, key=lambda name: apart[name])
-            raise NotFusable(
-                f"the gradient of run {number} differs by {total / max(whole, 1e-30):.2g} of its norm from "
-                f"the same run alone, mostly in {worst}"
-            )
+        _compare_gradients(
+            number, own.gradients, {n: g[row] for n, g in together.gradients.items() if g is not None}, kind
+        )
+
+
+def _is_near(one: Tensor, other: Tensor, near: float) -> bool:
+    """Return whether tensors agree; most of them were not changed, and are equal."""
+    if torch.equal(one, other):
+        return True
+    apart, size = (one.double() - other.double()).norm(), one.double().norm()
+    return one.is_floating_point() and bool(apart <= 10 * near * max(float(size), 1e-6))
+
+
+def _compare_gradients(
+    number: int, own: Mapping[str, Tensor | None], fused: Mapping[str, Tensor], kind: str
+) -> None:
+    both = {name: (g, fused[name]) for name, g in own.items() if g is not None}
+    whole = sum(float(g.double().square().sum()) for g, _ in both.values()) ** 0.5
+    apart = {name: float((g.double() - f.double()).norm()) for name, (g, f) in both.items()}
+    total = sum(value * value for value in apart.values()) ** 0.5
+    if not total <= GRADIENT[kind] * whole + 1e-30:
+        worst = max(apart, key=lambda name: apart[name])
+        raise NotFusable(
+            f"the gradient of run {number} differs by {total / max(whole, 1e-30):.2g} of its norm from "
+            f"the same run alone, mostly in {worst}"
+        )
 
 
 def precision_of(run: TorchLearner, loss: Tensor) -> str:
