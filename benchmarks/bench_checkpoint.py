@@ -11,7 +11,8 @@ from timing import compare, where
 from torch import nn
 
 from manyfit.learn.packing import pack
-from manyfit.store.checkpoint import Keep, Note
+from manyfit.store.checkpoint import Keep
+from manyfit.store.manifest import Note
 from manyfit.store.events import EventLog
 from manyfit.store.writer import Writer
 

@@ -184,7 +184,8 @@ def test_packing_keeps_everything():
 
 def test_tied_weights_can_be_packed(tmp_path):
     from manyfit.store.buffers import Buffers
-    from manyfit.store.checkpoint import Note, save_checkpoint
+    from manyfit.store.checkpoint import save_checkpoint
+    from manyfit.store.manifest import Note
 
     weight = nn.Parameter(torch.randn(2, 2))
     packed = Buffers().copy(pack({"model": {"a": weight, "b": weight}}))

@@ -20,8 +20,9 @@ from manyfit.run.evaluation import summary_statistics
 from manyfit.run.loop.plan import Plan
 from manyfit.run.loop.stopping import ending
 from manyfit.store.buffers import Buffers
-from manyfit.store.checkpoint import Keep, Note
+from manyfit.store.checkpoint import Keep
 from manyfit.store.events import Event
+from manyfit.store.manifest import Note
 
 amounts = st.one_of(
     st.integers(1, 40).map(str),

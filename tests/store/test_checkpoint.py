@@ -8,16 +8,9 @@ import torch
 import manyfit
 from manyfit.core.errors import FolderError
 from manyfit.core.state import State
-from manyfit.store.checkpoint import (
-    FORMAT,
-    Keep,
-    Note,
-    checkpoints,
-    newest,
-    prune_checkpoints,
-    save_checkpoint,
-)
+from manyfit.store.checkpoint import Keep, checkpoints, newest, prune_checkpoints, save_checkpoint
 from manyfit.store.folder import RunFolder
+from manyfit.store.manifest import FORMAT, Note
 
 
 def note(step, **metrics):

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from manyfit.core.errors import FolderError, RunConflict, RunFailed
 from manyfit.core.state import State
 from manyfit.store import durable
-from manyfit.store.checkpoint import Keep, Note, checkpoints, newest, prune_checkpoints, save_checkpoint
+from manyfit.store.checkpoint import Keep, checkpoints, newest, prune_checkpoints, save_checkpoint
 from manyfit.store.events import Event, EventLog, read_events
 from manyfit.store.files import readable
 from manyfit.store.folder import RunFolder, run_folders
 from manyfit.store.lock import hold_lock, is_owned
+from manyfit.store.manifest import Note
 from manyfit.store.tensorboard import TensorBoardMirror
 from manyfit.store.writer import Writer
 

@@ -2,15 +2,19 @@
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 
+import manyfit
 from manyfit.learn.torch.fused.learner import FusedLearner
+from manyfit.run.folder_copy import copy_folder
+from manyfit.store.folder import RunFolder
+from manyfit.store.weights import read_weights
 from manyfit.study.status import status
 
 GRID = {"train.optimizer.lr": [0.003, 0.01, 0.03, 0.1], "train.optimizer.weight_decay": [0.0, 0.01]}
@@ -34,8 +38,6 @@ def check_tables(one, other, rel=1e-3):
 
 def states(lab):
     """The tensors of the last checkpoint of each trial."""
-    from manyfit.store.folder import RunFolder
-
     folders = sorted((lab.folder / "trials").iterdir())
     found = {each.name: RunFolder(each).checkpoints()[-1:] for each in folders}
     return {name: each[0].load().tensors for name, each in found.items() if each}
@@ -197,53 +199,45 @@ def test_asha_explains_its_decisions(study):
     assert {"go", "stop", "fuse"} <= decided
 
 
-KILLED = """
-    import os, sys
-    from manyfit.store import durable
-    import manyfit
-    count, last = [0], int(sys.argv[2])
-    def before(operation, path):
-        count[0] += "trials" in str(path)
-        if count[0] == last:
-            os._exit(9)
-    durable.before = before
-    manyfit.sweep(sys.argv[1], progress=False)
-    print(count[0])
-"""
-
-
-QUICK = {(40, "same"), (75, "off")}
+QUICK = [0.05, 0.2, 0.28, 0.35, 0.42, 0.48, 0.55, 0.65, 0.8, 0.95]
 
 
 @pytest.mark.parametrize(
-    ("moment", "then"),
+    ("then", "loses", "moments"),
     [
-        pytest.param(moment, then, marks=() if (moment, then) in QUICK else pytest.mark.soak)
-        for moment in (5, 20, 40, 55, 75, 90, 110, 130)
-        for then in ("same", "off")
+        ("fuse=64", "power", QUICK),
+        ("fuse=off", "nothing", QUICK[1::3]),
+        pytest.param("fuse=64", "nothing", [], marks=pytest.mark.soak),
+        pytest.param("fuse=64", "power", [], marks=pytest.mark.soak),
+        pytest.param("fuse=off", "power", [], marks=pytest.mark.soak),
     ],
 )
-def test_a_killed_study_resumes(study, moment, then):
-    """In the same way with the same bits, and with the other setting within rounding."""
-    setting = {"on": "inline", "fuse": 64}
-    changes = {"space": GRID, "search": {"method": "grid", "seeds": 1},
-               "set": {"train.epochs": 3, "train.every.checkpoint": "7ba"}}  # fmt: skip
-    study.write(**changes, execute=setting)
-    study.sweep()
-    table, tensors = study.table(), states(study)
-    study.clear()
-    script = study.project.write("kill.py", textwrap.dedent(KILLED))
+def test_a_study_that_is_killed_at_a_disk_operation_resumes(study, then, loses, moments):
+    """In the same way with the same bits, and with the other setting within rounding.
+
+    `moments` are shares of all disk operations on trials and groups; all operations if there are none. Besides the
+    process, the machine may lose its power.
+    """
+    study.write(
+        space=GRID, search={"method": "grid", "seeds": 1}, execute={"on": "inline", "fuse": 64},
+        set={"train.epochs": 3, "train.every.checkpoint": "3ba"},
+    )  # fmt: skip
+    script = Path(__file__).with_name("crash_matrix.py")
+    words = json.dumps([f"execute.{then}"])
     done = subprocess.run(
-        [sys.executable, script, study.folder, str(moment)], env={**os.environ}, check=False
-    )
-    assert done.returncode in (0, 9)
-    if then == "off":
-        study.write(**changes, execute={"on": "inline", "fuse": "off"})
-    study.sweep()
-    check_tables(table, study.table())
-    if then == "same":
-        for name, own in states(study).items():
-            assert all(torch.equal(tensor, tensors[name][key]) for key, tensor in own.items()), name
+        [sys.executable, script, study.folder, json.dumps(moments), words, loses],
+        check=False, capture_output=True, text=True, cwd=study.root,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    whole, *rest = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not whole["leftovers"]
+    assert len(rest) == (len(moments) or whole["total"])
+    for found in rest:
+        assert found["codes"] == [9, 0], (found["moment"], done.stderr)
+        assert not found["leftovers"]
+        check_tables(whole["table"], found["table"])
+        if then == "fuse=64":
+            assert found["tensors"] == whole["tensors"], found["moment"]
 
 
 def test_trials_that_diverge_leave_and_the_others_stay_as_they_are(study):
@@ -384,3 +378,52 @@ def test_trials_that_hop_cannot_be_fused(study, cli):
     answer = cli("sweep", study.folder)
     assert answer.code == 2
     assert "cannot be fused yet" in answer.err
+
+
+KILLED = """
+    import os, sys
+    from manyfit.store import durable
+    import manyfit
+    commits = []
+    def before(operation, path):
+        commits.extend([path] if operation == "rename" and path.parent.parent.name == "groups" else [])
+        if len(commits) == 3:
+            os._exit(9)
+    durable.before = before
+    manyfit.sweep(sys.argv[1], progress=False)
+"""
+
+
+def test_what_a_killed_group_has_saved_can_be_used(study, cli):
+    """Every command reads it as if each trial had its own files."""
+    study.write(space=GRID, search={"method": "grid", "seeds": 1}, execute={"on": "inline", "fuse": 64},
+                set={"train.epochs": 3, "train.every.checkpoint": "1ep"})  # fmt: skip
+    study.sweep()
+    whole = study.table()
+    study.clear()
+    study.write(space=GRID, search={"method": "grid", "seeds": 1}, execute={"on": "inline", "fuse": 64},
+                set={"train.epochs": 3, "train.every.checkpoint": "3ba"})  # fmt: skip
+    script = study.project.write("kill.py", textwrap.dedent(KILLED))
+    done = subprocess.run([sys.executable, script, study.folder], check=False, cwd=study.root)
+    assert done.returncode == 9
+    trials = sorted((study.folder / "trials").iterdir())
+    trial = RunFolder(trials[3])
+    assert trial.state() == "unfinished"
+    last = trial.checkpoints()[-1]
+    assert not last.path.exists()
+    assert str(last.step) in cli("list", study.folder / "trials").out
+    assert last.path.name in cli("show", trial.path, "--json").out
+    assert "layers" in cli("show", last.path).out
+    module = manyfit.load_model(trial.path)
+    assert module.state_dict().keys() == manyfit.load_model(last.path).state_dict().keys()
+    assert read_weights(last.path).keys() == read_weights(trial.path).keys()
+    copy = copy_folder(trial)
+    assert f"checkpoints/{last.path.name}/manifest.json" in copy.files
+    assert "checkpoints/group.json" not in copy.files
+    for name, data in copy.files.items():
+        study.project.root.joinpath("copy", name).parent.mkdir(parents=True, exist_ok=True)
+        study.project.root.joinpath("copy", name).write_bytes(data)
+    assert RunFolder(study.root / "copy").checkpoints()[-1].step == last.step
+    study.sweep()
+    check_tables(whole, study.table(), rel=1e-9)
+    assert not (study.folder / "groups").exists()

@@ -24,7 +24,9 @@ def command(
     run: Path, every: bool, is_model: bool, is_schedule: bool, output: Path | None, json_: bool
 ) -> None:
     """Show one RUN: state, results, config and starts; or the tensors of a checkpoint."""
-    if is_model or is_schedule or (run / "manifest.json").is_file():
+    from manyfit.store.checkpoint import is_checkpoint
+
+    if is_model or is_schedule or is_checkpoint(run):
         (show_model if is_model else show_schedule if is_schedule else show_checkpoint)(run, output, json_)
         return
     from manyfit.store.describe import details

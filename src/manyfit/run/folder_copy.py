@@ -18,6 +18,7 @@ from manyfit.run.loop.cohort import describe_model
 from manyfit.run.trial import conclude_trial
 from manyfit.store import durable
 from manyfit.store.folder import RunFolder
+from manyfit.store.group_folder import REFERENCE
 
 LEFT: Final = ("tensorboard", "images", "texts")
 """Folders that stay: an evaluation does not read them."""
@@ -35,7 +36,16 @@ class FolderCopy:
 
 def copy_folder(run: RunFolder) -> FolderCopy:
     """Return what an evaluation reads: the config, the log and the checkpoints."""
-    return FolderCopy({name: path.read_bytes() for name, path in _list_files(run.path, LEFT).items()})
+    files = {name: path.read_bytes() for name, path in _list_files(run.path, LEFT).items()}
+    reference = f"{run.checkpoint_folder.name}/{REFERENCE}"
+    if files.pop(reference, None) is not None:  # the copy has files of its own
+        for found in run.checkpoints():
+            if found.grouped is not None:
+                files |= {
+                    f"{run.checkpoint_folder.name}/{found.path.name}/{name}": data
+                    for name, data in found.dump().items()
+                }
+    return FolderCopy(files)
 
 
 def evaluate_copy(

@@ -54,7 +54,7 @@ class Inferrer:
         if (self.place / "config.resolved.yaml").is_file():
             opened = self._stack.enter_context(reopen_run(self.place, checkpoint, trust=trust))
             config, _, self._built, found = opened
-            self._identity += [config.fingerprint, *describe_files([found.path / "manifest.json"])]
+            self._identity += [config.fingerprint, *describe_files([found.manifest_file]), str(found.step)]
             self._example = next(once(self._built.split("validation") or self._built.train, 1))
         else:
             self._model = load_model(self.place, trust=trust)

@@ -13,7 +13,7 @@ from manyfit.data.nested import named_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.rate_sweep import trace_rates
 from manyfit.run.build.builder import build, threads
-from manyfit.store.checkpoint import checkpoints, find_damaged
+from manyfit.store.checkpoint import checkpoints, find_damaged, is_checkpoint
 
 
 def list_layers(place: Path, trust: bool = False) -> list[tuple[str, str, int, str]]:
@@ -49,7 +49,7 @@ def list_layers(place: Path, trust: bool = False) -> list[tuple[str, str, int, s
 
 def list_tensors(folder: Path) -> Iterator[tuple[str, str, str, float]]:
     """Yield name, shape, type and norm of each tensor of a checkpoint."""
-    if not (folder / "manifest.json").is_file():
+    if not is_checkpoint(folder):
         raise FolderError(f"{folder} is not a checkpoint: it has no manifest.json")
     found = next((each for each in checkpoints(folder.parent) if each.path.name == folder.name), None)
     if found is None:

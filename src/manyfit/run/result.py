@@ -9,6 +9,7 @@ from typing import Any
 
 from manyfit.config.load import load_subject
 from manyfit.core.lazy import call_later
+from manyfit.store.checkpoint import is_checkpoint
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
 
@@ -69,7 +70,7 @@ def load_model(place: str | Path, allow: Collection[str] = (), trust: bool = Fal
     for kind in kinds() if path.suffix else ():
         if path.suffix in kind.loaders:
             return kind.loaders[path.suffix](path, allow)
-    if (path / "model.json").is_file() or (path / "manifest.json").is_file():
+    if (path / "model.json").is_file() or is_checkpoint(path):
         return load_export(path, trust)
     folder = RunFolder(path)
     folder.load_trained()

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from manyfit.config import Config
@@ -28,9 +29,10 @@ from manyfit.run.session.finish import finish, write_summary
 from manyfit.run.session.fusing import Fuse, find_key, fuse_runs, release_memory, was_fused
 from manyfit.run.session.session import Opened, Reached, advance, begin_run, open_run
 from manyfit.store import provenance
-from manyfit.store.checkpoint import Note
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
+from manyfit.store.group_folder import choose_group
+from manyfit.store.manifest import Note
 
 log = logging.getLogger("manyfit")
 
@@ -47,6 +49,8 @@ class Request:
     """Whether this run alone was asked to stop."""
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context manager entered while working for this run, for example to capture its output."""
+    groups: Path | None = None
+    """The folder for checkpoints that are written together with those of other runs, if there is one."""
 
 
 def train_until(
@@ -143,7 +147,10 @@ def _train_group(
         cause: BaseException | None = None
         try:
             learner = _fuse(now)
-            for number, member in advance([slot.here for slot in now], callbacks, watch, end, learner):
+            request = now[0].request
+            groups = request.groups if learner is not None and len(now) > 1 else None
+            place = choose_group(groups, request.folder.name)
+            for number, member in advance([slot.here for slot in now], callbacks, watch, end, learner, place):
                 slot = now[number]
                 if isinstance(member.error, GroupFailed):
                     waiting.remove(slot)

@@ -199,6 +199,13 @@ def discard(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file for good; it may be missing."""
+    _about_to("remove", path)
+    path.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def sync_folder(path: Path) -> None:
     """Flush the directory entries of a folder to disk."""
     _about_to("sync", path)

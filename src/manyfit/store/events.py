@@ -93,6 +93,12 @@ class EventLog:
         """The length of the log in bytes, for a checkpoint to record."""
         return self._file.tell()
 
+    def read(self, begin: int, end: int) -> bytes:
+        """Return what was written between two positions."""
+        with self.path.open("rb") as file:
+            file.seek(begin)
+            return file.read(end - begin)
+
     def write_out(self) -> None:
         """Start to flush to disk, without waiting."""
         durable.write_out(self._file.fileno())

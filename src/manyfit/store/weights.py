@@ -19,7 +19,7 @@ def read_weights(place: Path) -> dict[str, Any]:
         return read_tensors(place)
     if (place / "model.safetensors").is_file():
         return read_tensors(place / "model.safetensors")
-    if (place / "manifest.json").is_file():
+    if checkpoint.is_checkpoint(place):
         return weights_of(checkpoint.read(place))
     if (place / "config.resolved.yaml").is_file():
         return weights_of(RunFolder(place).checkpoint("best"))

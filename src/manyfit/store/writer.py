@@ -13,13 +13,25 @@ from manyfit.core.errors import RunFailed, classify_error
 from manyfit.core.state import State
 from manyfit.store import checkpoint
 from manyfit.store.buffers import Buffers, separate
-from manyfit.store.checkpoint import Keep, Note
+from manyfit.store.checkpoint import Keep
 from manyfit.store.events import EventLog
+from manyfit.store.manifest import Note
 
 log = logging.getLogger("manyfit")
 
 MOST_DUE: Final = 2
 """Number of due states that may wait to be written, each a copy of the model and its optimizer."""
+
+
+def fail_to_write(folder: Path, error: BaseException) -> RunFailed:
+    """Return the error of a run whose checkpoint could not be written."""
+    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    failed = RunFailed(
+        f"a checkpoint could not be written to {folder}: {reason}; "
+        "earlier checkpoints are intact, and the same command resumes from them"
+    )
+    failed.kind = classify_error(error)
+    return failed
 
 
 class StateWriter(Protocol):
@@ -170,13 +182,7 @@ class Writer:
     def check(self) -> None:
         """Raise the error of the thread, if any."""
         if self._error is not None:
-            reason = getattr(self._error, "strerror", None) or f"{type(self._error).__name__}: {self._error}"
-            failed = RunFailed(
-                f"a checkpoint could not be written to {self._folder}: {reason}; "
-                "earlier checkpoints are intact, and the same command resumes from them"
-            )
-            failed.kind = classify_error(self._error)
-            raise failed from self._error
+            raise fail_to_write(self._folder, self._error) from self._error
 
     def _next(self) -> _Waiting | None:
         return next((waiting for waiting in self._waiting if waiting.note.step <= self._until), None)

@@ -28,6 +28,7 @@ from manyfit.run.build.user_code import main_classes
 from manyfit.run.loop.journal import log_to
 from manyfit.store import durable, provenance
 from manyfit.store.folder import COPIED, RunFolder
+from manyfit.store.group_folder import discard_leftovers
 from manyfit.store.lock import hold_lock
 from manyfit.study.drive.assigning import Options
 from manyfit.study.drive.display import Display, Silent, choose_display
@@ -151,6 +152,7 @@ def run(
         base, study.objective.metric, allowed=tuple(allowed), ready=ready, carried=mine, fuse=find_fuse(study)
     )
     found.configs.clear()
+    discard_leftovers(folder.groups)
     engine = choose(study, work, watch, found.trials)
     has_keepers = engine.keeps_folders and (study.execute.hop or engine.travels)
     if engine.isolates and not has_keepers:  # its processes load and check the configs themselves
@@ -224,6 +226,7 @@ def keep_current(study: StudyConfig, ledger: Ledger, found: StudyPlan) -> None:
 def conclude_study(driver: Driver) -> None:
     """Export and evaluate the best trial, or all of them, and write `best/`."""
     study, ledger, folder = driver.study, driver.ledger, driver.folder
+    discard_leftovers(folder.groups)
     sign, objective = study.objective.sign, study.objective
     order = best.rank_points(ledger.points, sign, driver.epochs)
     if study.execute.evaluate == "all":

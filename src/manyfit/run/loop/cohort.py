@@ -21,9 +21,11 @@ from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run.loop.plan import Boundary, Plan
 from manyfit.run.loop.stopping import Ending, Judge
 from manyfit.store import durable
-from manyfit.store.checkpoint import Keep, Note
+from manyfit.store.checkpoint import Keep
 from manyfit.store.events import Event, EventLog, RowBuffer
 from manyfit.store.folder import RunFolder
+from manyfit.store.group_writer import GroupPart, GroupWriter
+from manyfit.store.manifest import Note
 from manyfit.store.writer import StateWriter, Writer
 
 
@@ -250,6 +252,8 @@ class Cohort:
     """The validation that was begun elsewhere, at the current step."""
     puts_off: bool = False
     """Whether the measurement at the end of an epoch is left to others, who have the shards of its rows."""
+    writer: GroupWriter | None = None
+    """The writer that commits the states of all runs together, if there is one."""
 
     def __post_init__(self) -> None:
         self.is_group = self.is_group or len(self.members) > 1
@@ -276,6 +280,26 @@ class Cohort:
         for i, error in errors.items():
             self.members[i].error = error
 
+    def commit(self, ends: bool = False) -> None:
+        """Write what was saved for runs that are written together; with `ends`, all of them leave."""
+        if self.writer is not None:
+            over = [each for each in self.members if ends or each.ended is not None or each.error is not None]
+            self.writer.commit(self._list_parts(over))
+
+    def _leave(self, members: Sequence[Member]) -> None:
+        if self.writer is not None:
+            self.writer.leave(self._list_parts(members))
+
+    @staticmethod
+    def _list_parts(members: Sequence[Member]) -> list[GroupPart]:
+        return [member.writer for member in members if isinstance(member.writer, GroupPart)]
+
+    def end(self) -> None:
+        """Flush what all runs still have to write, and end their work in a group."""
+        self._leave(self.members)
+        for member in self.members:
+            self.close(member)
+
     def release(self) -> None:
         """Remove ended and failed runs from a group, after flushing what they have to write."""
         if not self.is_group:
@@ -283,6 +307,7 @@ class Cohort:
         stays = [i for i, each in enumerate(self.members) if each.ended is None and each.error is None]
         if len(stays) == len(self.members):
             return
+        self._leave([member for i, member in enumerate(self.members) if i not in stays])
         for i, member in enumerate(self.members):
             if i not in stays:
                 self.close(member)

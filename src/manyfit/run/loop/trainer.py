@@ -78,11 +78,10 @@ def train_cohort(
                 boundary = replace(boundary, checkpoint=True)
             cohort.step = boundary.step
             cohort.release()
-            # A single run waits for its last checkpoint; those of several are written side by side.
-            reach_boundary(cohort, boundary, callbacks, watch, not cohort.is_group and boundary.step == end)
+            ends = boundary.step == end
+            reach_boundary(cohort, boundary, callbacks, watch, ends)
             yield from cohort.take_left()
-        for member in cohort.members:
-            cohort.close(member)
+        cohort.end()
 
 
 def train_to(cohort: Cohort, boundary: Boundary, watch: Watch, is_exact: bool) -> None:
@@ -98,11 +97,11 @@ def train_to(cohort: Cohort, boundary: Boundary, watch: Watch, is_exact: bool) -
 
 
 def reach_boundary(
-    cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], watch: Watch, wait: bool = False
+    cohort: Cohort, boundary: Boundary, callbacks: Sequence[Callback], watch: Watch, ends: bool = False
 ) -> None:
     """Do what is due at a boundary: measure, record, decide, save. Leave early if a stop was requested.
 
-    With `wait`, saved states are on disk before this returns; there is nothing to train meanwhile.
+    `ends` tells that there is nothing to train after it.
     """
     cohort.measured = not boundary.measures
     if cohort.puts_off and boundary.validate and boundary.ends_epoch:
@@ -115,7 +114,7 @@ def reach_boundary(
     except MembersFailed as failed:
         cohort.fail(failed.errors)
         cohort.release()
-        reach_boundary(cohort, boundary, callbacks, watch, wait)  # no metrics were taken yet
+        reach_boundary(cohort, boundary, callbacks, watch, ends)  # no metrics were taken yet
         return
     cohort.measured = True
     if not cohort.members:
@@ -127,7 +126,7 @@ def reach_boundary(
         cohort.fail(failed.errors)
     rows = add_logged(cohort, rows)
     keep_pictures(cohort, boundary)
-    keep_states(cohort, boundary, rows, wait)
+    keep_states(cohort, boundary, rows, ends)
     for callback in callbacks:
         callback.on_boundary(cohort, boundary, rows)
     if watch.number and not boundary.last:
@@ -140,6 +139,7 @@ def put_off(cohort: Cohort, boundary: Boundary) -> None:
     """Save the state of each run before its measurement, which is made elsewhere."""
     for member, state in zip(cohort.members, current_states(cohort), strict=True):
         member.save(state, boundary, cohort.plan.steps_per_epoch, measured=False)
+    cohort.commit()
 
 
 def cut_short(cohort: Cohort, watch: Watch) -> None:
@@ -192,8 +192,11 @@ def take_metrics(cohort: Cohort) -> list[Row]:
     return [dict(sorted(row.items(), key=lambda item: item[0] != "train_loss")) for row in found]
 
 
-def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: bool = False) -> None:
-    """Record what was measured, and save the states that are due or among the best."""
+def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], ends: bool = False) -> None:
+    """Record what was measured, and save the states that are due or among the best.
+
+    If training `ends`, a single run waits for its last checkpoint; those of several are written side by side.
+    """
     per_epoch, kept, reasons = cohort.plan.steps_per_epoch, dict[int, bool](), stop_reasons(cohort)
     for i, member in enumerate(cohort.members):
         with cohort.guard(member):
@@ -207,9 +210,10 @@ def keep_states(cohort: Cohort, boundary: Boundary, rows: Sequence[Row], wait: b
             continue
         with cohort.guard(member):
             if due:
-                member.save(states[i], boundary, per_epoch, wait=wait)
+                member.save(states[i], boundary, per_epoch, wait=ends and not cohort.is_group)
             else:
                 member.hold(states[i], boundary, per_epoch)
+    cohort.commit(ends)
 
 
 def stop_reasons(cohort: Cohort) -> Sequence[str]:
@@ -261,6 +265,7 @@ def dismiss(cohort: Cohort, boundary: Boundary) -> None:
             with cohort.guard(member):
                 member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured)
                 member.error = interruption(member.watch, boundary, [member])
+    cohort.commit()
 
 
 def leave_early(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
@@ -269,6 +274,8 @@ def leave_early(cohort: Cohort, boundary: Boundary, watch: Watch) -> None:
         if member.ended is None and member.error is None:
             with cohort.guard(member):
                 member.save(state, boundary, cohort.plan.steps_per_epoch, cohort.measured)
+    cohort.commit()
+    for member in cohort.members:
         cohort.close(member)
     raise interruption(watch, boundary, cohort.members)
 

@@ -19,9 +19,10 @@ from manyfit.run.evaluation.export import export_best, export_others
 from manyfit.run.evaluation.row_report import Mode, Report, evaluate_rows, format_csv
 from manyfit.run.session.resume_check import find_changed_code
 from manyfit.store import durable
-from manyfit.store.checkpoint import Checkpoint, Keep, Note
+from manyfit.store.checkpoint import Checkpoint, Keep
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
+from manyfit.store.manifest import Note
 
 log = logging.getLogger("manyfit")
 

@@ -25,16 +25,19 @@ from manyfit.learn.learner import Learner
 from manyfit.run.build.builder import Built, build, threads
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.build.user_code import evaluation_only, hash_imported, hash_main_classes
-from manyfit.run.loop.cohort import Cohort, Member
+from manyfit.run.loop.cohort import Cohort, Member, keep_of
 from manyfit.run.loop.journal import log_only_to
 from manyfit.run.loop.stopping import Ending, ending
 from manyfit.run.loop.trainer import Callback, train_cohort
 from manyfit.run.session import resume_check
 from manyfit.run.session.resume_check import Recorded
 from manyfit.store import durable, provenance
-from manyfit.store.checkpoint import Checkpoint, Note, check_state, newest, set_aside
+from manyfit.store.checkpoint import Checkpoint, Keep, check_state, newest, set_aside
 from manyfit.store.events import Event, EventLog, read_events
 from manyfit.store.folder import COPIED, RunFolder
+from manyfit.store.group_leaving import leave_group
+from manyfit.store.group_writer import GroupRun, GroupWriter
+from manyfit.store.manifest import Note
 
 log = logging.getLogger("manyfit")
 
@@ -103,7 +106,7 @@ def open_run(
 
     From here on, the global random states are those of the run: save your own first if you need them.
     """
-    found, state = resumable(run) or (None, None)
+    found, state = resumable(run, keep_of(config)) or (None, None)
     note = found.note if found is not None else None
     frozen = run.load_frozen() if found is not None else {}
     with build_again(config, run, state, frozen, note, allowed, shared) as made:
@@ -175,8 +178,11 @@ def follow(built: Built, visits: Sequence[tuple[int, ...]]) -> Built:
     return replace(built, order=order)
 
 
-def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
-    """Return the checkpoint to resume from; damaged ones are skipped with a warning."""
+def resumable(run: RunFolder, keep: Keep) -> tuple[Checkpoint, State] | None:
+    """Return the checkpoint to resume from; damaged ones are skipped with a warning.
+
+    If it is in the folder of a group, whose process has died, the run takes it out.
+    """
     found = newest(run.checkpoint_folder)
     if found is None:
         if run.metrics.is_file() and run.metrics.stat().st_size:
@@ -184,11 +190,12 @@ def resumable(run: RunFolder) -> tuple[Checkpoint, State] | None:
         return None
     for reason in found.wrong.values():
         log.warning("%s; resuming from step %d", reason, found.checkpoint.step)
+    leave_group(run.checkpoint_folder, run.metrics, keep)
     older = {path: why for path, why in run.find_damaged().items() if path not in found.wrong}
     for reason in older.values():
         log.warning("%s; it can no longer be selected as the best", reason)
     set_aside([*found.wrong, *older])
-    return found.checkpoint, found.state
+    return replace(found.checkpoint, grouped=None), found.state
 
 
 def begin_run(opened: Opened, session: Mapping[str, Any], given: str = "") -> None:
@@ -220,10 +227,12 @@ def advance(
     watch: Watch,
     until: int | None = None,
     learner: Learner | None = None,
+    group: Path | None = None,
 ) -> Iterator[tuple[int, Member]]:
     """Train runs that are at the same step to the end, or until step `until`, and commit the result.
 
-    `learner` trains all of them; by default, their own learners do.
+    `learner` trains all of them; by default, their own learners do. If `group` is given, their checkpoints
+    are written to that folder together, until they leave.
 
     Yield the number of each run and what became of it, as soon as it is known. A single run raises its error.
     In a group, a run that fails has an `error`, and the others continue; a signal ends those that are left.
@@ -234,7 +243,7 @@ def advance(
         members = [_member(here, stack) for here in runs]
         cohort = Cohort(
             list(members), learner or _learner(runs), first.built.plan, read_together(runs), first.step,
-            measured, is_group,
+            measured, is_group, writer=_write_together(members, group) if group is not None else None,
         )  # fmt: skip
         left = []
         try:
@@ -278,6 +287,18 @@ def _member(here: Opened, stack: ExitStack) -> Member:
         member.turn = partial(log_only_to, run)
     member.ended = here.ending
     return member
+
+
+def _write_together(members: Sequence[Member], group: Path) -> GroupWriter:
+    """Return a writer that commits the checkpoints of all runs together."""
+    runs = []
+    for member in members:
+        assert isinstance(member.log, EventLog)
+        runs.append(GroupRun(member.folder.checkpoint_folder, member.keep, member.log, list(member.kept)))
+    writer = GroupWriter(group, runs)
+    for member, part in zip(members, writer.parts, strict=True):
+        member.writer = part
+    return writer
 
 
 def _learner(runs: Sequence[Opened]) -> Learner:

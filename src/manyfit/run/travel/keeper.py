@@ -19,10 +19,10 @@ from manyfit.run.session.finish import write_summary
 from manyfit.run.session.session import Reached, record_config, resumable
 from manyfit.run.travel.luggage import Luggage, Parcel
 from manyfit.store import durable, provenance
-from manyfit.store.checkpoint import Note
 from manyfit.store.events import EventLog, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.store.lock import hold_lock
+from manyfit.store.manifest import Note
 from manyfit.store.packed_state import PackedState
 from manyfit.store.writer import Writer
 
@@ -63,7 +63,7 @@ class Keeper:
             stack.enter_context(hold_lock(run.path))
             run.check_links()
             durable.tidy(run.path)
-            found = resumable(run)
+            found = resumable(run, keep_of(config))
             if found is not None:
                 config = patch(config, frozen=run.load_frozen())
                 resume_check.check_config(config, run, start.allowed)

@@ -9,8 +9,8 @@ from typing import Any
 
 from manyfit.config.identity import Snapshot
 from manyfit.run.loop.stopping import Ending, Judge
-from manyfit.store.checkpoint import Note
 from manyfit.store.events import Event
+from manyfit.store.manifest import Note
 from manyfit.store.packed_state import PackedState
 
 

@@ -31,9 +31,10 @@ from manyfit.run.loop.validation import count_visits, measure_visit
 from manyfit.run.session.session import build_again, follow
 from manyfit.run.travel.luggage import Luggage, Parcel
 from manyfit.store import durable
-from manyfit.store.checkpoint import Keep, Note, check_state
+from manyfit.store.checkpoint import Keep, check_state
 from manyfit.store.events import RowBuffer
 from manyfit.store.folder import RunFolder
+from manyfit.store.manifest import Note
 from manyfit.store.packed_state import PackedState
 
 log = logging.getLogger("manyfit")

@@ -11,7 +11,7 @@ from manyfit.config.study.study import StudyConfig
 from manyfit.core.position import Position
 from manyfit.run.travel.keeper import Keeper
 from manyfit.run.travel.luggage import Luggage
-from manyfit.store.checkpoint import Note
+from manyfit.store.manifest import Note
 from manyfit.study.drive.keepers import Keepers
 from manyfit.study.executors.base import Executor
 from manyfit.study.work.folder import StudyFolder

@@ -78,7 +78,8 @@ def write_best(folder: StudyFolder, point: PointRecord, trial: TrialRecord, metr
         elif path.is_file():
             shutil.copy2(path, temporary / name)
     _seal_again(source.resolved, temporary, folder.best)
-    shutil.copytree(chosen.path, temporary / "checkpoints" / chosen.path.name)
+    (temporary / "checkpoints").mkdir()
+    chosen.copy_to(temporary / "checkpoints" / chosen.path.name)
     _end_at(RunFolder(temporary), chosen.step)
     note = {"trial": trial.id, "point": point.number, "seed": trial.seed, "values": dict(point.values),
             "metric": metric, "mode": mode, "value": trial.value, "step": trial.step}  # fmt: skip

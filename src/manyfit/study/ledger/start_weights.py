@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from manyfit.config.tree.project import project_root
-from manyfit.core.errors import UsageError
-from manyfit.store import durable
+from manyfit.core.errors import FolderError, UsageError
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.records import PointRecord, TrialRecord
@@ -39,15 +37,11 @@ def copy_checkpoint(found: Checkpoint, final: Path) -> bool:
     """Copy a checkpoint; return False if it was removed in the meantime."""
     if final.exists():
         return True
-    temporary = final.with_name(f".{final.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.parent.mkdir(parents=True, exist_ok=True)
+    final.parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copytree(found.path, temporary)
-    except (OSError, shutil.Error):
-        shutil.rmtree(temporary, ignore_errors=True)
+        found.copy_to(final)
+    except FolderError:
         return False
-    durable.commit_folder(temporary, final)
     return True
 
 

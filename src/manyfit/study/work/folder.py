@@ -17,6 +17,7 @@ WRITTEN: Final = (
     "ledger.db-wal",
     "base",
     "trials",
+    "groups",
     "weights",
     "inbox",
     "best",
@@ -45,6 +46,11 @@ class StudyFolder:
     def trials(self) -> Path:
         """The folder with one run folder per trial."""
         return self.path / "trials"
+
+    @property
+    def groups(self) -> Path:
+        """The checkpoints of trials that train in one pass, until they have files of their own."""
+        return self.path / "groups"
 
     @property
     def weights(self) -> Path:

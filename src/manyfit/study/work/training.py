@@ -26,6 +26,7 @@ from manyfit.store.checkpoint import list_committed
 from manyfit.store.events import Event, read_events
 from manyfit.store.folder import RunFolder
 from manyfit.study.work.failures import failure_of
+from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import trial_config
 from manyfit.study.work.records import Curve
 from manyfit.study.work.unit_watch import Tell, UnitWatch
@@ -120,7 +121,8 @@ class Training:
             except BaseException as error:
                 yield self._fail_trial(trial, run, failure_of(error), before[trial.id], began)
                 continue
-            ready.append(Request(config, run, text_of(config, trial), watch.of(trial.id), scope))
+            groups = StudyFolder(run.path.parents[1]).groups if self.fuse != "off" else None
+            ready.append(Request(config, run, text_of(config, trial), watch.of(trial.id), scope, groups))
             requests[id(ready[-1])] = trial
         alone: Watch = watch.of(unit.trials[0].id) if len(unit.trials) == 1 else watch
         for request, found in train_until(
