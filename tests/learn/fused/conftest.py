@@ -109,7 +109,7 @@ def schedule(optimizer, number):
 
 
 def run(model, number, options, seed=None, dtype=torch.float32, optimizer=torch.optim.SGD, scheduled=True,
-        metrics=None, rate=0.0, device=CPU, **update):  # fmt: skip
+        metrics=None, rate=0.0, device=CPU, loss=F.cross_entropy, **update):  # fmt: skip
     """One run: the model with initial weights of its own, and an optimizer with these options."""
     torch.manual_seed(100 + number)
     module = model(rate).to(dtype).to(device)
@@ -117,7 +117,7 @@ def run(model, number, options, seed=None, dtype=torch.float32, optimizer=torch.
     schedules = schedule(made, number) if scheduled else {}
     own = {key: update.pop(key) for key in ("accumulate", "average", "ema", "precision") if key in update}
     return TorchLearner(
-        module, TorchObjective(module, F.cross_entropy, device), Update({"": made}, schedules, steps_per_epoch=10, **update),
+        module, TorchObjective(module, loss, device), Update({"": made}, schedules, steps_per_epoch=10, **update),
         metrics=metrics or {}, seed=number if seed is None else seed, **own,
     )  # fmt: skip
 

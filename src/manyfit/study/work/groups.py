@@ -12,7 +12,7 @@ from manyfit.study.work.schedule import Ready
 
 FREE: Final = (
     "train.optimizer", "train.scheduler", "train.momentum_scheduler", "train.clip_norm", "train.clip_value",
-    "train.groups", "seed", "data.fold",
+    "train.class_weights", "train.groups", "seed", "data.fold",
 )  # fmt: skip
 """Keys whose numbers may differ between the trials of a group."""
 FLOATS: Final = ("model", "train.loss")

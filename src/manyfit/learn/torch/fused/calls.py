@@ -18,6 +18,7 @@ from manyfit.learn.fusing import NotFusable
 from manyfit.learn.step_log import StepLog, logging_to
 from manyfit.learn.torch.fused.dropout import CounterDropout
 from manyfit.learn.torch.fused.per_run import PerRun
+from manyfit.learn.torch.fused.stacked_loss import use_values
 from manyfit.learn.torch.learner import TorchLearner
 
 
@@ -138,14 +139,17 @@ def compute_losses(
     keys: Tensor | None,
     rates: Tensor | None,
     splits: bool,
+    values: Mapping[str, Tensor],
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of each run, of shape (runs,), and what the models have logged.
 
     `keys` and `rates` are those of dropout; without keys, no function is replaced for it. With `splits`, some
-    functions are called for each run separately: see `PerRun`.
+    functions are called for each run separately: see `PerRun`. `learner` and `values` are those of
+    `stack_losses`.
     """
 
-    def one(tensors: Any, inputs: Any, target: Any, weight: Any, keys: Any, rates: Any) -> Any:
+    def one(tensors: Any, inputs: Any, target: Any, weight: Any, keys: Any, rates: Any, values: Any) -> Any:
+        use_values(learner, values)
         own, mode = (
             batch.replace(inputs, target, weight),
             None if keys is None else CounterDropout(keys, rates),
@@ -153,20 +157,26 @@ def compute_losses(
         with PerRun() if splits else nullcontext():
             return compute_loss(learner, Functional(learner.module, tensors), own, mode)
 
-    found: tuple[Tensor, dict[str, Tensor]] = _each(one, tensors, batch, keys, rates)
+    found: tuple[Tensor, dict[str, Tensor]] = _each(one, tensors, batch, keys, rates, values)
     return found
 
 
 def compute_rows(
-    learner: TorchLearner, tensors: Mapping[str, Tensor], batch: StackedBatch, replaces: bool, splits: bool
+    learner: TorchLearner,
+    tensors: Mapping[str, Tensor],
+    batch: StackedBatch,
+    replaces: bool,
+    splits: bool,
+    values: Mapping[str, Tensor],
 ) -> tuple[Any, dict[str, Tensor]]:
     """Return the outputs of each run, and its per-row values by name, of shape (runs, rows)."""
 
-    def one(tensors: Any, inputs: Any, target: Any, weight: Any, keys: Any, rates: Any) -> Any:
+    def one(tensors: Any, inputs: Any, target: Any, weight: Any, keys: Any, rates: Any, values: Any) -> Any:
+        use_values(learner, values)
         with PerRun() if splits else nullcontext():
             return evaluate_one(learner, tensors, batch.replace(inputs, target, weight), replaces)
 
-    found: tuple[Any, dict[str, Tensor]] = _each(one, tensors, batch, None, None)
+    found: tuple[Any, dict[str, Tensor]] = _each(one, tensors, batch, None, None, values)
     return found
 
 
@@ -183,12 +193,14 @@ def evaluate_one(
     return (output, every), rows
 
 
-def _each(function: Any, tensors: Any, batch: StackedBatch, keys: Any, rates: Any) -> Any:
+def _each(
+    function: Any, tensors: Any, batch: StackedBatch, keys: Any, rates: Any, values: Mapping[str, Tensor]
+) -> Any:
     """Call a function for each run, in one pass."""
 
     def dim(value: Any) -> int | None:
         return None if value is None else 0
 
     parts = (batch.inputs, batch.target, batch.weight)
-    dims = (0, *(None if part is None else batch.dims for part in parts), dim(keys), dim(rates))
-    return vmap(function, in_dims=dims, randomness="error")(tensors, *parts, keys, rates)
+    dims = (0, *(None if part is None else batch.dims for part in parts), dim(keys), dim(rates), 0)
+    return vmap(function, in_dims=dims, randomness="error")(tensors, *parts, keys, rates, values)

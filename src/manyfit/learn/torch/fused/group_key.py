@@ -11,6 +11,7 @@ from torch import nn
 from manyfit.learn.fusing import Key, Refusal
 from manyfit.learn.torch.fused.optimizers import STACKED
 from manyfit.learn.torch.fused.options import read_option
+from manyfit.learn.torch.fused.stacked_loss import describe_stacked_loss
 from manyfit.learn.torch.fused.structure import Opaque, describe_module, find_content
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import TorchObjective
@@ -36,7 +37,7 @@ def group_key(learner: Any) -> Key | Refusal:
         return Key(
             (
                 describe_module(learner.module),
-                _describe_loss(learner.objective.loss),
+                describe_stacked_loss(learner.objective.loss),
                 find_content(dict(learner.metrics), "train.metrics"),
                 _describe_update(update, learner.module),
                 learner.accumulate, learner.precision, learner.average is not None, learner.ema,
@@ -79,12 +80,6 @@ def _refuse_module(learner: TorchLearner) -> str:
     if "found" in learner.state()[0].values:
         return f"{type(module).__name__} has state that is neither a parameter nor a buffer"
     return ""
-
-
-def _describe_loss(loss: Any) -> Hashable:
-    if isinstance(loss, nn.Module):
-        return describe_module(loss, "train.loss", with_values=True)
-    return find_content(loss, "train.loss")
 
 
 def _describe_update(update: Update, module: nn.Module) -> Hashable:

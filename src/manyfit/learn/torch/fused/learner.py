@@ -31,6 +31,7 @@ from manyfit.learn.torch.fused.dropout import make_keys
 from manyfit.learn.torch.fused.options import OptionTable
 from manyfit.learn.torch.fused.self_check import LOSS, Checked, check_group, precision_of
 from manyfit.learn.torch.fused.stack import stack_modules
+from manyfit.learn.torch.fused.stacked_loss import stack_losses
 from manyfit.learn.torch.fused.update import StackedUpdate
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.loss_sums import RowSums
@@ -78,6 +79,7 @@ class FusedLearner(GroupLearner):
         self._runs: list[TorchLearner] = [part.learner for part in self._parts]  # type: ignore[misc]
         self._base = self._runs[0]
         self._rows = list(range(self.n)) + [0] * (FEWEST - self.n)
+        self._caller, self._values = stack_losses(self._runs, self._rows)
         self._parameters, self._buffers = stack_modules([run.module for run in self._runs], self._rows)
         self._averages: dict[str, Tensor] = {}
         if self._base.average is not None:
@@ -160,7 +162,7 @@ class FusedLearner(GroupLearner):
             keys = self._keys(step, number) if self.checked.replaces else None
             tensors = {**self._leaves, **self._buffers}
             found, logged = compute_losses(
-                self._base, tensors, part, keys, self.checked.rates, self.checked.splits
+                self._caller, tensors, part, keys, self.checked.rates, self.checked.splits, self._values
             )
             scaled = found * share if share != 1 else found
             if scaled.requires_grad:
@@ -281,7 +283,8 @@ class FusedLearner(GroupLearner):
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return the outputs of all runs and their per-row values; raise `NotFusable` if that fails."""
         try:
-            return compute_rows(self._base, tensors, batch, self.checked.replaces, self.checked.splits)
+            replaces, splits = self.checked.replaces, self.checked.splits
+            return compute_rows(self._caller, tensors, batch, replaces, splits, self._values)
         except NotFusable:
             raise
         except Exception as error:

@@ -18,6 +18,7 @@ from manyfit.learn.fusing import NotFusable
 from manyfit.learn.step_log import logging_to
 from manyfit.learn.torch.fused.calls import StackedBatch, compute_loss, compute_losses, make_plain_batch
 from manyfit.learn.torch.fused.dropout import CounterDropout
+from manyfit.learn.torch.fused.stacked_loss import stack_losses
 from manyfit.learn.torch.fused.structure import Opaque, describe_module
 from manyfit.learn.torch.learner import TorchLearner
 
@@ -92,7 +93,10 @@ def check_group(
         rates = torch.tensor([seen[owner] for owner in rows], dtype=torch.float64, device=keys.device)
     splits = splits and keys.device.type == "cpu"
     masks = keys if needed else None
-    together, took = _train_together(runs, trained, parameters, buffers, batch, masks, rates, splits)
+    caller, values = stack_losses(runs, rows)
+    together, took = _train_together(
+        caller, values, trained, parameters, buffers, batch, masks, rates, splits
+    )
     _compare(runs, rows, trained, alone, together)
     return Checked(needed, rates, splits, _time_alone(runs[0], batch.of(0)) * len(runs), took)
 
@@ -146,7 +150,8 @@ def _train_alone(
 
 
 def _train_together(
-    runs: Sequence[TorchLearner],
+    caller: TorchLearner,
+    values: Mapping[str, Tensor],
     trained: Sequence[str],
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
@@ -163,7 +168,7 @@ def _train_together(
             state[name].requires_grad_()
         began = time.perf_counter()
         try:
-            losses, _ = compute_losses(runs[0], state, batch, keys, rates, splits)
+            losses, _ = compute_losses(caller, state, batch, keys, rates, splits, values)
             gradients = _differentiate(losses.sum(), state, trained)
         except (NotFusable, torch.OutOfMemoryError):
             raise
