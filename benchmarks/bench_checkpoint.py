@@ -12,8 +12,8 @@ from torch import nn
 
 from manyfit.learn.packing import pack
 from manyfit.store.checkpoint import Keep
-from manyfit.store.manifest import Note
 from manyfit.store.events import EventLog
+from manyfit.store.manifest import Note
 from manyfit.store.writer import Writer
 
 torch.set_num_threads(1)
