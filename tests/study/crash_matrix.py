@@ -91,13 +91,18 @@ def clear(folder):
 
 
 def main(folder, moments, words, loses_power):
-    """Print the results of an undisturbed study, and of one that was killed at each moment and resumed."""
+    """Print the results of an undisturbed study, and of one that was killed at each moment and resumed.
+
+    Moments are shares of all operations, or one part of all of them, such as `{"part": 2, "of": 8}`.
+    """
     torch.set_num_threads(1)
     count = folder.parent / "count"
     sweep(folder, [], count_to=count)  # in this process, which imports everything
     total = int(count.read_text())
     print(json.dumps({"total": total, **results(folder)}), flush=True)
-    for moment in [int(share * total) for share in moments] if moments else range(1, total + 1):
+    every = range(1, total + 1)
+    shares = moments if isinstance(moments, list) else ()
+    for moment in [int(share * total) for share in shares] or every[moments["part"] :: moments["of"]]:
         clear(folder)
         code = in_child(lambda moment=moment: sweep(folder, [], moment))
         if loses_power:
