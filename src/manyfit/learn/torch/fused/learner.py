@@ -28,6 +28,7 @@ from manyfit.learn.torch.fused.calls import (
     stack_batches,
 )
 from manyfit.learn.torch.fused.dropout import make_keys
+from manyfit.learn.torch.fused.memory import keep_freed_memory
 from manyfit.learn.torch.fused.options import OptionTable
 from manyfit.learn.torch.fused.self_check import LOSS, Checked, check_group, precision_of
 from manyfit.learn.torch.fused.stack import stack_modules
@@ -88,6 +89,8 @@ class FusedLearner(GroupLearner):
         self._update = StackedUpdate(self._runs, self._rows, self._parameters)
         self._leaves = {name: tensor.detach() for name, tensor in self._parameters.items()}
         self._expands = self._base.device.type == "cpu"
+        if self._expands:
+            keep_freed_memory()
         self._last: Mapping[str, Tensor | None] = {}
         self._streams = [self._runs[owner].stream for owner in self._rows]
         self._measures_together: bool | None = None
