@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from manyfit.config import Config
 from manyfit.config.study.study import StudyConfig, load_study
@@ -112,6 +112,7 @@ class _InMemory(Training):
     """Trains from a base config in memory."""
 
     study_config: StudyConfig | None = None
+    explains_fusing: ClassVar[bool] = True
 
     def config(self) -> Config:
         """Return the base of the loaded study."""

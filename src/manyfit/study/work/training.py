@@ -74,6 +74,8 @@ class Training:
         unpack_classes(packed)
         self.__dict__.update({**state, "carried": names})
 
+    explains_fusing: ClassVar[bool] = False
+    """Whether a rehearsal finds out if a trial can be fused, which its group finds out as well."""
     enters_scopes: ClassVar[bool] = True
     """It enters the scope of each trial itself, as several of them train side by side."""
 
@@ -168,9 +170,8 @@ class Training:
         try:
             config = self._config(trial)
             if unit.purpose == "rehearse":
-                return Outcome(
-                    trial.id, facts=rehearse_run(config, shared=self._share_data(), fuses=self.fuse != "off")
-                )
+                fuses = self.explains_fusing and self.fuse != "off"
+                return Outcome(trial.id, facts=rehearse_run(config, shared=self._share_data(), fuses=fuses))
             watch = Beating(watch, Signs({run.path: trial.id}, self.metric, tell))
             allowed = (*self.allowed, *OURS)
             if unit.luggage:
