@@ -39,6 +39,8 @@ from manyfit.learn.torch.loss_sums import RowSums
 
 MARK: Final = {"learner": "fused"}
 """What the state of a run that was trained in a group has besides that of a run that was trained alone."""
+MOST_COMPARED: Final = 256
+"""Rows of validation that are compared with those of each run alone."""
 FEWEST: Final = 2
 """Rows of a stack. A single run has two: kernels for one model alone may round in another way."""
 
@@ -294,7 +296,8 @@ class FusedLearner(GroupLearner):
             raise NotFusable(str(error)) from error
 
     def _check_rows(self, tensors: Mapping[str, Tensor], batch: StackedBatch) -> None:
-        """Compare what a batch gives together and alone; raise `NotFusable` if that differs."""
+        """Compare what some rows give together and alone; raise `NotFusable` if that differs."""
+        batch = batch.part(0, min(batch.rows, MOST_COMPARED))
         _, rows = self._compute_rows(tensors, batch)
         for i, run in enumerate(self._runs):
             own = {name: tensor[i] for name, tensor in tensors.items()}
