@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from manyfit.core.errors import FolderError, RunFailed
 from manyfit.core.state import State
+from manyfit.run.session.session import resumable
 from manyfit.store import durable
 from manyfit.store.checkpoint import Keep, find_damaged, list_committed, newest, read
 from manyfit.store.events import EventLog, read_events
 from manyfit.store.folder import RunFolder
-from manyfit.store.group_folder import discard_leftovers
+from manyfit.store.group_folder import create_group, discard_leftovers, refer
 from manyfit.store.group_leaving import leave_group
 from manyfit.store.group_writer import GroupRun, GroupWriter
 from manyfit.store.manifest import Note
@@ -312,3 +313,21 @@ def test_folders_that_nobody_uses_are_removed(tmp_path):
         shutil.rmtree(run.path)
     discard_leftovers(tmp_path / "groups")
     assert not group.group.exists()
+
+
+def test_a_group_that_was_killed_before_its_first_commit_is_removed(tmp_path):
+    """Its runs begin anew, with or without a group."""
+    runs = [RunFolder(tmp_path / "trials" / name) for name in "ab"]
+    for run in runs:
+        run.checkpoint_folder.mkdir(parents=True)
+    group = tmp_path / "groups" / "g"
+    group.mkdir(parents=True)
+    create_group(group, [run.checkpoint_folder for run in runs])
+    for number, run in enumerate(runs):
+        refer(run.checkpoint_folder, group, number)
+        assert newest(run.checkpoint_folder) is None
+    for run in runs:
+        assert group.exists()
+        assert resumable(run, Keep("val_loss", "min", 1)) is None
+        assert not list(run.checkpoint_folder.iterdir())
+    assert not group.exists()

@@ -64,6 +64,23 @@ class Watch:
             yield batch
 
 
+class EitherWatch(Watch):
+    """Whether all runs, or one of them, were asked to end."""
+
+    def __init__(self, all_: Watch, one: Watch) -> None:
+        self._watches = (all_, one)
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """The signal."""
+        return next((watch.number for watch in self._watches if watch.number), 0)
+
+    def check(self) -> None:
+        """Check both, which shows that the run is alive."""
+        for watch in self._watches:
+            watch.check()
+
+
 class StopRequested(BaseException):
     """A stop was requested. Not an `Exception`, so that user code does not catch it by accident."""
 

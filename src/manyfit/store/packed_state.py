@@ -59,6 +59,11 @@ class PackedState:
             torch.accelerator.synchronize(device)
         return PackedState(file, size, places, dict(state.values))
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The values of the state that are not tensors."""
+        return self._values
+
     def unpack(self) -> State:
         """Return the state. Changes of its tensors in place do not affect the packed state."""
         memory = mmap.mmap(self._file, max(self.size, 1), mmap.MAP_PRIVATE)

@@ -5,6 +5,8 @@
 | `session` | open runs, resume them, train them together |
 | `batch_rehearsal` | evaluate one batch before the first step, and check the result |
 | `resume_check` | whether it is still the same run: config, data, code, backend |
+| `slot` | one run of several, from opening it to closing it |
+| `together` | train the runs of several slots, and go on with fewer after a failure |
 | `fusing` | which runs train in one pass |
 | `finish` | export and evaluate the best checkpoint |
 """

@@ -57,6 +57,8 @@ class Opened:
     """Whether this run alone was asked to stop."""
     part: Part | None = None
     """Its part in a group, if several runs are open."""
+    puts_off: bool = False
+    """Whether the measurement at the end of an epoch is left to others, who have the shards of its rows."""
 
     @property
     def step(self) -> int:
@@ -81,6 +83,21 @@ class Opened:
         found = ending(self.config.run.train, events, self.built.plan.steps_per_epoch)
         own = self.built.learner.stop_reasons()[0]
         return found or (Ending(own) if own else None)
+
+    def join(self, stack: ExitStack) -> Member:
+        """Return the run as a member of a cohort; `stack` is closed after training."""
+        run, built = self.run, self.built
+        length = self.last.log_length if self.last is not None else 0
+        events = stack.enter_context(EventLog(run.metrics, length))
+        member = Member(
+            self.config, run, events, committed=read_events(run.metrics, events.length),
+            validation=built.validation, batch_size=built.evaluation_batch_size, whole=built.whole,
+            watch=self.watch, order=built.row_order,
+        )  # fmt: skip
+        if self.part is not None:
+            member.turn = partial(log_only_to, run)
+        member.ended = self.ending
+        return member
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +204,7 @@ def resumable(run: RunFolder, keep: Keep) -> tuple[Checkpoint, State] | None:
     if found is None:
         if run.metrics.is_file() and run.metrics.stat().st_size:
             log.warning("%s has a log, but no checkpoint: training starts from the beginning", run.path)
+        leave_group(run.checkpoint_folder, run.metrics, keep)
         return None
     for reason in found.wrong.values():
         log.warning("%s; resuming from step %d", reason, found.checkpoint.step)
@@ -240,10 +258,11 @@ def advance(
     first, is_group = runs[0], runs[0].part is not None
     measured = first.last.note.measured if first.last is not None else True
     with ExitStack() as stack:
-        members = [_member(here, stack) for here in runs]
+        members = [here.join(stack) for here in runs]
         cohort = Cohort(
             list(members), learner or _learner(runs), first.built.plan, read_together(runs), first.step,
             measured, is_group, writer=_write_together(members, group) if group is not None else None,
+            puts_off=first.puts_off,
         )  # fmt: skip
         left = []
         try:
@@ -272,20 +291,6 @@ def _index(members: Sequence[Member], wanted: Member) -> int:
 def _settle(member: Member) -> Member:
     if member.ended is not None:
         member.error = member.error or member.ended.error
-    return member
-
-
-def _member(here: Opened, stack: ExitStack) -> Member:
-    run, built = here.run, here.built
-    events = stack.enter_context(EventLog(run.metrics, here.last.log_length if here.last is not None else 0))
-    member = Member(
-        here.config, run, events, committed=read_events(run.metrics, events.length),
-        validation=built.validation, batch_size=built.evaluation_batch_size, whole=built.whole,
-        watch=here.watch, order=built.row_order,
-    )  # fmt: skip
-    if here.part is not None:
-        member.turn = partial(log_only_to, run)
-    member.ended = here.ending
     return member
 
 

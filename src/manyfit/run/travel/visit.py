@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,23 +19,20 @@ from manyfit.core.errors import UsageError
 from manyfit.core.position import Position
 from manyfit.core.redaction import has_secrets
 from manyfit.core.signals import Watch
-from manyfit.core.state import State
 from manyfit.run.build.builder import Built
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.loop.cohort import Cohort, MeasuredPart, Member, judge_events
+from manyfit.run.loop.cohort import Cohort, MeasuredPart
 from manyfit.run.loop.journal import Redacting, log_only_to, translate_failures
 from manyfit.run.loop.plan import Boundary
-from manyfit.run.loop.stopping import Ending, Judge
+from manyfit.run.loop.stopping import Ending
 from manyfit.run.loop.trainer import Callback, train_cohort
 from manyfit.run.loop.validation import count_visits, measure_visit
 from manyfit.run.session.session import build_again, follow
 from manyfit.run.travel.luggage import Luggage, Parcel
+from manyfit.run.travel.visitor import Visitor
 from manyfit.store import durable
-from manyfit.store.checkpoint import Keep, check_state
-from manyfit.store.events import RowBuffer
+from manyfit.store.checkpoint import check_state
 from manyfit.store.folder import RunFolder
-from manyfit.store.manifest import Note
-from manyfit.store.packed_state import PackedState
 
 log = logging.getLogger("manyfit")
 
@@ -54,6 +51,53 @@ class VisitFailed(Exception):
         self.parcel = parcel
 
 
+@dataclass
+class Visit:
+    """A run that a worker has opened."""
+
+    visitor: Visitor
+    built: Built
+    facts: Mapping[str, Any]
+    text: io.StringIO
+    """The messages that were not delivered yet."""
+    deliver: Deliver | None = None
+
+    def wrap(self) -> Parcel:
+        """Return what was not delivered yet."""
+        return self.visitor.wrap(self.built, self.facts, take_text(self.text))
+
+    def send(self) -> None:
+        """Send what was trained so far to the keeper."""
+        if self.deliver is not None:
+            self.deliver(self.wrap())
+            self.visitor.forget_delivered()
+
+
+@contextmanager
+def open_visit(
+    config: Config,
+    luggage: Luggage,
+    text: io.StringIO,
+    deliver: Deliver | None = None,
+    allowed: Collection[str] = (),
+    shared: SharedData | None = None,
+) -> Iterator[Visit]:
+    """Build a run and load the state that it has taken along, if it is still the same run."""
+    state = None if luggage.state is None else luggage.state.unpack()
+    for name, data in luggage.files.items():
+        bring_file(config.project, name, data)
+    with build_again(config, luggage, state, luggage.frozen, luggage.note, allowed, shared) as made:
+        config, built, facts = made
+        if luggage.visits:
+            check_shards(config, built)
+            built = follow(built, luggage.visits)
+        if state is None and has_secrets():  # fail now, not when the first checkpoint is written
+            check_state(built.learner.state()[0])
+        visitor = Visitor.of(config, RunFolder(luggage.path), built, luggage)
+        visitor.ended = luggage.ended or read_ending(built, luggage)
+        yield Visit(visitor, built, facts, text, deliver)
+
+
 def train_visit(
     config: Config,
     luggage: Luggage,
@@ -70,41 +114,30 @@ def train_visit(
     Raises `VisitFailed`.
     """
     folder, text = RunFolder(luggage.path), io.StringIO()
-    visitor: _Visitor | None = None
-    built: Built | None = None
-    facts: dict[str, Any] = {}
+    visit: Visit | None = None
     try:
-        with log_only_to(folder), log_messages(text), translate_failures(folder, "the trial"):
-            state = None if luggage.state is None else luggage.state.unpack()
-            note = luggage.note
-            for name, data in luggage.files.items():
-                bring_file(config.project, name, data)
-            with build_again(config, luggage, state, luggage.frozen, note, allowed, shared) as made:
-                config, built, facts = made
-                if luggage.visits:
-                    check_shards(config, built)
-                    built = follow(built, luggage.visits)
-                if state is None and has_secrets():  # fail now, not when the first checkpoint is written
-                    check_state(built.learner.state()[0])
-                visitor = _Visitor.of(config, folder, built, luggage)
-                visitor.ended = luggage.ended or read_ending(built, luggage)
-                cohort, goal = join_cohort(visitor, built, luggage, until)
-                if cohort.measuring is not None:
-                    visitor.measured = measure_next(cohort, watch)
-                if not visitor.measured:
-                    send = Delivery(visitor, built, facts, text, deliver)
-                    for _ in train_cohort(cohort, [*callbacks, send], watch, until=goal):
-                        pass
-                if visitor.ended is not None and visitor.ended.error is not None:
-                    raise visitor.ended.error
-                if visitor.is_over(built):
-                    built.learner.end()
+        with (
+            log_only_to(folder),
+            log_messages(text),
+            translate_failures(folder, "the trial"),
+            open_visit(config, luggage, text, deliver, allowed, shared) as visit,
+        ):
+            visitor, built = visit.visitor, visit.built
+            cohort, goal = join_cohort(visitor, built, luggage, until)
+            if cohort.measuring is not None:
+                visitor.measured = measure_next(cohort, watch)
+            if not visitor.measured:
+                for _ in train_cohort(cohort, [*callbacks, Delivery([visit])], watch, until=goal):
+                    pass
+            if visitor.ended is not None and visitor.ended.error is not None:
+                raise visitor.ended.error
+            if visitor.is_over(built):
+                built.learner.end()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        parcel = None if visitor is None or built is None else visitor.wrap(built, facts, take_text(text))
-        raise VisitFailed(error, parcel) from error
-    return visitor.wrap(built, facts, take_text(text))
+        raise VisitFailed(error, visit.wrap() if visit is not None else None) from error
+    return visit.wrap()
 
 
 def bring_file(project: Path, name: str, data: bytes) -> None:
@@ -119,30 +152,25 @@ def bring_file(project: Path, name: str, data: bytes) -> None:
 
 
 class Delivery:
-    """A callback that sends what was trained so far to the keeper, whenever a checkpoint is due."""
+    """A callback that sends what was trained so far to the keepers, whenever a checkpoint is due."""
 
-    def __init__(
-        self, run: _Visitor, built: Built, facts: dict[str, Any], text: io.StringIO, deliver: Deliver | None
-    ) -> None:
-        self._run = run
-        self._built = built
-        self._facts = facts
-        self._text = text
-        self._deliver = deliver
+    def __init__(self, visits: Sequence[Visit]) -> None:
+        """`visits` may change: those of a group are opened one after another."""
+        self._visits = visits
         self._last = time.monotonic()
 
     def on_start(self, cohort: Cohort) -> None:
         """Do nothing."""
 
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
-        """Deliver, at a limited rate, a state that is due."""
-        writer, now = self._run.writer, time.monotonic()
-        assert isinstance(writer, StateCollector)
-        is_due = writer.is_due and self._run.ended is None and not boundary.last
-        if self._deliver is not None and is_due and now - self._last >= BETWEEN:
-            self._deliver(self._run.wrap(self._built, self._facts, take_text(self._text)))
-            self._run.forget_delivered()
-            self._last = time.monotonic()
+        """Deliver, at a limited rate, the states that are due."""
+        if boundary.last or time.monotonic() - self._last < BETWEEN:
+            return
+        here = {id(member) for member in cohort.members if member.ended is None and member.error is None}
+        for visit in self._visits:
+            if id(visit.visitor) in here and visit.visitor.is_due:
+                visit.send()
+                self._last = time.monotonic()
 
     def on_end(self, cohort: Cohort) -> None:
         """Do nothing: the rest is returned."""
@@ -173,7 +201,7 @@ def check_shards(config: Config, built: Built) -> None:
 
 
 def join_cohort(
-    visitor: _Visitor, built: Built, luggage: Luggage, until: Position | None
+    visitor: Visitor, built: Built, luggage: Luggage, until: Position | None
 ) -> tuple[Cohort, int]:
     """Return the run as a cohort that reads nothing beyond its goal, and the step of this goal."""
     note = luggage.note
@@ -226,133 +254,3 @@ def log_messages(text: io.StringIO) -> Iterator[None]:
         log.removeHandler(handler)
         if log.level != before:
             log.setLevel(before)
-
-
-class StateCollector:
-    """A writer that keeps states in memory: the newest due ones, and the best ones on the way."""
-
-    def __init__(self, keep: Keep) -> None:
-        self._keep = keep
-        self._held: list[tuple[Note, PackedState]] = []
-        self._due: list[tuple[Note, PackedState]] = []
-
-    def hold(self, state: State, note: Note) -> None:
-        """Keep a state as one of the best."""
-        check_state(state)
-        self._held = self._best([*self._held, (note, PackedState.pack(state))])
-
-    def _best(self, states: Sequence[tuple[Note, PackedState]]) -> list[tuple[Note, PackedState]]:
-        best = self._keep.rank(note for note, _ in states)[: self._keep.top]
-        return [each for each in states if each[0] in best]
-
-    def put(self, state: State, note: Note, wait: bool = False) -> None:
-        """Keep a state as the newest one; those before that would not be kept on disk are dropped."""
-        known = [packed for held, packed in self._held if held == note]
-        check_state(state)
-        due = [each for each in self._due if each[0].step != note.step]
-        due.append((note, known[0] if known else PackedState.pack(state)))
-        self._due = due[-self._keep.last :]
-        self._held = self._best([*self._held, *due[: -self._keep.last]])
-
-    def put_held(self) -> None:
-        """Do nothing: all states are returned at the end."""
-
-    def done(self) -> int:
-        """Return that nothing is committed yet."""
-        return 0
-
-    def flush(self) -> None:
-        """Do nothing: all states are returned at the end."""
-
-    def close(self) -> None:
-        """Do nothing: all states are returned at the end."""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a state waits that was to be written, not only held as one of the best."""
-        return bool(self._due)
-
-    def forget(self) -> None:
-        """Forget all states: the keeper has them."""
-        self._held, self._due = [], []
-
-    @property
-    def states(self) -> tuple[tuple[Note, PackedState], ...]:
-        """The states to return, in the order of their steps."""
-        best = self._best([*self._held, *self._due])
-        found = {note.step: (note, packed) for note, packed in best}
-        found |= {note.step: (note, packed) for note, packed in self._due}
-        return tuple(found[step] for step in sorted(found))
-
-
-@dataclass
-class _Visitor(Member):
-    """A run on a visit: its log and its states stay in memory."""
-
-    luggage: Luggage | None = None
-    measured: bytes = b""
-    """What was collected from shards of validation rows, if others are left."""
-    pictures: list[tuple[str, int, bytes]] = field(default_factory=list)
-
-    @staticmethod
-    def of(config: Config, folder: RunFolder, built: Built, luggage: Luggage) -> _Visitor:
-        """Return the run with what it has taken along."""
-        rows = RowBuffer(luggage.note.log_length if luggage.note is not None else 0)
-        return _Visitor(
-            config, folder, rows, validation=built.validation, batch_size=built.evaluation_batch_size,
-            whole=built.whole, order=built.row_order, luggage=luggage,
-        )  # fmt: skip
-
-    def make_writer(self) -> StateCollector:
-        """Return the writer that keeps states in memory."""
-        return StateCollector(self.keep)
-
-    def read_kept(self) -> list[Note]:
-        """Return the checkpoints that the keeper has."""
-        return list(self.luggage.kept) if self.luggage is not None else []
-
-    def make_judge(self) -> Judge:
-        """Return the judge that has seen the log so far."""
-        known = self.luggage.judge if self.luggage is not None else None
-        return known or judge_events(self.config, ())
-
-    def keep_sample(self, name: str, step: int, data: bytes) -> None:
-        """Keep an image or a text in memory."""
-        self.pictures.append((name, step, data))
-
-    def is_over(self, built: Built) -> bool:
-        """Return whether nothing is left to train."""
-        done = self.last is not None and self.last.step >= built.plan.total and self.last.measured
-        return bool(self.end_reason) or done
-
-    def forget_delivered(self) -> None:
-        """Forget what the keeper has now: states, and the rows before the last of them."""
-        assert isinstance(self.writer, StateCollector)
-        assert isinstance(self.log, RowBuffer)
-        del self.log.events[: self._count_delivered()]
-        self.writer.forget()
-        self.pictures.clear()
-
-    def _count_delivered(self) -> int:
-        """Return how many rows are before the last state: later ones are repeated if the worker is lost."""
-        assert isinstance(self.writer, StateCollector)
-        assert isinstance(self.log, RowBuffer)
-        states, rows = self.writer.states, self.log.events
-        end = states[-1][0].log_length if states else 0
-        sizes = [len(event.line().encode()) for event in rows]
-        length, count = self.log.length - sum(sizes), 0
-        for size in sizes:
-            length += size
-            count += length <= end
-        return count
-
-    def wrap(self, built: Built, facts: dict[str, Any], messages: str) -> Parcel:
-        """Return the work of the visit. Rows after its last state are left out: they are repeated."""
-        assert isinstance(self.writer, StateCollector)
-        assert isinstance(self.log, RowBuffer)
-        states, events = self.writer.states, self.log.events[: self._count_delivered()]
-        reason = self.end_reason if self.ended is not None and self.ended.error is None else ""
-        return Parcel(
-            tuple(events), states, self.judge, reason, self.is_over(built), facts, messages, self.measured,
-            tuple(self.pictures),
-        )  # fmt: skip
