@@ -145,7 +145,7 @@ def test_a_worker_that_is_killed_takes_no_trial_with_it(study):
                 self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
             def forward(self, x):
-                place, begun = Path("once"), any(Path("studies/s/trials").glob("*/checkpoints/step-*"))
+                place, begun = Path("once"), any(Path("studies/s/groups").glob("*/commit-*"))
                 if begun and place.exists() and self.training and torch._C._functorch.is_batchedtensor(self.layers[1].weight):
                     place.unlink()
                     os._exit(9)
@@ -375,13 +375,6 @@ def test_a_wrong_setting_is_an_error(study, cli, fuse):
     answer = cli("sweep", study.folder)
     assert answer.code == 2
     assert "execute.fuse" in answer.err
-
-
-def test_trials_that_hop_cannot_be_fused(study, cli):
-    study.write(execute={"fuse": 4, "hop": True})
-    answer = cli("sweep", study.folder)
-    assert answer.code == 2
-    assert "cannot be fused yet" in answer.err
 
 
 KILLED = """

@@ -11,7 +11,8 @@ import time
 
 import numpy as np
 import pytest
-from tests.study.test_hopping import assert_same
+import torch
+from tests.study.test_hopping import assert_same, trained
 
 import manyfit
 from manyfit.config.tree.reader import dump
@@ -21,6 +22,7 @@ from manyfit.data.etl.tables import read_table
 from manyfit.data.prepared import open_split
 from manyfit.spec import ETLSpec
 from manyfit.store.folder import RunFolder
+from manyfit.study.status import status
 
 SIZES = {1: (1,), 2: (5, 2), 3: (1, 4, 2), 7: (1, 2, 1, 5, 1, 3, 1)}
 """By number of shards: their relative sizes."""
@@ -135,11 +137,12 @@ def describe(learner, pause):
     return base, {"train.optimizer.lr": [0.003, 0.01, 0.03]}
 
 
-def write_study(project, learner, shards, pause=0.0, **execute):
+def write_study(project, learner, shards, pause=0.0, rates=(), **execute):
     layout = prepare(project.root, shards)
     project.write("src/nets.py", CODE)
     project.write("src/keras_nets.py", KERAS)
     base, space = describe(learner, pause)
+    space = {"train.optimizer.lr": list(rates)} if rates else space
     project.config(base)
     tree = {
         "base": "../../runs/a/config.yaml", "objective": {"metric": "val_loss", "mode": "min"},
@@ -225,6 +228,68 @@ def test_killed_and_resumed_at_random(project, learner, seed):
         pytest.importorskip("tensorflow")
     dice = random.Random(seed)
     kill(project, learner, dice.choice([2, 3, 7]), dice.randint(1, 4), seed, kills=3)
+
+
+def keep_trials(folder):
+    """Move the trials of a study away, and return the last state and the log of each."""
+    found = {path.name: trained(path) for path in sorted((folder / "trials").iterdir())}
+    for path in folder.iterdir():
+        if path.name != "study.yaml":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return found
+
+
+@pytest.mark.parametrize(("on", "workers", "shards"), [("inline", 1, 2), ("processes", 2, 2)])
+def test_a_group_that_hops_is_as_its_trials_alone(project, on, workers, shards):
+    """Each epoch ends with visits to the shards of validation rows, which every trial makes alone."""
+    folder, _ = write_study(project, "torch", shards, on=on, workers=workers)
+    project.write(
+        "src/nets.py", CODE.replace("nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)", "nn.Tanh()")
+    )
+    manyfit.sweep(folder, progress=False)
+    alone = keep_trials(folder)
+    manyfit.sweep(folder, ["execute.fuse=64"], progress=False)
+    assert status(folder)["trained"].get("in one pass") == 2, status(folder)[
+        "trained"
+    ]  # the third one begins at another shard
+    together = keep_trials(folder)
+    assert alone.keys() == together.keys()
+    for name, (state, events) in alone.items():
+        other, other_events = together[name]
+        assert [event[:2] for event in events] == [event[:2] for event in other_events]
+        for (*_, one), (*_, two) in zip(events, other_events, strict=True):
+            assert one == pytest.approx(two, rel=1e-4)
+        for key, tensor in state.tensors.items():
+            assert torch.allclose(tensor.double(), other.tensors[key].double(), rtol=1e-3, atol=1e-5), key
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(8))
+def test_groups_are_killed_and_resumed_at_random(project, seed):
+    """Trials may meet other mates then, and end with the same bits."""
+    dice = random.Random(seed)
+    shards, workers = dice.choice([2, 3]), dice.randint(1, 3)
+    folder, _ = write_study(
+        project, "torch", shards, 0.01, [0.001, 0.003, 0.01, 0.02, 0.03, 0.1],
+        on="processes", workers=workers, fuse=64,
+    )  # fmt: skip
+    manyfit.sweep(folder, progress=False)
+    assert status(folder)["trained"].get("in one pass") == 6, status(folder)["trained"]
+    undisturbed = keep_trials(folder)
+    command = [sys.executable, "-m", "manyfit", "sweep", str(folder)]
+    for _ in range(2):
+        driver = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(dice.uniform(2.5, 5.0))
+        driver.send_signal(dice.choice([signal.SIGKILL, signal.SIGTERM]))
+        driver.wait()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, (state, events) in keep_trials(folder).items():
+        before, events_before = undisturbed[name]
+        assert events == events_before
+        assert all(torch.equal(tensor, before.tensors[key]) for key, tensor in state.tensors.items())
 
 
 @pytest.mark.parametrize("learner", ["torch", pytest.param("spec", marks=pytest.mark.soak)])

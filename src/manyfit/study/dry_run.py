@@ -27,7 +27,7 @@ from manyfit.study.search.plan import StudyPlan, plan_study
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.hops import place_shards
 from manyfit.study.work.records import PointRecord
-from manyfit.study.work.training import Training, find_fuse
+from manyfit.study.work.training import Training
 from manyfit.study.work.units import Failure
 
 EACH: Final = 0.05
@@ -83,8 +83,6 @@ def check_study(place: Path, overrides: Overrides = ()) -> Iterator[Finding]:
 
 def describe_fusing(study: StudyConfig, found: StudyPlan) -> str:
     """Describe which structures can be trained in one pass with others, and why others cannot."""
-    if find_fuse(study) == "off":
-        return "none: trials that hop, or that are trained on Ray, cannot be fused yet"
     reasons = Counter(facts["not_fused"] for facts in found.facts if facts.get("not_fused"))
     count = len(found.facts) - reasons.total()
     text = f"{count} of {pluralize(len(found.facts), 'tried structure')} can be trained in one pass"
@@ -102,7 +100,9 @@ def describe_hopping(study: StudyConfig, shards: int, workers: int) -> str:
 
 def _rehearse(study: StudyConfig, found: StudyPlan) -> dict[str, Failure]:
     """Rehearse in this process, from the config in memory: a dry run writes no files."""
-    engine = Inline(_InMemory("", study.objective.metric, fuse=find_fuse(study), study_config=study), Watch())
+    engine = Inline(
+        _InMemory("", study.objective.metric, fuse=study.execute.fuse, study_config=study), Watch()
+    )
     with contextlib.closing(engine):
         return rehearsals(study, found, engine, found.structures)
 

@@ -56,7 +56,7 @@ from manyfit.study.search.plan import StudyPlan, plan_study
 from manyfit.study.search.sampling import is_blind, is_point
 from manyfit.study.work.folder import StudyFolder
 from manyfit.study.work.points import trial_name
-from manyfit.study.work.training import Training, find_fuse
+from manyfit.study.work.training import Training
 from manyfit.study.work.units import SHORT
 
 log = logging.getLogger("manyfit")
@@ -146,11 +146,9 @@ def run(
     if found is None or known:
         found = plan_study(study, known)
     ready = {trial_name(id, study.base.run.seed): config for id, config in found.configs.items()}
-    base = str(write_base(study, folder))
-    mine = tuple(main_classes(study.base))
-    work = Training(
-        base, study.objective.metric, allowed=tuple(allowed), ready=ready, carried=mine, fuse=find_fuse(study)
-    )
+    base, metric = str(write_base(study, folder)), study.objective.metric
+    mine, fuse = tuple(main_classes(study.base)), study.execute.fuse
+    work = Training(base, metric, allowed=tuple(allowed), ready=ready, carried=mine, fuse=fuse)
     found.configs.clear()
     discard_leftovers(folder.groups)
     engine = choose(study, work, watch, found.trials)

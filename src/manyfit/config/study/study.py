@@ -135,7 +135,6 @@ def load_study(
         base = _with_folds(base, described.search.folds, space, laid, problems)
     if described is not None:
         _check_hop(laid, described.execute, space, base, problems)
-        _check_fuse(laid, described.execute, problems)
     if problems or base is None or described is None:
         raise ConfigError(problems)
     return StudyConfig(
@@ -286,15 +285,6 @@ def _check_hop(
     if given is not None:
         text = "the order of visits is fixed, but that of trials that hop follows from execute.order"
         problems.append(Problem("data.visits", given.origin, text))
-
-
-def _check_fuse(laid: Map, execute: Execute, problems: list[Problem]) -> None:
-    """Refuse to fuse trials that travel without their folders."""
-    where = find(laid, ("execute", "fuse"))
-    if execute.fuse in ("off", "auto") or where is None or not (execute.hop or execute.is_ray):
-        return
-    text = "trials that hop, or that are trained on Ray, cannot be fused yet"
-    problems.append(Problem("execute.fuse", where.origin, text, "auto or off", repr(execute.fuse)))
 
 
 def _method(tree: Map) -> str:

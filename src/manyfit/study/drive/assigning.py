@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
 from manyfit.config.study.quantities import seconds
 from manyfit.core.errors import ManyfitError
@@ -25,6 +26,9 @@ from manyfit.study.work.schedule import Ready, waiting
 from manyfit.study.work.units import Failure, Outcome
 
 log = logging.getLogger("manyfit")
+
+MOST_DEATHS: Final = 2
+"""How often a trial may lose its worker, without progress in between, before it has it for itself."""
 
 
 @dataclass(frozen=True)
@@ -79,54 +83,71 @@ class Assigning(PointControl):
             item = self._next()
             if item is None:
                 return
-            group = [item]
+            group = [item, *self._choose_mates(item)]
             if self.keepers is None:
-                group += self._choose_mates(item)
                 self.dispatch.submit(group, item.until)
-            elif not self._send_away(self.keepers, item):
-                continue
+            else:
+                group = self._send_away(self.keepers, group)
             for each in group:
                 self.shown.show_started(each.point, each.trial)
 
     def _choose_mates(self, item: Ready) -> list[Ready]:
         """Return the trials that are assigned in one unit with another, and take them off the queue."""
         fuse = self.study.execute.fuse
-        if fuse == "off" or item.trial.id in self.dispatch.alone or self.dispatch.shards:
+        if fuse == "off" or not self._may_have_mates(item):
             return []
-        while is_blind(self.study) and len(self._queue) < MOST and self._ask():
-            pass  # points that do not depend on results may be added at any time
-        others = {
-            r.trial.id: r for r in self._queue if r.trial.id not in self.dispatch.alone and self._is_ready(r)
-        }
+        self._ask_ahead(0)
+        others = {r.trial.id: r for r in self._queue if self._is_ready(r) and self._may_have_mates(r)}
         others.pop(item.trial.id, None)
+        waiting = len(others) + 1
+        if self.dispatch.shards:  # others read rows in another order, of which a step has another number
+            first = self.dispatch.first_shard(item.point, item.trial)
+            others = {
+                id: r for id, r in others.items() if self.dispatch.first_shard(r.point, r.trial) == first
+            }
         free = self.executor.slots - self.dispatch.count
-        found = choose_mates(item, others.values(), fuse, free)
+        found = choose_mates(item, others.values(), self._most_fused(), free, waiting)
         taken = {id(each) for each in found}
         self._queue = deque(each for each in self._queue if id(each) not in taken)
         return found
 
-    def _send_away(self, keepers: Keepers, item: Ready) -> bool:
-        """Assign a trial to a worker that does not have its folder; return whether it could be read."""
-        id = item.trial.id
-        try:
-            luggage = keepers.open(self.dispatch.as_trial(item.point, item.trial)).pack()
-        except (ManyfitError, OSError) as error:
-            keepers.abandon(id)
-            self._refuse(item, failure_of(error))
-            return False
-        keepers.sent.add(id)
-        self.dispatch.submit([item], item.until, luggage={id: luggage})
-        return True
+    def _ask_ahead(self, waiting: int) -> None:
+        """Add points that do not depend on results, so that trials can be chosen that train in one pass."""
+        while is_blind(self.study) and len(self._queue) + waiting < MOST and self._ask():
+            pass
+
+    def _most_fused(self) -> Literal["auto"] | int:
+        """Return how many trials are fused; those that travel occupy open files."""
+        fuse = self.study.execute.fuse
+        assert fuse != "off"
+        return fuse if self.keepers is None or fuse == "auto" else min(fuse, self.keepers.most_away)
+
+    def _may_have_mates(self, item: Ready) -> bool:
+        return item.trial.id not in self.dispatch.alone and item.trial.deaths < MOST_DEATHS
+
+    def _send_away(self, keepers: Keepers, group: Sequence[Ready]) -> list[Ready]:
+        """Assign trials to a worker that does not have their folders; return those that could be read."""
+        luggage: dict[str, Any] = {}
+        for item in group:
+            id = item.trial.id
+            try:
+                luggage[id] = keepers.open(self.dispatch.as_trial(item.point, item.trial)).pack()
+                keepers.sent.add(id)
+            except (ManyfitError, OSError) as error:
+                keepers.abandon(id)
+                self._refuse(item, failure_of(error))
+        found = [item for item in group if item.trial.id in luggage]
+        if found:
+            self.dispatch.submit(found, found[0].until, luggage=luggage)
+        return found
 
     def _hand_out_visits(self, hopping: Hopping) -> None:
         """Assign visits to shards while a worker is free and a trial waits for one of its shards."""
         hopping.meet_workers()
         while self.dispatch.has_room() and not self.watch.number and not self.over_budget():
-            while self._queue:
-                item = self._queue.popleft()
-                if self._is_ready(item):
-                    first = self.dispatch.first_shard(item.point, item.trial) or 0
-                    hopping.enlist(item, first, self.epochs)
+            if self.study.execute.fuse != "off":
+                self._ask_ahead(hopping.waiting)
+            self._enlist(hopping)
             found = hopping.pick()
             if found is None:
                 if not self._ask():
@@ -138,27 +159,53 @@ class Assigning(PointControl):
                 continue
             self._send(hopping, item, hop)
 
+    def _enlist(self, hopping: Hopping) -> None:
+        """Let the trials in the queue wait for a visit, except for those whose mates are still away."""
+        held = list[Ready]()
+        while self._queue:
+            item = self._queue.popleft()
+            if not self._is_ready(item):
+                continue
+            if hopping.is_held(item.trial.id):
+                held.append(item)
+                continue
+            hopping.enlist(item, self.dispatch.first_shard(item.point, item.trial) or 0, self.epochs)
+        self._queue.extend(held)
+
     def _send(self, hopping: Hopping, item: Ready, hop: Hop) -> None:
-        trial, is_new = item.trial, not item.trial.step
-        luggage = {}
+        group = [item]
+        if self.study.execute.fuse != "off" and self._may_have_mates(item):
+            others = (r for r in hopping.find_mates(hop) if self._is_ready(r) and self._may_have_mates(r))
+            group += choose_mates(item, others, self._most_fused(), hopping.workers_per_shard)
+        luggage, until = dict[str, Any](), hopping.until(item.trial.id)
         if self.keepers is not None:
-            try:
-                packed = hopping.pack(self.dispatch.as_trial(item.point, trial), hop.shard)
-                if packed is None:
-                    hopping.drop(trial.id)
-                    self._queue.append(item)
-                    return
-                luggage[trial.id] = packed
-            except (ManyfitError, OSError) as error:
-                hopping.drop(trial.id)
-                hopping.abandon(trial.id)
-                self._refuse(item, failure_of(error))
-                return
-        until = hopping.until(trial.id)
-        self.dispatch.submit([item], until, place=hop.worker, shard=hop.shard, luggage=luggage)
-        hopping.begin(hop)
-        if is_new:
-            self.shown.show_started(item.point, trial)
+            group = [each for each in group if self._pack_visit(hopping, each, hop, luggage)]
+        if not group:
+            return
+        new = [each for each in group if not each.trial.step]
+        self.dispatch.submit(group, until, place=hop.worker, shard=hop.shard, luggage=luggage)
+        hopping.begin(hop, [each.trial.id for each in group])
+        for each in new:
+            self.shown.show_started(each.point, each.trial)
+
+    def _pack_visit(self, hopping: Hopping, item: Ready, hop: Hop, luggage: dict[str, Any]) -> bool:
+        """Add what a trial takes along to a visit; return whether it can take part in it."""
+        trial = item.trial
+        try:
+            packed = hopping.pack(self.dispatch.as_trial(item.point, trial), hop.shard)
+        except (ManyfitError, OSError) as error:
+            hopping.drop(trial.id)
+            hopping.abandon(trial.id)
+            self._refuse(item, failure_of(error))
+            return False
+        if packed is None:
+            hopping.drop(trial.id)
+            self._queue.append(item)
+            return False
+        luggage[trial.id] = packed
+        if self.keepers is not None:
+            self.keepers.sent.add(trial.id)
+        return True
 
     def _refuse(self, item: Ready, failure: Failure) -> None:
         """Record that a trial cannot be trained now, because its folder cannot be used."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -22,6 +22,15 @@ from manyfit.study.work.units import Outcome, Trial
 
 RATE: Final = 0.25
 """How much a single visit changes what is known about the speed of its worker."""
+
+
+@dataclass
+class _Crew:
+    """The trials of one visit."""
+
+    away: set[str]
+    """Those that have not returned yet."""
+    size: int
 
 
 @dataclass
@@ -47,6 +56,10 @@ class Hopping:
         """The workers with a visit, by trial."""
         self.sent: dict[str, Hop] = {}
         """The visits that workers are working on, by trial."""
+        self._crews: dict[str, _Crew] = {}
+        """The trials of each of these visits."""
+        self._held: dict[str, _Crew] = {}
+        """Trials that have ended a visit in one pass with others, which go on with them."""
         self._cost: dict[str, float] = {}
         """Seconds of a visit on a worker of speed 1, by trial."""
         self._speeds: dict[str, float] = {}
@@ -113,14 +126,38 @@ class Hopping:
         """Let a trial no longer wait."""
         self._hops.remove(trial)
 
-    def begin(self, hop: Hop) -> None:
-        """Note that a visit was assigned to a worker."""
-        self._hops.remove(hop.trial)
-        self.sent[hop.trial] = hop
+    @property
+    def waiting(self) -> int:
+        """How many trials wait for a visit."""
+        return self._hops.count
+
+    def find_mates(self, hop: Hop) -> list[Ready]:
+        """Return the other trials that wait for the same visit, at the same stage."""
+        stage = replace(self.stages[hop.trial], measured=b"")
+        there = (trial for trial in self._hops.list_waiting(hop.shard) if trial != hop.trial)
+        return [self._items[trial] for trial in there if replace(self.stages[trial], measured=b"") == stage]
+
+    def is_held(self, trial: str) -> bool:
+        """Return whether a trial waits for those with which it has trained, to go on with them."""
+        crew = self._held.get(trial)
+        if crew is not None and not crew.away:
+            del self._held[trial]
+        return trial in self._held
+
+    @property
+    def workers_per_shard(self) -> int:
+        """How many workers share the work on one shard."""
+        return max(1, len(self._here) // self.shards)
+
+    def begin(self, hop: Hop, trials: Collection[str]) -> None:
+        """Note that a visit of some trials was assigned to a worker."""
         key = hop.worker if self.is_named else next(iter(self._free))
-        self._taken[hop.trial] = key, self._free.pop(key)
-        if self.keepers is not None:
-            self.keepers.sent.add(hop.trial)
+        worker, crew = self._free.pop(key), _Crew(set(trials), len(trials))
+        for trial in trials:
+            self._hops.remove(trial)
+            self.sent[trial] = replace(hop, trial=trial)
+            self._taken[trial] = key, worker
+            self._crews[trial] = crew
 
     # -- keeping ----------------------------------------------------------------------------------
 
@@ -151,8 +188,13 @@ class Hopping:
         """
         hop = self.sent.pop(outcome.trial)
         key, worker = self._taken.pop(outcome.trial)
-        if key in self._here:
+        if key in self._here and not any(key == taken for taken, _ in self._taken.values()):
             self._free[key] = self._here[key]
+        crew = self._crews.pop(outcome.trial)
+        crew.away.discard(outcome.trial)
+        if crew.away and not outcome.how.startswith("alone"):
+            self._held[outcome.trial] = crew
+        outcome = replace(outcome, seconds=outcome.seconds / crew.size)
         if self.keepers is None:
             if outcome.failure is None:
                 self._advance(hop, outcome, worker)

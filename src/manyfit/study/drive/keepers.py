@@ -58,6 +58,11 @@ class Keepers:
         """Why a delivery could not be taken over, by trial."""
         self._most_open = count_open_runs()
 
+    @property
+    def most_away(self) -> int:
+        """How many trials may be with one worker, which has their states in open files."""
+        return max(1, self._most_open // 2)
+
     def get(self, trial: str) -> Keeper | None:
         """Return the keeper of a trial, if its folder is open."""
         return self._open.get(trial)

@@ -298,13 +298,13 @@ class RayExecutor(Executor):
             self._count_failure(text)
         if not worker.is_leaving:
             self._fill()
-        if unit is None:
-            return []
         kind: FailureKind = "infrastructure" if is_ours else "preempted"
         if isinstance(error, self._ray.exceptions.OutOfMemoryError) or "memory pressure" in str(error):
             kind = "out of memory"
         text = f"its worker on {host} was lost: {text}"
-        failure = Failure(kind, text, str(error), group="lost", process_died=True)
+        failure = Failure(kind, text, str(error), "lost", process_died=True)
+        if kind == "preempted" or unit is None:  # as any node may be: its trials go on together
+            return [Outcome(trial.id, failure=failure) for trial in left]
         return list(fail_together(unit, left, failure))
 
     def _dismiss(self, worker: _Worker) -> None:

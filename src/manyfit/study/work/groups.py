@@ -46,11 +46,14 @@ def _lies(key: str, places: Sequence[str]) -> bool:
 
 
 def choose_mates(
-    first: Ready, others: Iterable[Ready], fuse: Literal["auto"] | int, slots: int
+    first: Ready, others: Iterable[Ready], fuse: Literal["auto"] | int, slots: int, waiting: int = 0
 ) -> list[Ready]:
-    """Return those of the other trials that train with the first one; all workers get about as many."""
+    """Return those of the other trials that train with the first one.
+
+    All workers get about as many: of those that can train with it, or of all that are `waiting`.
+    """
     key = group_of(first)
     alike = [item for item in others if group_of(item) == key]
     most = MOST if fuse == "auto" else fuse
-    share = -(-(len(alike) + 1) // max(1, slots))
+    share = -(-max(waiting, len(alike) + 1) // max(1, slots))
     return alike[: min(most, share) - 1]

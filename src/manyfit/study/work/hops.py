@@ -125,6 +125,16 @@ class Hops:
         self.open[there, row] = True
         self.waiting[there] += 1
 
+    @property
+    def count(self) -> int:
+        """The number of trials that wait."""
+        return len(self._shards)
+
+    def list_waiting(self, shard: int) -> list[str]:
+        """Return the trials that may visit a shard next."""
+        rows = np.flatnonzero(self.open[shard, : len(self.trials)])
+        return [self.trials[row] for row in rows]
+
     def remove(self, trial: str) -> None:
         """Let a trial no longer wait."""
         there = self._shards.pop(trial, None)

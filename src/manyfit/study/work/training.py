@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from manyfit.config import Config, load_config
-from manyfit.config.study.study import StudyConfig
 from manyfit.config.tree.nodes import plain
 from manyfit.config.tree.reader import dump_parts
 from manyfit.core.code_hash import CARRIED, class_path, hash_code
@@ -84,6 +83,9 @@ class Training:
         if unit.purpose == "train" and not unit.luggage:
             yield from self._train(unit, watch, tell)
             return
+        if unit.purpose == "train" and self.fuse != "off":
+            yield from self._visit_together(unit, watch, tell)
+            return
         from manyfit.run.loop.process_state import own_process
 
         for trial in unit.trials:
@@ -146,10 +148,11 @@ class Training:
 
         began, luggage = time.perf_counter(), unit.luggage[trial.id]
         signs = Signs({luggage.path: trial.id}, self.metric, tell)
+        deliver = functools.partial(signs.deliver, trial.id)
         try:
             parcel = train_visit(
                 self._config(trial), luggage, unit.until, Beating(watch, signs), callbacks=[signs],
-                allowed=(*self.allowed, *OURS), shared=self._share_data(), deliver=signs.deliver,
+                allowed=(*self.allowed, *OURS), shared=self._share_data(), deliver=deliver,
             )  # fmt: skip
         except KeyboardInterrupt:
             raise
@@ -159,6 +162,38 @@ class Training:
         except BaseException as error:
             return Outcome(trial.id, seconds=time.perf_counter() - began, failure=failure_of(error))
         return Outcome(trial.id, seconds=time.perf_counter() - began, parcel=parcel)
+
+    def _visit_together(self, unit: Unit, watch: UnitWatch, tell: Tell) -> Iterator[Outcome]:
+        """Train trials without their folders as one session."""
+        from manyfit.run.travel.group_visit import VisitRequest, train_visits
+        from manyfit.run.travel.visit import VisitFailed
+
+        began, requests, ready = time.perf_counter(), dict[int, Trial](), list[VisitRequest]()
+        signs = Signs({unit.luggage[each.id].path: each.id for each in unit.trials}, self.metric, tell)
+        for trial in unit.trials:
+            scope = functools.partial(_show_life, signs, watch, trial)
+            try:
+                with scope():
+                    config = self._config(trial)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                yield Outcome(trial.id, seconds=time.perf_counter() - began, failure=failure_of(error))
+                continue
+            deliver = functools.partial(signs.deliver, trial.id)
+            ready.append(VisitRequest(config, unit.luggage[trial.id], watch.of(trial.id), deliver, scope))
+            requests[id(ready[-1])] = trial
+        alone: Watch = watch.of(unit.trials[0].id) if len(unit.trials) == 1 else watch
+        for request, found, how in train_visits(
+            ready, unit.until, Beating(alone, signs), callbacks=[signs], allowed=(*self.allowed, *OURS),
+            shared=self._share_data(), fuse=self.fuse,
+        ):  # fmt: skip
+            trial, seconds = requests[id(request)], time.perf_counter() - began
+            if isinstance(found, VisitFailed):
+                failure = failure_of(found.error)
+                yield Outcome(trial.id, seconds=seconds, failure=failure, parcel=found.parcel, how=how)
+            else:
+                yield Outcome(trial.id, seconds=seconds, parcel=found, how=how)
 
     def _try_out(self, trial: Trial, unit: Unit, watch: Watch, tell: Tell) -> Outcome:
         from manyfit.run.check import rehearse_run
@@ -208,11 +243,6 @@ class Training:
         return Outcome(
             trial.id, step, epoch, max(0, step - before), curve=curve, seconds=seconds, failure=failure
         )
-
-
-def find_fuse(study: StudyConfig) -> Literal["off", "auto"] | int:
-    """Return how the trials of a study are fused: off if they travel without their folders."""
-    return "off" if study.execute.hop or study.execute.is_ray else study.execute.fuse
 
 
 def pack_classes(paths: Sequence[str]) -> bytes:
@@ -265,10 +295,9 @@ class Signs:
             for trial, at in self._at.items():
                 self._tell(Progress(trial, *at, (values or {}).get(trial)))
 
-    def deliver(self, parcel: Any) -> None:
-        """Send what the one trial has trained so far, as a sign of life."""
-        ((trial, at),) = self._at.items()
-        self._tell(Progress(trial, *at, parcel=parcel))
+    def deliver(self, trial: str, parcel: Any) -> None:
+        """Send what a trial has trained so far, as a sign of life."""
+        self._tell(Progress(trial, *self._at.get(trial, (0, 0.0)), parcel=parcel))
 
     def on_end(self, cohort: Cohort) -> None:
         """Do nothing."""
