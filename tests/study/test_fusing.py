@@ -424,3 +424,50 @@ def test_what_a_killed_group_has_saved_can_be_used(study, cli):
     study.sweep()
     check_tables(whole, study.table(), rel=1e-9)
     assert not (study.folder / "groups").exists()
+
+
+PICKY = """
+    import random
+    import torch
+    from torchmetrics import Metric
+
+    class Picky(Metric):
+        def __init__(self):
+            super().__init__()
+            self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+        def update(self, output, target):
+            if output.abs().max() > 1e3:
+                raise ValueError("outputs are too large")
+            self.total += output.sum() * random.random()
+
+        def compute(self):
+            return self.total * random.random()
+"""
+
+
+def test_a_metric_that_raises_for_one_trial_does_not_disturb_the_others(study):
+    """Their bits are those of a study without it, also if the metric draws random numbers."""
+    study.project.write("src/picky.py", PICKY)
+    base = {"train__metrics": ["accuracy", {"class": "picky.Picky"}], "train__guard": {"nan": False}}
+    study.project.config(study.project.changed(**base))
+    changes = {
+        "search": {"method": "grid", "seeds": 1},
+        "set": {"train.epochs": 3},
+        "execute": {"on": "inline", "fuse": 64},
+    }
+    good = [0.001 * (i + 1) for i in range(15)]
+    study.write(**changes, space={"train.optimizer.lr": good})
+    study.sweep()
+    alone, table = states(study), {row[0]: row for row in study.table()}
+    study.clear()
+    study.write(**changes, space={"train.optimizer.lr": [*good[:7], 1e4, *good[7:]]})
+    study.sweep()
+    (failed,) = status(study.folder)["failures"]
+    assert "outputs are too large" in failed["message"]
+    now = states(study)
+    for name, tensors in alone.items():
+        assert all(torch.equal(tensor, now[name][key]) for key, tensor in tensors.items())
+    for row in study.table():
+        assert row[0] not in table or (row[3], *row[5:8]) == (table[row[0]][3], *table[row[0]][5:8])
+    assert fused(study) >= 15

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from manyfit.data.nested import map_arrays
 from manyfit.data.walk import Walk
 from manyfit.learn.fusing import GroupFailed, NotFusable
 from manyfit.learn.group import GroupLearner, Part
+from manyfit.learn.learner import MembersFailed
 from manyfit.learn.metrics_by_run import Metrics
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.torch.fused.calls import (
@@ -261,7 +264,7 @@ class FusedLearner(GroupLearner):
         for run in self._runs:
             run.evaluated.eval()
         tensors, sums = self._list_evaluated(), dict[str, RowSums]()
-        with torch.no_grad():
+        with torch.no_grad(), self._updating(further) as update:
             for each in batches:
                 batch = self._stack_batch(each)
                 if self._measures_together is None:
@@ -272,9 +275,32 @@ class FusedLearner(GroupLearner):
                         sums[name] = RowSums(self._base.device, skips_undefined=name != "loss")
                     sums[name].add(values[: self.n].expand(self.n, batch.rows) if values.ndim > 1 else
                                    values[: self.n, None].expand(self.n, batch.rows))  # fmt: skip
-                for i, metrics in enumerate(further):
-                    _update(metrics, i, output, every, self._base.objective.targets(each[i]))
+                targets = [self._base.objective.targets(own) for own in each] if any(further) else []
+                update(functools.partial(_update, further, output, every, targets))
+            update(lambda i: further[i].values())  # which may draw random numbers
         return {name: found.mean() for name, found in sums.items()}
+
+    @contextmanager
+    def _updating(
+        self, further: Sequence[SplitMetrics]
+    ) -> Iterator[Callable[[Callable[[int], object]], None]]:
+        """Yield a function that does something with the metrics of each run, with its own random numbers.
+
+        The others go on if it fails for one of them.
+        """
+        errors, before = dict[int, BaseException](), [part.randomness for part in self._parts]
+
+        def update(do: Callable[[int], object]) -> None:
+            if any(further):
+                self._each(lambda _, i: do(i), errors)
+
+        try:
+            yield update
+        finally:
+            for part, randomness in zip(self._parts, before, strict=True):
+                part.randomness = randomness
+        if errors:
+            raise MembersFailed(errors)
 
     def _list_evaluated(self) -> dict[str, Tensor]:
         """Return the tensors of the modules that are evaluated."""
@@ -335,10 +361,12 @@ def _add(known: Mapping[str, Tensor | None], more: Mapping[str, Tensor | None]) 
     return found
 
 
-def _update(metrics: SplitMetrics, number: int, output: Any, every: Any, target: Any) -> None:
+def _update(
+    metrics: Sequence[SplitMetrics], output: Any, every: Any, targets: Sequence[Any], number: int
+) -> None:
     """Update the metrics of a split with the outputs of one run."""
 
     def both() -> tuple[Any, Any]:
-        return map_arrays(lambda t: t[number], every), target
+        return map_arrays(lambda t: t[number], every), targets[number]
 
-    metrics.update(output[number], target, both)
+    metrics[number].update(output[number], targets[number], both)
