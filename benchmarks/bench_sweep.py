@@ -31,7 +31,7 @@ from manyfit.config.study.study import load_study
 from manyfit.study.executors.processes import Processes, places, usable_cores
 from manyfit.study.sweep import Wish, execute, write_base
 from manyfit.study.work.folder import StudyFolder
-from manyfit.study.work.training import Training, find_fuse
+from manyfit.study.work.training import Training
 from manyfit.study.work.units import Trial, Unit
 
 torch.set_num_threads(1)
@@ -101,7 +101,7 @@ class Study:
         folder = self.root / "studies/s"
         study = load_study(folder)
         base = str(write_base(study, StudyFolder(folder)))
-        work = Training(base, study.objective.metric, fuse=find_fuse(study))
+        work = Training(base, study.objective.metric, fuse=study.execute.fuse)
         workers = Processes(work, places(2, 1, [], None, usable_cores))
         for i in range(2):
             workers.submit(Unit((Trial(f"warm-{i}", str(folder / "warm"), {}, 0),), purpose="rehearse"))

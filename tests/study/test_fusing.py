@@ -340,7 +340,7 @@ def test_a_dry_run_and_the_status_say_what_is_fused(study, cli):
     study.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 2},
                 execute={"on": "inline", "fuse": 64})  # fmt: skip
     answer = cli("sweep", study.folder, "--dry-run")
-    assert answer.code == 0
+    assert answer.code == 0, answer.err
     assert "can be trained in one pass" in answer.out
     study.sweep()
     answer = cli("status", study.folder)

@@ -147,11 +147,13 @@ class LearnerKind(ABC):
         """Return what runs that train in one pass have in common, or why this one cannot."""
         return Refusal(f"{self.noun or self.name} is trained one run at a time")
 
-    def fuse(self, parts: Sequence[Part], first: Sequence[Batch], must_pay: bool) -> tuple[Learner, str]:
+    def fuse(
+        self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], must_pay: bool
+    ) -> tuple[Learner, str]:
         """Return a learner that trains runs with equal keys in one pass, and what was measured.
 
-        `first` are the batches of the next step, on which the group is compared with each run alone. Raise
-        `NotFusable` if that differs, or with `must_pay`, if it is not faster.
+        `first` has the batches of all runs in the next steps, on which the group is compared with each run
+        alone. Raise `NotFusable` if that differs, or with `must_pay`, if it is not faster.
         """
         raise NotFusable(f"{self.noun or self.name} is trained one run at a time")
 

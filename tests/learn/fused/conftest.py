@@ -1,5 +1,7 @@
 """Runs that are trained in a group, and their twins that are trained alone."""
 
+import itertools
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -128,8 +130,8 @@ def walk(runs, shared=True, start=0, data=None):
     return walk_together([data] * len(runs), orders, start)
 
 
-def fuse(runs, shared=True, start=0, data=None):
-    first = next(walk(runs, shared, start, data))
+def fuse(runs, shared=True, start=0, data=None, steps=1):
+    first = list(itertools.islice(walk(runs, shared, start, data), steps))
     return FusedLearner.open([Part(each) for each in runs], first)
 
 

@@ -188,6 +188,23 @@ def test_the_comparison_finds_a_wrong_group(monkeypatch):
         fuse([run(MLP, i, SGD) for i in range(3)])
 
 
+def test_a_difference_in_the_second_batch_is_found(monkeypatch):
+    from manyfit.learn.torch.fused import self_check
+
+    right, batches = self_check.compute_losses, []
+
+    def wrong(learner, tensors, batch, *args):
+        found, logged = right(learner, tensors, batch, *args)
+        if not any(batch is each for each in batches):
+            batches.append(batch)
+        return found * (1.1 if len(batches) > 1 else 1.0), logged
+
+    monkeypatch.setattr(self_check, "compute_losses", wrong)
+    fuse([run(MLP, i, SGD) for i in range(3)])
+    with pytest.raises(NotFusable, match=r"the loss of run [02] is"):
+        fuse([run(MLP, i, SGD) for i in range(3)], steps=2)
+
+
 def test_the_comparison_changes_nothing():
     runs, twins = ([run(MLP, i, SGD, rate=0.3) for i in range(3)] for _ in range(2))
     before = torch.get_rng_state()

@@ -115,7 +115,9 @@ class TorchKind(LearnerKind):
 
         return group_key(learner)
 
-    def fuse(self, parts: Sequence[Part], first: Sequence[Batch], must_pay: bool) -> tuple[Learner, str]:
+    def fuse(
+        self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], must_pay: bool
+    ) -> tuple[Learner, str]:
         """Return a learner with stacked parameters, and how long its steps take."""
         from manyfit.learn.torch.fused.learner import FusedLearner
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.data.dataset import DatasetSource, Limited
 from manyfit.data.randomness import own_randomness
@@ -21,6 +22,8 @@ log = logging.getLogger("manyfit")
 
 Fuse: TypeAlias = Literal["off", "auto"] | int
 """Whether runs are fused: if it is faster, or always, up to a number of runs."""
+COMPARED: Final = 3
+"""Steps that are computed together and alone before a group trains."""
 FUSED = "fused"
 """How a checkpoint names the learner of a run that was trained in a group."""
 
@@ -77,21 +80,22 @@ def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
         with own_randomness(), warnings.catch_warnings():
             # Operations without a batching rule are slow, which the comparison measures.
             warnings.filterwarnings("ignore", "There is a performance drop")
-            first = next(iter(read_together(runs)))
-            learner, measured = runs[0].built.kind.fuse(parts, first, must_pay)  # type: ignore[arg-type]
+            left = min(COMPARED, max(1, runs[0].built.plan.total - runs[0].step))
+            first: list[Any] = list(itertools.islice(read_together(runs), left))
+            if not first:
+                return Fused(None, "alone: there are no rows")
+            learner, measured = runs[0].built.kind.fuse(parts, first, must_pay)
     except NotFusable as error:
         if any(began):
             log.warning("a group that was trained in one pass goes on one run at a time: %s", error)
         return Fused(None, f"alone: {error}")
-    except StopIteration:
-        return Fused(None, "alone: there are no rows")
     return Fused(learner, f"in one pass; {measured}")
 
 
 def why_not_fused(built: Built) -> str:
     """Return why a run cannot be trained in one pass with others of its kind; empty if it can.
 
-    It is compared with itself alone, on one batch; nothing changes.
+    It is compared with itself alone, on a few batches; nothing changes.
     """
     found = find_built_key(built)
     if isinstance(found, Refusal):
@@ -99,8 +103,8 @@ def why_not_fused(built: Built) -> str:
     try:
         with own_randomness(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
-            first = next(iter(built.train.batches(built.order)))
-            built.kind.fuse([Part(built.learner)], [first], must_pay=False)
+            first = [(batch,) for batch in itertools.islice(built.train.batches(built.order), COMPARED)]
+            built.kind.fuse([Part(built.learner)], first, must_pay=False)
     except NotFusable as error:
         return str(error)
     return ""

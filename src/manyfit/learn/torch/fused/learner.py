@@ -63,7 +63,7 @@ class FusedLearner(GroupLearner):
         self._stack()
 
     @staticmethod
-    def open(parts: Sequence[Part], first: Sequence[Batch], must_pay: bool = False) -> FusedLearner:
+    def open(parts: Sequence[Part], first: Sequence[Sequence[Batch]], must_pay: bool = False) -> FusedLearner:
         """Return the learner of a group after comparing it with its runs alone, on the next batches.
 
         Raise `NotFusable` if that differs, and with `must_pay` also if it is not faster. The runs can then be
@@ -71,9 +71,10 @@ class FusedLearner(GroupLearner):
         """
         found = FusedLearner(parts)
         found._enter()
-        batch = found._stack_batch(first)
-        keys = found._keys(found.step)
-        found.checked = check_group(found._runs, found._rows, found._parameters, found._buffers, batch, keys)
+        batches = [
+            (found._stack_batch(each), found._keys(found.step + number)) for number, each in enumerate(first)
+        ]
+        found.checked = check_group(found._runs, found._rows, found._parameters, found._buffers, batches)
         if must_pay and found.checked.together > found.checked.alone:
             raise NotFusable(f"it would not be faster: {found.checked.describe(found.n)}")
         return found

@@ -1,4 +1,4 @@
-"""The comparison of a group with each of its runs alone, on a batch, before it trains."""
+"""The comparison of a group with each of its runs alone, on its first batches, before it trains."""
 
 from __future__ import annotations
 
@@ -68,13 +68,14 @@ def check_group(
     rows: Sequence[int],
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
-    batch: StackedBatch,
-    keys: Tensor,
+    batches: Sequence[tuple[StackedBatch, Tensor]],
 ) -> Checked:
-    """Compute the losses and gradients of a batch together and alone, and compare them; raise `NotFusable`.
+    """Compute the losses and gradients of batches together and alone, and compare them; raise `NotFusable`.
 
+    `batches` are the next ones, with the keys of dropout: the first for every run, the others for some.
     Nothing changes: modules are copied, and buffers as well.
     """
+    batch, keys = batches[0]
     trained = [name for name, p in runs[0].module.named_parameters() if p.requires_grad]
     alone, seen, needed, splits = list[Pass](), [], False, False
     inputs = [t.clone() for t in _tensors(batch)]
@@ -94,11 +95,20 @@ def check_group(
     splits = splits and keys.device.type == "cpu"
     masks = keys if needed else None
     caller, values = stack_losses(runs, rows)
-    together, took = _train_together(
-        caller, values, trained, parameters, buffers, batch, masks, rates, splits
-    )
-    _compare(runs, rows, trained, alone, together)
-    return Checked(needed, rates, splits, _time_alone(runs[0], batch.of(0)) * len(runs), took)
+    state = {**parameters, **buffers}
+    together, took = _train_together(caller, values, trained, state, batch, masks, rates, splits, TIMED)
+    _compare(runs, rows, trained, dict(enumerate(alone)), together)
+    for number, (batch, keys) in enumerate(batches[1:]):
+        some = {i % len(runs): runs[i % len(runs)] for i in (number, -1 - number)}
+        own = {i: list(rows).index(i) for i in some}
+        modes = {i: CounterDropout(keys[own[i]]) for i in some}
+        found = {i: _train_alone(run, trained, batch.of(own[i]), modes[i]) for i, run in some.items()}
+        if any(len(mode.seen) != len(seen[0]) for mode in modes.values()):
+            raise NotFusable("the model calls dropout a different number of times in each step")
+        masks = keys if needed else None
+        together, _ = _train_together(caller, values, trained, state, batch, masks, rates, splits)
+        _compare(runs, rows, trained, found, together)
+    return Checked(needed, rates, splits, _time_alone(runs[0], batches[0][0].of(0)) * len(runs), took)
 
 
 def _time_alone(run: TorchLearner, batch: StackedBatch) -> float:
@@ -153,17 +163,17 @@ def _train_together(
     caller: TorchLearner,
     values: Mapping[str, Tensor],
     trained: Sequence[str],
-    parameters: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     batch: StackedBatch,
     keys: Tensor | None,
     rates: Tensor | None,
     splits: bool,
+    times: int = 1,
 ) -> tuple[Pass, float]:
     """Compute the losses and gradients of all runs in one pass; return them, and the seconds it takes."""
     best, found = float("inf"), list[Pass]()
-    for _ in range(TIMED):
-        state = {name: t.detach().clone() for name, t in {**parameters, **buffers}.items()}
+    for _ in range(times):
+        state = {name: t.detach().clone() for name, t in tensors.items()}
         for name in trained:
             state[name].requires_grad_()
         began = time.perf_counter()
@@ -193,12 +203,12 @@ def _compare(
     runs: Sequence[TorchLearner],
     rows: Sequence[int],
     trained: Sequence[str],
-    alone: Sequence[Pass],
+    alone: Mapping[int, Pass],
     together: Pass,
 ) -> None:
     """Raise `NotFusable` where a run differs between the group and alone."""
-    kind = precision_of(runs[0], alone[0].loss)
-    for number, own in enumerate(alone):
+    kind = precision_of(runs[0], next(iter(alone.values())).loss)
+    for number, own in alone.items():
         row = list(rows).index(number)
         here, there = float(own.loss), float(together.loss[row])
         if not torch.isfinite(own.loss):
