@@ -5,13 +5,19 @@ The study is timed from the call of `manyfit.sweep` to the finished ledger, in a
 imported. It checks, plans and rehearses, compares the group with each trial alone, validates, writes the log,
 checkpoints and the ledger, and exports its best model. The bare fused loop does nothing but train. If they are
 installed, Lightning and Ray Tune do the same work once, in the same run.
+
+Two processes cannot halve the time, because a step of eight models takes more than half as long as one of sixteen: the
+bare loop on two processes shows how much they can gain. At last, 64 models show what opening a group costs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import multiprocessing
 import os
 import sys
+import time
 
 os.environ.setdefault("EPOCHS", "10")
 
@@ -24,17 +30,20 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import manyfit
+from manyfit.learn.torch.fused.learner import FusedLearner
+from manyfit.run.session import together
+from manyfit.store.group_writer import GroupWriter
 
 
-def bare_fused():
-    """Train the grid with stacked parameters, as in `torch.func`'s tutorial on ensembles, and nothing else."""
+def bare_fused(grid=GRID):
+    """Train a grid with stacked parameters, as in `torch.func`'s tutorial on ensembles, and nothing else."""
     torch.manual_seed(0)
-    models = [nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)) for _ in GRID]
+    models = [nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)) for _ in grid]
     found, _ = stack_module_state(models)
     parameters = {name: tensor.detach().requires_grad_() for name, tensor in found.items()}
     leaves = list(parameters.values())
     shapes = [(-1, *[1] * (leaf.ndim - 1)) for leaf in leaves]
-    rates, decays = (torch.tensor(column) for column in zip(*GRID, strict=True))
+    rates, decays = (torch.tensor(column) for column in zip(*grid, strict=True))
     rate, shrink = ([v.view(shape) for shape in shapes] for v in (rates, 1 - rates * decays))
     first, second = ([torch.zeros_like(leaf) for leaf in leaves] for _ in range(2))
 
@@ -61,6 +70,29 @@ def bare_fused():
                 torch._foreach_sub_(leaves, move)
 
 
+def _train_share(grid, ready, go):
+    torch.set_num_threads(1)
+    bare_fused(grid[:2])
+    ready.wait()
+    go.wait()
+    bare_fused(grid)
+
+
+def bare_on_two():
+    """Train one half of the grid in each of two processes that are started, with all imports done."""
+    context = multiprocessing.get_context("fork")
+    ready, go = context.Barrier(3), context.Event()
+    shares = [context.Process(target=_train_share, args=(grid, ready, go)) for grid in (GRID[:8], GRID[8:])]
+    for share in shares:
+        share.start()
+    ready.wait()
+    yield
+    go.set()
+    for share in shares:
+        share.join()
+    yield
+
+
 class OnWorkers(Study):
     """The fused study on two workers that are started, with all imports done, before the clock starts."""
 
@@ -84,6 +116,52 @@ class Fused(OnWorkers):
         assert len(found.ranked) == 16, found.failures
 
 
+class Opening(Fused):
+    """64 trials of 20 epochs, in which the costs of a group are timed apart."""
+
+    def __init__(self) -> None:
+        super().__init__("{on: inline, fuse: 64}", every=1)
+        config, file = self.root / "runs/base/config.yaml", self.root / "studies/s/study.yaml"
+        config.write_text(config.read_text().replace("validate: 1ep", "validate: 1ep, checkpoint: 5ep"))
+        rates = [1e-4 * 1.2**i for i in range(16)]
+        file.write_text(file.read_text().replace(str(bench_sweep.RATES), str(rates)))
+
+    def share(self) -> tuple[float, str]:
+        """Return the share of comparing and stacking, of the first checkpoint, and of reading all states."""
+        self.clear()
+        began, spent = time.perf_counter(), dict[str, float]()
+        with (
+            timed(together, "_fuse", "opening", spent),
+            timed(GroupWriter, "_write_commit", "first checkpoint", spent),
+            timed(FusedLearner, "state", "state()", spent),
+        ):
+            found = manyfit.sweep(self.root / "studies/s", ["set={train.epochs: 20}"], progress=False)
+        took = time.perf_counter() - began
+        assert len(found.ranked) == 64, found.failures
+        return sum(spent.values()) / took, ", ".join(
+            f"{name} {each / took:.2%}" for name, each in spent.items()
+        )
+
+
+@contextlib.contextmanager
+def timed(place, name, label, spent):
+    """Note how long the first call of a function takes."""
+    function = getattr(place, name)
+
+    def call(*args, **kwargs):
+        began = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spent.setdefault(label, time.perf_counter() - began)
+
+    setattr(place, name, call)
+    try:
+        yield
+    finally:
+        setattr(place, name, function)
+
+
 def main() -> int:
     print(f"{where()}, torch {torch.__version__}, {EPOCHS} epochs, 16 configurations, one thread")
     study, each = Fused("{on: inline, fuse: auto}"), Fused("{on: inline, fuse: auto}", every=1)
@@ -96,6 +174,14 @@ def main() -> int:
         ),
         compare("fused study / the same on 2 processes", study.run, two.run, ROUNDS, at_least=1.7),
     ]
+    compare("bare fused loop / the same on 2 processes", bare_fused, bare_on_two, ROUNDS, at_least=1.0)
+    opening = Opening()
+    opening.share()
+    share, parts = min(opening.share() for _ in range(ROUNDS))
+    good.append(share <= 0.02)
+    print(
+        f"64 trials, 20 epochs: {parts}, together {share:.2%} (at most 2%): {'ok' if good[-1] else 'TOO SLOW'}"
+    )
     beside = {
         "Lightning, one after another": (lightning_serial, 8.0),
         "Ray Tune, two at a time": (ray_tune, 15.0),
