@@ -87,3 +87,19 @@ def test_random_draws_of_two_axes_are_not_correlated(lab):
     drawn = [[np.log(c.values[axis]) for axis in axes] for c in plan_study(load_study(lab.folder)).candidates]
     assert len(drawn) == 200
     assert abs(np.corrcoef(np.array(drawn).T)[0, 1]) < 0.2
+
+
+def test_rows_of_splits_are_compared_once(lab, monkeypatch):
+    """A study rehearses a point for each value, and all of them have the same rows."""
+    from manyfit.data import overlap
+
+    read, sample = [], overlap.sample_contents
+
+    def count(source):
+        read.append(source)
+        return sample(source)
+
+    monkeypatch.setattr(overlap, "sample_contents", count)
+    lab.write(space={"train.optimizer.lr": [0.001, 0.003, 0.01, 0.03]}, search__seeds=1)
+    assert not lab.sweep().failures
+    assert len(read) == 3  # the training rows, and those of two other splits

@@ -53,23 +53,23 @@ class Compared:
     """The rows of the training split, for comparison with other splits."""
 
     def __init__(self, train: Any) -> None:
-        self._train = train
+        self.source = train
         self._seen: Counter[Hashable] | None = None
 
     def overlap(self, other: Any) -> Overlap | None:
         """Return the overlap of another split with the training split; None if they cannot be compared."""
-        mine, theirs = indices_of(self._train), indices_of(other)
+        mine, theirs = indices_of(self.source), indices_of(other)
         if mine is not None and theirs is not None and mine[0] is theirs[0]:
             shared = np.flatnonzero(np.isin(theirs[1], mine[1]))
             return Overlap(shared.tolist(), len(theirs[1]), len(shared) / max(1, len(theirs[1])), 0.0)
-        if not (isinstance(self._train, Comparable) and isinstance(other, Comparable)):
+        if not (isinstance(self.source, Comparable) and isinstance(other, Comparable)):
             return self._by_ids(other)
         if self._seen is None:
-            self._seen = Counter(content for _, content in sample_contents(self._train))
+            self._seen = Counter(content for _, content in sample_contents(self.source))
         seen, found = self._seen, sample_contents(other)
         if not seen or not found:
             return None
-        total: int = len(self._train)  # type: ignore[arg-type]
+        total: int = len(self.source)  # type: ignore[arg-type]
         part = min(1.0, seen.total() / total)
         rows = [row for row, content in found if content in seen]
         usual = sum(count for count in seen.values() if count > 1) / seen.total() / part
@@ -78,7 +78,7 @@ class Compared:
 
     def _by_ids(self, other: Any) -> Overlap | None:
         """Return the rows whose IDs occur in the training split, even if their contents differ there."""
-        mine, theirs = ids_of(self._train), ids_of(other)
+        mine, theirs = ids_of(self.source), ids_of(other)
         if mine is None or theirs is None:
             return None
         places = {id_: place for place, id_ in enumerate(mine)}

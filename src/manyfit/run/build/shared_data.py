@@ -19,6 +19,7 @@ from manyfit.config import Component, Config
 from manyfit.config.identity import hash_data, normal
 from manyfit.core.redaction import has_secrets
 from manyfit.data import Source
+from manyfit.data.overlap import Compared, Overlap
 from manyfit.run.loop.process_state import ProcessState
 
 MOST: Final = 2
@@ -35,6 +36,8 @@ class BuiltData:
     """The object of the config, which may read new rows itself."""
     prints: dict[str, str] = field(default_factory=dict)
     """Fingerprints computed so far, by split."""
+    overlaps: dict[str, Overlap | None] = field(default_factory=dict)
+    """The rows of a whole split that are also in the whole training split, by split."""
 
     @property
     def is_constant(self) -> bool:
@@ -55,6 +58,14 @@ class BuiltData:
         if split not in self.prints:
             self.prints[split] = source.fingerprint()
         return self.prints[split]
+
+    def overlap(self, split: str, source: Source, train: Compared) -> Overlap | None:
+        """Return the rows of a split, or of a part of it, that are also among the training rows."""
+        if train.source is not self.sources.get("train") or source is not self.sources.get(split):
+            return train.overlap(source)
+        if split not in self.overlaps:
+            self.overlaps[split] = train.overlap(source)
+        return self.overlaps[split]
 
     def is_same(self, other: BuiltData) -> bool:
         """Return whether another data set has the same rows."""

@@ -95,7 +95,7 @@ def check_overlap(built: Built, config: Config) -> None:
     compared = Compared(built.train)
     for split in ("validation", "test"):
         source = built.split(split)
-        found = compared.overlap(source) if source is not None else None
+        found = built.splits.overlap(split, source, compared) if source is not None else None
         if source is None or found is None or not found.rows:
             continue
         shown = listing(source.ids(np.asarray(found.rows[:3], dtype=np.int64)))
