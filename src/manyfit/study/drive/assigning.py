@@ -102,9 +102,8 @@ class Assigning(PointControl):
         waiting = len(others) + 1
         if self.dispatch.shards:  # others read rows in another order, of which a step has another number
             first = self.dispatch.first_shard(item.point, item.trial)
-            others = {
-                id: r for id, r in others.items() if self.dispatch.first_shard(r.point, r.trial) == first
-            }
+            alike = (r for r in others.values() if self.dispatch.first_shard(r.point, r.trial) == first)
+            others = {r.trial.id: r for r in alike}
         free = self.executor.slots - self.dispatch.count
         found = choose_mates(item, others.values(), self._most_fused(), free, waiting)
         taken = {id(each) for each in found}

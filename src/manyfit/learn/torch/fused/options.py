@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class OptionTable:
     def __init__(
         self, updates: Sequence[Update], rows: Sequence[int], numbers: Sequence[str], step: int, steps: int
     ) -> None:
+        self.steps = steps
         self._rows = list(rows)
         self._numbers = numbers
         self.rates: list[dict[str, float]] = []
@@ -43,8 +45,12 @@ class OptionTable:
                 if update.stepping:
                     update.advance(step + i + 1)
 
-    def at(self, number: int) -> list[Vectors]:
-        """Return the vectors of each parameter group in a step, which is counted from 0."""
+    def at(self, number: int) -> StepOptions:
+        """Return the hyperparameters of a step, which is counted from 0."""
+        return StepOptions(self, number)
+
+    def read(self, number: int) -> list[Vectors]:
+        """Return the vectors of each parameter group in a step."""
         return self._steps[min(number, len(self._steps) - 1)]
 
     def _read(self, updates: Sequence[Update]) -> list[Vectors]:
@@ -55,3 +61,21 @@ class OptionTable:
             table = np.array(each, dtype=np.float64)[self._rows]
             found.append({name: table[:, j].copy() for j, name in enumerate(self._numbers)})
         return found
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """The hyperparameters of a step, and of those after it."""
+
+    table: OptionTable
+    number: int
+
+    @property
+    def groups(self) -> list[Vectors]:
+        """The vectors of each parameter group."""
+        return self.table.read(self.number)
+
+    def ahead(self, group: int, most: int) -> Iterator[Vectors]:
+        """Yield the vectors of a parameter group in this step and the next ones."""
+        for number in range(self.number, min(self.number + most, self.table.steps)):
+            yield self.table.read(number)[group]

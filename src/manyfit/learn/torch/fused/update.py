@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from manyfit.learn.fusing import NotFusable
+from manyfit.learn.torch.fused.factors import FactorTable
 from manyfit.learn.torch.fused.optimizers import STACKED, Slots, StackedAdam, StackedOptimizer
-from manyfit.learn.torch.fused.options import Vectors, read_option
+from manyfit.learn.torch.fused.options import StepOptions, Vectors, read_option
 from manyfit.learn.torch.fused.stack import stack_tensors
 from manyfit.learn.torch.learner import TorchLearner
 
@@ -63,6 +64,8 @@ class StackedUpdate:
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules warn without a step before
         self._by_run: dict[str, list[list[Any]]] = {}
+        self._factors = FactorTable()
+        self._limits: dict[tuple[object, ...], Tensor] = {}
         self._clip_norm = self._vector([run.update.clip_norm for run in runs])
         self._clip_value = self._vector([run.update.clip_value for run in runs])
 
@@ -82,10 +85,10 @@ class StackedUpdate:
                 leaf.slots[key] = stacked
         return leaf
 
-    def step(self, gradients: Mapping[str, Tensor | None], options: Sequence[Vectors]) -> None:
+    def step(self, gradients: Mapping[str, Tensor | None], options: StepOptions) -> None:
         """Change the parameters that have a gradient."""
         gradients = self._clip(gradients)
-        for (rule, every), numbers in zip(self._groups, options, strict=True):
+        for group, ((rule, every), numbers) in enumerate(zip(self._groups, options.groups, strict=True)):
             for name in rule.switches:
                 if bool(numbers[name].any()) != rule.on[name]:
                     raise NotFusable(f"a schedule turns {name} on or off")
@@ -97,13 +100,10 @@ class StackedUpdate:
             if isinstance(rule, StackedAdam) and all(_has_kernel(leaf.tensor) for leaf in leaves):
                 self._step_by_run(rule, leaves, gradients, numbers)
                 continue
-            shared: tuple[Any, dict[str, Any]] = (None, {})
             for leaf in leaves:
-                if shared[0] is None or not np.array_equal(shared[0], _counts(leaf, len(self._rows))):
-                    count = _counts(leaf, len(self._rows))
-                    shared = (count, rule.coefficients(numbers, count))
-                spread = {name: _spread(values, leaf.tensor) for name, values in shared[1].items()}
-                rule.update(leaf.tensor, gradients[leaf.name], leaf.slots, spread)  # type: ignore[arg-type]
+                count = np.zeros(len(self._rows)) if leaf.count is None else leaf.count
+                factors = self._factors.at(options, group, rule, count, leaf.tensor)
+                rule.update(leaf.tensor, gradients[leaf.name], leaf.slots, factors)  # type: ignore[arg-type]
 
     def _begin(self, rule: StackedOptimizer, leaf: StackedLeaf, gradient: Any) -> None:
         if rule.counts_steps and leaf.count is None:
@@ -140,19 +140,28 @@ class StackedUpdate:
         if (most := self._clip_value) is not None:
             for name, g in gradients.items():
                 if g is not None and name in mine:
-                    clipped = torch.minimum(torch.maximum(g, _spread(-most, g)), _spread(most, g))
+                    limit = self._spread(most, g)
+                    clipped = torch.minimum(torch.maximum(g, -limit), limit)
                     gradients = {**gradients, name: clipped}
         if self._clip_norm is not None:
             found = [g for name, g in gradients.items() if g is not None and name in mine]
             if found:
                 norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in found])
                 total = torch.linalg.vector_norm(norms, dim=0)
-                scale = (_spread(self._clip_norm, total) / (total + 1e-6)).clamp(max=1.0)
+                scale = (self._spread(self._clip_norm, total) / (total + 1e-6)).clamp(max=1.0)
                 gradients = {
                     name: g if g is None or name not in mine else g * scale.view(-1, *[1] * (g.ndim - 1))
                     for name, g in gradients.items()
                 }
         return gradients
+
+    def _spread(self, values: Counts, like: Tensor) -> Tensor:
+        """Return the limits of all runs in a shape that broadcasts over a stacked tensor, with its dtype."""
+        key = id(values), like.dtype, like.device, like.ndim
+        if key not in self._limits:
+            found = torch.from_numpy(values).to(like.device, like.dtype)
+            self._limits[key] = found.view(-1, *[1] * (like.ndim - 1))
+        return self._limits[key]
 
     def share(self) -> None:
         """Let the runs' own optimizers see the state: afterwards, a run can be stored, or trained alone."""
@@ -168,10 +177,6 @@ class StackedUpdate:
                         optimizer.state[parameter][key] = own[key][self._rows.index(number)]
 
 
-def _counts(leaf: StackedLeaf, rows: int) -> Counts:
-    return np.zeros(rows) if leaf.count is None else leaf.count
-
-
 def _has_kernel(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
@@ -181,9 +186,3 @@ def _setter(state: dict[str, Any], key: str) -> Callable[[Tensor], None]:
         state[key] = tensor
 
     return put
-
-
-def _spread(values: Any, like: Tensor) -> Tensor:
-    """Return a vector over runs in a shape that broadcasts over a stacked tensor, with its dtype."""
-    found = torch.from_numpy(np.ascontiguousarray(values)).to(like.device, like.dtype)
-    return found.view(-1, *[1] * (like.ndim - 1))
