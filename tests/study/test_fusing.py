@@ -369,12 +369,16 @@ def test_what_cannot_be_fused_is_trained_alone_and_said(study, cli):
     assert status(study.folder)["trained"] == {"alone: the model draws random numbers other than dropout": 2}
 
 
-@pytest.mark.parametrize("fuse", ["on", 1, True, 2.5])
+WRONG = {"on": "'off', 'auto', or a whole number", 1: "greater than 1", 2.5: "a whole number"}
+
+
+@pytest.mark.parametrize("fuse", ["on", 1, 2.5])
 def test_a_wrong_setting_is_an_error(study, cli, fuse):
     study.write(execute={"fuse": fuse})
     answer = cli("sweep", study.folder)
     assert answer.code == 2
     assert "execute.fuse" in answer.err
+    assert WRONG[fuse] in answer.err
 
 
 KILLED = """

@@ -186,12 +186,15 @@ class Values(Scalars, abc.ABC):
         if isinstance(node, Leaf) and node.value is None and type(None) not in options:
             return self.fail(node, path, WRONG_TYPE, expectation_of_any(options))
         likely: list[Problem] = []
-        for option in options:
+        others = [option for option in options if typing.get_origin(option) is not Literal]
+        for option in sorted(options, key=lambda option: option not in others):  # words last
             found, problems = self.attempt(node, option, path)
             if not problems:
                 return found
             if any(p.path != join_path(path) or p.message != WRONG_TYPE for p in problems):
-                likely = likely or problems
+                is_word = option not in others and others != [type(None)]
+                extra = f", or {expectation_of_any(others)}" if is_word and others else ""
+                likely = likely or [replace(p, expected=p.expected + extra) for p in problems]
         if likely:
             self.problems += likely
             return INVALID
