@@ -175,3 +175,27 @@ def test_a_study_of_groups_that_hop_is_resumed(hopping):
         assert together == whole
         for name, state in tensors.items():
             assert all(torch.equal(tensor, now[name][key]) for key, tensor in state.items())
+
+
+def test_a_trial_that_is_stopped_leaves_the_others_as_they_are(hopping, monkeypatch):
+    """By a person, in the middle of a visit."""
+    monkeypatch.setattr("manyfit.study.work.training.BETWEEN", 0.0)
+    lab = hopping(fuse=64, dropout=0.2, base={"train__every": {"log": "1ba"}})
+    _, undisturbed = run(lab)
+    lab.clear()
+    stopped, asked = sorted(undisturbed)[2], []
+
+    class Asks(Inline):
+        def _report_progress(self, progress):
+            if progress.step > 5 and progress.trial == stopped and not asked:
+                asked.append(progress.step)
+                self.interrupt([stopped])
+            super()._report_progress(progress)
+
+    lab.execute(lambda study, work, watch, trials: Asks(work, watch))
+    assert asked
+    now = states(lab)
+    for name, tensors in undisturbed.items():
+        assert all(torch.equal(tensor, now[name][key]) for key, tensor in tensors.items()), name
+    outcomes = lab.rows(f"select outcome from unit_trials where trial = '{stopped}'")
+    assert ("preempted",) in outcomes

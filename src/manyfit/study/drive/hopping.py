@@ -61,7 +61,9 @@ class Hopping:
         self._held: dict[str, _Crew] = {}
         """Trials that have ended a visit in one pass with others, which go on with them."""
         self._cost: dict[str, float] = {}
-        """Seconds of a visit on a worker of speed 1, by trial."""
+        """Seconds of a visit on a worker of speed 1, by trial: its share of it in a group."""
+        self._sizes: dict[str, int] = {}
+        """The number of trials of these visits."""
         self._speeds: dict[str, float] = {}
         """The speeds of workers as far as they were observed."""
         self._known: list[str] = []
@@ -194,7 +196,6 @@ class Hopping:
         crew.away.discard(outcome.trial)
         if crew.away and not outcome.how.startswith("alone"):
             self._held[outcome.trial] = crew
-        outcome = replace(outcome, seconds=outcome.seconds / crew.size)
         if self.keepers is None:
             if outcome.failure is None:
                 self._advance(hop, outcome, worker)
@@ -209,13 +210,18 @@ class Hopping:
             self.stages[outcome.trial] = replace(stage, visited=stage.visited + 1, measured=measured)
         else:
             if outcome.failure is None and not (stage and stage.measures(self.measured)):
-                self._learn_speed(hop, outcome, worker)
+                self._learn_speed(hop, outcome, worker, crew.size)
             self.stages[outcome.trial] = read_stage(keeper.note)
         return outcome
 
-    def _learn_speed(self, hop: Hop, outcome: Outcome, worker: Worker) -> None:
-        """Note how long a visit took: for the trial, and for the worker in comparison with the others."""
-        known, seconds = self._cost.get(outcome.trial), max(outcome.seconds, 1e-9)
+    def _learn_speed(self, hop: Hop, outcome: Outcome, worker: Worker, size: int) -> None:
+        """Note how long a visit took: for the trial, and for the worker in comparison with the others.
+
+        Visits are compared with those of as many trials.
+        """
+        known, seconds = self._cost.get(outcome.trial), max(outcome.seconds / size, 1e-9)
+        known = known if self._sizes.get(outcome.trial, size) == size else None
+        self._sizes[outcome.trial] = size
         speed = worker.speed
         if known is not None and hop.worker and not self.executor.speeds:
             speed += RATE * (known / seconds - speed)
