@@ -481,3 +481,21 @@ def test_a_metric_that_raises_for_one_trial_does_not_disturb_the_others(study):
     for row in study.table():
         assert row[0] not in table or (row[3], *row[5:8]) == (table[row[0]][3], *table[row[0]][5:8])
     assert fused(study) >= 15
+
+
+def test_a_share_of_a_study_is_fused(study, cli):
+    """Jobs of an array train in one pass what they can, and the study collects it."""
+    study.write(space={**GRID, "model.hidden": [4, 8]}, search={"method": "grid", "seeds": 1},
+                set={"train.epochs": 2}, execute={"on": "inline", "fuse": 64})  # fmt: skip
+    study.sweep()
+    table, tensors = study.table(), states(study)
+    study.clear()
+    for task in range(2):
+        answer = cli("study", "share", study.folder, task, 2)
+        assert answer.code == 0, answer.err
+        assert answer.out.count("in one pass") == 8
+    study.sweep()
+    assert study.table() == table
+    now = states(study)
+    assert all(torch.equal(t, now[name][key]) for name, own in tensors.items() for key, t in own.items())
+    assert not (study.folder / "groups").exists()

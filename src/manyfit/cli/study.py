@@ -156,7 +156,8 @@ def share(study: Path, task: int, of: int) -> None:
 
     found = train_share(study, task, of)
     for outcome in found:
-        text = f"failed: {outcome.failure.message}" if outcome.failure else f"epoch {outcome.epoch:g}"
+        how = f", {outcome.how.partition('; ')[0]}" if outcome.how else ""
+        text = f"failed: {outcome.failure.message}" if outcome.failure else f"epoch {outcome.epoch:g}{how}"
         say(f"{outcome.trial}  {text}")
     if any(outcome.failure is not None for outcome in found):
         raise click.exceptions.Exit(1)

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from manyfit.study.work.schedule import Ready
+from manyfit.study.work.units import Trial
 
 FREE: Final = (
     "train.optimizer", "train.scheduler", "train.momentum_scheduler", "train.clip_norm", "train.clip_value",
@@ -23,10 +24,22 @@ MOST: Final = 64
 
 def group_of(item: Ready) -> Hashable:
     """Return what a trial has in common with those that it may train with."""
-    values = tuple(
-        sorted((key, repr(_without_numbers(key, value))) for key, value in item.point.values.items())
-    )
-    return values, item.until, item.trial.step, item.trial.split, bool(item.point.parent)
+    structure = structure_of(item.point.values)
+    return structure, item.until, item.trial.step, item.trial.split, bool(item.point.parent)
+
+
+def structure_of(values: Mapping[str, Any]) -> Hashable:
+    """Return the values of a point without the numbers that may differ within a group."""
+    return tuple(sorted((key, repr(_without_numbers(key, value))) for key, value in values.items()))
+
+
+def divide_trials(trials: Iterable[Trial], fuse: Literal["off", "auto"] | int) -> list[list[Trial]]:
+    """Divide trials that wait for nothing into those that are trained in one unit."""
+    alike: dict[Hashable, list[Trial]] = {}
+    for number, trial in enumerate(trials):
+        alike.setdefault(number if fuse == "off" else structure_of(trial.values), []).append(trial)
+    most = fuse if isinstance(fuse, int) else MOST
+    return [each[begin : begin + most] for each in alike.values() for begin in range(0, len(each), most)]
 
 
 def _without_numbers(key: str, value: Any) -> Any:
