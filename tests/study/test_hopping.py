@@ -266,9 +266,10 @@ class Dies(nn.Module):
 
     def forward(self, x):
         if self.training:
-            with COUNT.open("a") as file:
-                file.write("x")
-            if COUNT.stat().st_size == {visit}:
+            with COUNT.open("ab", buffering=0) as file:
+                file.write(b"x")
+                number = file.tell()  # of this process, although others write as well
+            if number == {visit}:
                 os.kill(os.getpid(), 9)
         return self.layers(x)
 """
