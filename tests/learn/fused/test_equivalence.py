@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import random
 
 import numpy as np
 import pytest
@@ -299,3 +300,22 @@ def test_ties_between_parameters_hold():
         assert group.models[i].one.weight is group.models[i].other.weight
         twin.train(data.batches(Order(8, seed=5)), 20)
         torch.testing.assert_close(group.models[i].one.weight, twin.module.one.weight, rtol=1e-8, atol=1e-10)
+
+
+def test_generators_are_stored_as_alone():
+    """In the middle of an epoch, whatever the process has drawn: a run may go on alone, with data that draws."""
+    group, alone = (
+        fuse([run(MLP, i, OPTIONS[i]) for i in range(3)]),
+        [run(MLP, i, OPTIONS[i]) for i in range(3)],
+    )
+    train_together(group, walk(alone), 3)
+    random.random(), np.random.rand()
+    before = random.getstate()
+    found = bits(group)
+    assert random.getstate() == before
+    for i, each in enumerate(alone):
+        train_alone(each, Order(8, seed=5), 3)
+        (own,) = bits(each)
+        names = [name for name in own if name.startswith("random/")]
+        assert names
+        assert all(torch.equal(own[name], found[i][name]) for name in names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.data.batch import split_rows
 from manyfit.data.nested import map_arrays
+from manyfit.data.randomness import own_randomness
 from manyfit.data.walk import Walk
 from manyfit.learn.fusing import GroupFailed, NotFusable
 from manyfit.learn.group import GroupLearner, Part
@@ -39,6 +40,7 @@ from manyfit.learn.torch.fused.stacked_loss import stack_losses
 from manyfit.learn.torch.fused.update import StackedUpdate
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.loss_sums import RowSums
+from manyfit.learn.torch.randomness import seed_slow
 
 MARK: Final = {"learner": "fused"}
 """What the state of a run that was trained in a group has besides that of a run that was trained alone."""
@@ -343,7 +345,13 @@ class FusedLearner(GroupLearner):
 
     def state(self) -> Sequence[State]:
         """Return the state of each run, as if it was trained alone, with a mark that it was not."""
-        found = [run.state()[0] for run in self._runs]
+        done = self.step % self._base.update.steps_per_epoch
+        with own_randomness() if done else nullcontext():
+            found = list[State]()
+            for run in self._runs:
+                if done:  # in the middle of an epoch, a state has the generators as the epoch has seeded them
+                    seed_slow(run.stream + self.step - done)
+                found += run.state()
         return [State(each.tensors, {**each.values, **MARK}) for each in found]
 
     def load(self, states: Sequence[State]) -> None:
