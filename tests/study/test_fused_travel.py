@@ -1,5 +1,7 @@
 """Trials without their folders on their worker train in one pass as they train alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.study.test_fusing import check_tables, fused, states
@@ -67,8 +69,10 @@ def test_a_group_that_hops_ends_as_its_trials_alone(hopping, execute):
 def test_bits_do_not_depend_on_the_group_that_hops(hopping):
     lab = hopping(fuse=64, dropout=0.2)
     table, tensors = run(lab)
+    assert fused(lab) == 8
     lab.clear()
     others, other_tensors = run(hopping(fuse=2, dropout=0.2))
+    assert fused(lab) == 8
     assert table == others
     for name, state in tensors.items():
         assert all(torch.equal(tensor, other_tensors[name][key]) for key, tensor in state.items())
@@ -109,9 +113,11 @@ def test_trials_that_diverge_leave_and_the_others_stay_as_they_are(hopping):
     good = [0.003, 0.01, 0.03]
     lab = hopping(shards=1, fuse=64, dropout=0.2, space={"train.optimizer.lr": good})
     _, alone = run(lab)
+    assert fused(lab) == 3
     lab.clear()
     hopping(shards=1, fuse=64, dropout=0.2, space={"train.optimizer.lr": [1e30, *good, 1e32]})
     lab.sweep()
+    assert fused(lab) == 5
     assert [failure["kind"] for failure in status(lab.folder)["failures"]] == ["not a number"]
     now = states(lab)
     for name, tensors in alone.items():
@@ -166,6 +172,7 @@ def test_a_study_of_groups_that_hop_is_resumed(hopping):
     """It was stopped after some visits, so that its trials stand at different places."""
     lab = hopping(fuse=64, dropout=0.2)
     whole, tensors = run(lab)
+    assert fused(lab) == 8
     for visits in (1, 4):
         lab.clear()
         with pytest.raises(Interrupted):
@@ -182,6 +189,7 @@ def test_a_trial_that_is_stopped_leaves_the_others_as_they_are(hopping, monkeypa
     monkeypatch.setattr("manyfit.study.work.training.BETWEEN", 0.0)
     lab = hopping(fuse=64, dropout=0.2, base={"train__every": {"log": "1ba"}})
     _, undisturbed = run(lab)
+    assert fused(lab) == 8
     lab.clear()
     stopped, asked = sorted(undisturbed)[2], []
 
@@ -199,3 +207,16 @@ def test_a_trial_that_is_stopped_leaves_the_others_as_they_are(hopping, monkeypa
         assert all(torch.equal(tensor, now[name][key]) for key, tensor in tensors.items()), name
     outcomes = lab.rows(f"select outcome from unit_trials where trial = '{stopped}'")
     assert ("preempted",) in outcomes
+
+
+def test_the_reason_for_training_alone_is_kept(hopping, monkeypatch):
+    """Later visits know only that a trial was begun alone."""
+    from manyfit.learn.torch.fused import learner
+
+    check = learner.check_group
+    slow = lambda *args: replace(check(*args), together=2.0, alone=1.0)  # noqa: E731
+    monkeypatch.setattr(learner, "check_group", slow)
+    lab = hopping(fuse="auto")
+    run(lab)
+    (reason,) = status(lab.folder)["trained"]
+    assert "it would not be faster" in reason

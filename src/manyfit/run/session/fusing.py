@@ -24,6 +24,7 @@ Fuse: TypeAlias = Literal["off", "auto"] | int
 """Whether runs are fused: if it is faster, or always, up to a number of runs."""
 COMPARED: Final = 3
 """Steps that are computed together and alone before a group trains."""
+BEGUN_ALONE: Final = "it was begun alone, and goes on in the same way"
 FUSED = "fused"
 """How a checkpoint names the learner of a run that was trained in a group."""
 
@@ -39,7 +40,7 @@ class Fused:
 def find_key(here: Opened, fuse: Fuse) -> Key | Refusal:
     """Return what runs that train in one pass have in common, or why this one cannot."""
     if fuse == "auto" and here.step and not was_fused(here):
-        return Refusal("it was begun alone, and goes on in the same way")
+        return Refusal(BEGUN_ALONE)
     found = find_built_key(here.built)
     if isinstance(found, Refusal):
         return found

@@ -12,6 +12,7 @@ from manyfit.config.study.quantities import seconds
 from manyfit.core.errors import ManyfitError
 from manyfit.core.names import pluralize
 from manyfit.core.signals import Watch
+from manyfit.run.session.fusing import BEGUN_ALONE
 from manyfit.study.drive.hopping import Hopping
 from manyfit.study.drive.inbox import Inbox
 from manyfit.study.drive.keepers import Keepers
@@ -264,7 +265,8 @@ class Assigning(PointControl):
     def _note_how(self, point: PointRecord, outcome: Outcome) -> None:
         """Record whether a trial was trained in one pass with others, and why not."""
         how, _, measured = outcome.how.partition("; ")
-        if not how:
+        is_repeated = how.endswith(BEGUN_ALONE) and outcome.trial in self._how
+        if not how or is_repeated:  # the reason why it was begun alone says more
             return
         self._how[outcome.trial] = how
         if measured and outcome.how != self._last_how:

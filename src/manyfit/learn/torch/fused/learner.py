@@ -78,7 +78,7 @@ class FusedLearner(GroupLearner):
         ]
         found.checked = check_group(found._runs, found._rows, found._parameters, found._buffers, batches)
         if must_pay and found.checked.together > found.checked.alone:
-            raise NotFusable(f"it would not be faster: {found.checked.describe(found.n)}")
+            raise NotFusable(f"it would not be faster; {found.checked.describe(found.n)}")
         return found
 
     # -- stacking ---------------------------------------------------------------------------------
