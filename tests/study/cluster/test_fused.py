@@ -27,13 +27,15 @@ def test_the_same_bits_as_inline(lab, ray_here, hop):
     assert_same(keep(lab, "ray"), inline)
 
 
-def test_a_group_whose_worker_is_killed_goes_on_together(lab, ray_here, monkeypatch):
+@pytest.mark.parametrize("hop", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_group_whose_worker_is_killed_goes_on_together(lab, ray_here, monkeypatch, hop):
     monkeypatch.setenv("PACE", "0.05")
     lab.project.write("src/slow.py", MODELS)
-    tree = lab.project.changed(train__epochs=6, train__every={"checkpoint": "1ep"})
+    shards = {"data__shards": 2} if hop else {}
+    tree = lab.project.changed(train__epochs=6, train__every={"checkpoint": "1ep"}, **shards)
     tree["model"] = {"class": "slow.Slow", "hidden": 8}
     lab.project.config(tree)
-    common = {"search__seeds": 1, "space": RATES}
+    common = {"search__seeds": 1, "space": RATES, "execute__hop": hop}
     lab.write(**common, execute__fuse=64)
     lab.sweep()
     inline = keep(lab, "inline")
@@ -55,5 +57,5 @@ def test_a_group_whose_worker_is_killed_goes_on_together(lab, ray_here, monkeypa
     sizes = lab.rows(
         "select count(*) from unit_trials join units on unit=number where purpose='train' group by unit"
     )
-    assert {size for (size,) in sizes} == {4}
+    assert {size for (size,) in sizes} == {2 if hop else 4}  # hopping, two begin at each shard
     assert_same(keep(lab, "ray"), inline)
