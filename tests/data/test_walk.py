@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyfit.data import ArraySource, Limited, Order
+from manyfit.data import ArraySource, DatasetSource, Limited, Order
 from manyfit.data import walk as walking
 from manyfit.data.walk import walk_together
 
@@ -72,3 +72,52 @@ def test_runs_that_leave_are_not_read_for():
     assert walk.streams == 1
     first, second = next(walk)
     assert first is second
+
+
+@given(
+    orders=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 2)), min_size=1, max_size=4),
+    start=st.integers(0, 9),
+    segments=st.lists(st.tuples(st.booleans(), st.integers(1, 6)), min_size=1, max_size=5),
+    limit=st.integers(3, 23),
+)
+def test_row_numbers_are_those_of_the_batches(orders, start, segments, limit):
+    source = Limited(make(), limit, 1)
+    orders = [Order(size, seed) for size, seed in orders]
+    walk, alone = walk_together([source] * len(orders), orders, start), []
+    alone = walk_together([source] * len(orders), orders, start)
+    columns = walk.columns()
+    assert len(columns) == 23
+    for by_number, steps in segments:
+        if by_number:
+            for index in walk.next_rows(steps):
+                expected = next(alone)
+                for place, batch in zip(walk.places, expected, strict=True):
+                    np.testing.assert_array_equal(index[place], batch.index)
+                    np.testing.assert_array_equal(columns.inputs[index[place]], batch.inputs)
+        else:
+            for _ in range(steps):
+                for one, other in zip(next(walk), next(alone), strict=True):
+                    np.testing.assert_array_equal(one.index, other.index)
+                    np.testing.assert_array_equal(one.target, other.target)
+
+
+def test_rows_that_end():
+    walk = walk_together([make()], [Order(10, epochs=1)])
+    assert [len(rows) for (rows,) in walk.next_rows(9)] == [10, 10, 3]
+    assert walk.next_rows(1) == []
+    assert next(walk, None) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (Limited(DatasetSource([(0.0, 1)] * 8), 5, 1), "DatasetSource reads each batch anew"),
+        (ArraySource(np.array(["a", "b"])), "inputs has no numbers"),
+    ],
+)
+def test_rows_that_are_not_in_memory(source, reason):
+    assert walk_together([source], [Order(2)]).columns() == reason
+
+
+def test_different_rows_are_not_one():
+    assert walk_together([make(), make()], [Order(2)] * 2).columns() == "the runs read different rows"

@@ -14,6 +14,7 @@
 | `gather` | sources that read a batch at once from a file |
 | `native` | batches that a framework reads without a conversion to NumPy |
 | `order` | the order of rows: batch size, shuffling, epochs |
+| `resident` | rows that are all in memory, and their numbers |
 | `layout` | the shards of a split |
 | `prepared`, `row_files` | rows that were prepared in advance, in memory-mapped files |
 | `etl` | preparing them |

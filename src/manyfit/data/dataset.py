@@ -19,6 +19,7 @@ from manyfit.data.collate import BatchFailure, collate, try_collate, unwrap
 from manyfit.data.order import Order, steps_of
 from manyfit.data.overlap import Contents, contents_of, spread
 from manyfit.data.randomness import own_randomness, seed_for
+from manyfit.data.resident import Resident, find_resident
 from manyfit.data.row_hash import drop_weight, hash_row, update
 from manyfit.data.workers import read_in_workers
 
@@ -145,8 +146,14 @@ class Limited:
 
     def batches(self, order: Order, start: int = 0) -> Iterator[Batch]:
         """Yield batches of these rows from step `start`, epoch after epoch."""
-        limited = replace(order, limit=order.count(self.rows), sample=self.seed)
-        return iter(self.source.batches(limited, start))
+        return iter(self.source.batches(self._limit(order), start))
+
+    def resident(self, order: Order) -> Resident | str:
+        """Return the rows of the whole source, and the order of these rows."""
+        return find_resident(self.source, self._limit(order))
+
+    def _limit(self, order: Order) -> Order:
+        return replace(order, limit=order.count(self.rows), sample=self.seed)
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """Return the IDs of some rows."""

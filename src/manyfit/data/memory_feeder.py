@@ -17,6 +17,7 @@ from manyfit.data.feeders import Feeder, check_feeder, parameter_name, squeeze_t
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents
 from manyfit.data.post_op import each_row, stack_values
+from manyfit.data.resident import Resident
 from manyfit.data.source import ArraySource
 
 log = logging.getLogger("manyfit")
@@ -89,6 +90,10 @@ class MemorySamplesFeeder(Feeder):
             self._apply_post_op(batch, step // per_epoch, order.seed)
             for step, batch in enumerate(found, start)
         )
+
+    def resident(self, order: Order) -> Resident | str:
+        """Return the columns, unless `post_op` makes other rows of them."""
+        return "post_op is applied to each row" if self.post_op else self._rows.resident(self.order(order))
 
     def _apply_post_op(self, batch: Batch, epoch: int, seed: int | None) -> Batch:
         """Return the batch after `post_op` was applied to each of its rows."""

@@ -21,6 +21,7 @@ from manyfit.data.loader import LoaderSource, is_loader, take_apart
 from manyfit.data.nested import Nested, map_arrays, named_arrays
 from manyfit.data.order import Order
 from manyfit.data.overlap import Contents, spread
+from manyfit.data.resident import Resident
 from manyfit.data.stream import IterableSource
 
 log = logging.getLogger("manyfit")
@@ -118,6 +119,13 @@ class ArraySource:
         else:
             for index in order.walk(self._rows, start):
                 yield Batch(gather(inputs, index), gather(target, index), index)
+
+    def resident(self, order: Order) -> Resident | str:
+        """Return the arrays and the order of their rows."""
+        if type(self).batches is not ArraySource.batches:
+            return f"{type(self).__name__} makes its batches itself"
+        all_ = Batch(self.inputs, self.target, np.arange(self._rows), self.weight)
+        return Resident(all_, lambda start: order.walk(self._rows, start))
 
     def ids(self, index: npt.NDArray[np.int64]) -> list[str]:
         """Return the IDs of some rows; row numbers by default."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from manyfit.data.batch import Batch
 from manyfit.data.dataset import Limited
 from manyfit.data.order import Order
+from manyfit.data.resident import Resident, RowNumbers, find_resident
 from manyfit.data.source import Source
 
 MOST_BYTES: Final = 1 << 26
@@ -22,11 +23,23 @@ class Walk(Iterator[tuple[Batch, ...]]):
     its runs one after another uses `chunks` or `separate` instead.
     """
 
-    def __init__(self, make: Sequence[Callable[[], Iterator[Batch]]], which: Sequence[int]) -> None:
-        """`make` has one function per stream, which opens it; `which` has the stream number of each run."""
+    def __init__(
+        self,
+        make: Sequence[Callable[[], Iterator[Batch]]],
+        which: Sequence[int],
+        resident: Sequence[Resident | str] = (),
+        start: int = 0,
+    ) -> None:
+        """`make` has one function per stream, which opens it; `which` has the stream number of each run.
+
+        `resident` has the rows of each stream, if they are in memory; `start` is the first step.
+        """
         self._make = list(make)
         self._which = list(which)
+        self._resident = list(resident) or ["its batches are given"] * len(self._make)
+        self._step = start
         self._streams: dict[int, Iterator[Batch]] = {}
+        self._rows: dict[int, Iterator[RowNumbers]] = {}
 
     @property
     def n(self) -> int:
@@ -39,8 +52,62 @@ class Walk(Iterator[tuple[Batch, ...]]):
         return len(set(self._which))
 
     def __next__(self) -> tuple[Batch, ...]:
-        found = {number: next(self._stream(number)) for number in dict.fromkeys(self._which)}
+        if self._rows:
+            (index,) = self.next_rows(1) or ((),)
+            if not index:
+                raise StopIteration
+            return self.make(index)
+        found = {number: next(self._stream(number)) for number in self.used}
+        self._step += 1
         return tuple(found[number] for number in self._which)
+
+    def make(self, index: Sequence[RowNumbers]) -> tuple[Batch, ...]:
+        """Return the batches of a step, from what `next_rows` returns for it."""
+        found = {n: self._at(n).take(rows) for n, rows in zip(self.used, index, strict=True)}
+        return tuple(found[number] for number in self._which)
+
+    @property
+    def used(self) -> list[int]:
+        """The numbers of the streams that are read."""
+        return list(dict.fromkeys(self._which))
+
+    @property
+    def places(self) -> list[int]:
+        """Where the stream of each run is among those that are read."""
+        used = self.used
+        return [used.index(number) for number in self._which]
+
+    def columns(self) -> Batch | str:
+        """Return the rows of all streams, if they are in memory and the same, or else why not."""
+        found = [self._resident[number] for number in self.used]
+        if reasons := [each for each in found if isinstance(each, str)]:
+            return reasons[0]
+        first = self._at(self.used[0]).columns
+        if any(self._at(number).columns.inputs is not first.inputs for number in self.used):
+            return "the runs read different rows"
+        return first
+
+    def next_rows(self, steps: int) -> list[tuple[RowNumbers, ...]]:
+        """Return the row numbers of the next steps, by stream that is read; fewer if the data ends.
+
+        From then on, batches are made of these rows, too.
+        """
+        found: list[tuple[RowNumbers, ...]] = []
+        for number in self.used:
+            if number not in self._rows:
+                self._rows[number] = self._at(number).rows(self._step)
+        for _ in range(steps):
+            index = tuple(next(self._rows[number], None) for number in self.used)
+            if any(rows is None for rows in index):
+                break
+            found.append(index)  # type: ignore[arg-type]
+        self._step += len(found)
+        return found
+
+    def _at(self, number: int) -> Resident:
+        found = self._resident[number]
+        assert isinstance(found, Resident)
+        return found
 
     def chunks(self, steps: int) -> Iterator[tuple[int, list[Iterator[Batch]]]]:
         """Yield a number of steps and one iterator per run, until `steps` are done.
@@ -57,6 +124,7 @@ class Walk(Iterator[tuple[Batch, ...]]):
                     size += batches[-1].nbytes
                 count += 1
             count = count or steps
+            self._step += count
             yield count, [self._part(i, ahead) for i in range(self.n)]
             steps -= count
 
@@ -90,7 +158,9 @@ def walk_together(sources: Sequence[Source], orders: Sequence[Order], start: int
     for key, source, order in zip(keys, sources, orders, strict=True):
         make.setdefault(key, functools.partial(source.batches, order, start))
     numbers = {key: number for number, key in enumerate(make)}
-    return Walk(list(make.values()), [numbers[key] for key in keys])
+    places = [keys.index(key) for key in make]
+    resident = [find_resident(sources[place], orders[place]) for place in places]
+    return Walk(list(make.values()), [numbers[key] for key in keys], resident, start)
 
 
 def _stream_key(source: Source, order: Order) -> Any:
