@@ -29,7 +29,8 @@ class Buffers:
         import torch
 
         first, count = states[0].tensors, len(states)
-        found = self._take({name: ((count, *tensor.shape), tensor) for name, tensor in first.items()})
+        memory = self._take({name: ((count, *tensor.shape), tensor) for name, tensor in first.items()}, True)
+        found = {name: tensor[:count] for name, tensor in memory.items()}
         with torch.no_grad():
             for name, tensor in first.items():
                 rows = [state.tensors[name] for state in states]
@@ -39,17 +40,19 @@ class Buffers:
                     found[name].copy_(torch.stack(rows), non_blocking=True)
         _wait_for(first.values())
         stacked = StackedCopy(found, [copy.deepcopy(state.values) for state in states])
-        weakref.finalize(stacked, self._free.append, found)
+        weakref.finalize(stacked, self._free.append, memory)
         return stacked
 
     def give_back(self, state: State) -> None:
         """Make the memory of a copy available again."""
         self._free.append(dict(state.tensors))
 
-    def _take(self, wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Any]:
-        """Return memory for tensors of these shapes, like the tensors that are given."""
+    def _take(
+        self, wanted: Mapping[str, tuple[tuple[int, ...], Any]], may_be_longer: bool = False
+    ) -> dict[str, Any]:
+        """Return memory for tensors of these shapes, like the tensors that are given; or with more rows."""
         for number, each in enumerate(self._free):
-            if _fits(each, wanted):
+            if _fits(each, wanted, may_be_longer):
                 return self._free.pop(number)
         self._free.clear()  # different shapes: they will not be needed again
         return {name: _make(shape, tensor) for name, (shape, tensor) in wanted.items()}
@@ -89,11 +92,17 @@ def _make(shape: tuple[int, ...], like: Any) -> Any:
     return torch.empty(shape, dtype=like.dtype, device="cpu", pin_memory=like.device.type == "cuda")
 
 
-def _fits(buffer: dict[str, Any], wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> bool:
+def _fits(
+    buffer: dict[str, Any], wanted: Mapping[str, tuple[tuple[int, ...], Any]], may_be_longer: bool
+) -> bool:
     return buffer.keys() == wanted.keys() and all(
-        tuple(buffer[name].shape) == shape and buffer[name].dtype == tensor.dtype
+        buffer[name].dtype == tensor.dtype and _holds(tuple(buffer[name].shape), shape, may_be_longer)
         for name, (shape, tensor) in wanted.items()
     )
+
+
+def _holds(own: tuple[int, ...], shape: tuple[int, ...], may_be_longer: bool) -> bool:
+    return own == shape or (may_be_longer and own[1:] == shape[1:] and own[:1] >= shape[:1])
 
 
 def _wait_for(tensors: Iterable[Any]) -> None:
