@@ -7,7 +7,7 @@ import torch
 from tests.study.test_fusing import check_tables, fused, states
 
 from manyfit.core.errors import Interrupted
-from manyfit.learn.torch.fused.learner import FusedLearner
+from manyfit.learn.torch.fused.step import StackedStep
 from manyfit.study.executors.inline import Inline
 from manyfit.study.status import status
 
@@ -93,15 +93,15 @@ def test_a_step_that_fails_for_a_group_does_not_fail_its_trials(hopping, error, 
     alone, _ = run(hopping(base=every))
     lab = hopping(base=every, fuse=64)
     lab.clear()
-    step, sizes = FusedLearner._train_step, []
+    step, sizes = StackedStep.train, []
 
-    def fails(self, batch, number, options):
-        sizes.append(self.n)
-        if self.n > 1 and number >= 5:
+    def fails(self, *args):
+        sizes.append(count := len(self.update.runs))
+        if count > 1 and self.base.step + args[-1].number >= 5:
             raise error
-        return step(self, batch, number, options)
+        return step(self, *args)
 
-    monkeypatch.setattr(FusedLearner, "_train_step", fails)
+    monkeypatch.setattr(StackedStep, "train", fails)
     together, _ = run(lab)
     check_tables(alone, together)
     is_full = isinstance(error, torch.OutOfMemoryError)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import manyfit
-from manyfit.learn.torch.fused.learner import FusedLearner
+from manyfit.learn.torch.fused.step import StackedStep
 from manyfit.run.folder_copy import copy_folder
 from manyfit.store.folder import RunFolder
 from manyfit.store.weights import read_weights
@@ -273,15 +273,15 @@ def test_a_step_that_fails_for_a_group_does_not_fail_its_trials(study, error, mo
     study.sweep()
     table, undisturbed = study.table(), states(study)
     study.clear()
-    step, sizes = FusedLearner._train_step, []
+    step, sizes = StackedStep.train, []
 
-    def fails(self, batch, number, options):
-        sizes.append(self.n)
-        if self.n > 2 and number >= 10:
+    def fails(self, *args):
+        sizes.append(count := len(self.update.runs))
+        if count > 2 and self.base.step + args[-1].number >= 10:
             raise error
-        return step(self, batch, number, options)
+        return step(self, *args)
 
-    monkeypatch.setattr(FusedLearner, "_train_step", fails)
+    monkeypatch.setattr(StackedStep, "train", fails)
     study.sweep()
     is_full = isinstance(error, torch.OutOfMemoryError)
     assert [size for size, _ in itertools.groupby(sizes)] == ([8, 4, 2, 4, 2] if is_full else [8])

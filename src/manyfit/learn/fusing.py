@@ -20,6 +20,18 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a group is opened."""
+
+    must_pay: bool = False
+    """Whether it must be faster than its runs alone."""
+    total: int | None = None
+    """The step at which training ends, if it is known."""
+    compiled: str = ""
+    """The mode in which the steps before were compiled; empty if they were not."""
+
+
 class NotFusable(Exception):
     """Something that a group cannot do, or does with another result than its runs alone."""
 

@@ -28,7 +28,7 @@ from manyfit.core.errors import UsageError
 from manyfit.core.state import State
 from manyfit.core.tracebacks import user_frame
 from manyfit.data import Batch, Order, Source
-from manyfit.learn.fusing import Key, NotFusable, Refusal
+from manyfit.learn.fusing import Key, NotFusable, Refusal, Terms
 from manyfit.learn.group import Part
 from manyfit.learn.learner import Learner
 from manyfit.learn.models import Made
@@ -42,7 +42,8 @@ BUILT_IN: Final = (
 """The built-in kinds, in the order in which they are asked; registered kinds are asked first."""
 TORCH_ONLY: Final = (
     "loss", "optimizer", "groups", "freeze", "fine_tune", "scheduler", "accumulate", "clip_norm",
-    "clip_value", "precision", "ema", "class_weights", "warm_start", "metrics", "device",
+    "clip_value", "precision", "ema", "class_weights", "warm_start", "metrics", "device", "capture",
+    "compile",
 )  # fmt: skip
 """Keys of `train` that apply to PyTorch modules only."""
 
@@ -147,13 +148,17 @@ class LearnerKind(ABC):
         """Return what runs that train in one pass have in common, or why this one cannot."""
         return Refusal(f"{self.noun or self.name} is trained one run at a time")
 
+    def launches(self, learner: Any) -> bool:
+        """Return whether steps of a single run may be launched together, by the learner of a group of one."""
+        return False
+
     def fuse(
-        self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], must_pay: bool
+        self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], terms: Terms
     ) -> tuple[Learner, str]:
         """Return a learner that trains runs with equal keys in one pass, and what was measured.
 
         `first` has the batches of all runs in the next steps, on which the group is compared with each run
-        alone. Raise `NotFusable` if that differs, or with `must_pay`, if it is not faster.
+        alone. Raise `NotFusable` if that differs, or if it is not faster and must be.
         """
         raise NotFusable(f"{self.noun or self.name} is trained one run at a time")
 

@@ -51,6 +51,7 @@ def train(
     from manyfit.run.callbacks.progress import progress_for
     from manyfit.run.session.batch_rehearsal import rehearse_batch
     from manyfit.run.session.finish import finish
+    from manyfit.run.session.fusing import launch_run
     from manyfit.run.session.session import advance, begin_run, open_run, write_resolved
 
     check_callbacks(callbacks or ())
@@ -77,7 +78,7 @@ def train(
         begin_run(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
         with record_failure(run), finish_trackers(trackers, run):
-            ((_, member),) = advance([here], [*trackers, *shown], watch)
+            ((_, member),) = advance([here], [*trackers, *shown], watch, learner=launch_run(here))
             here.built.learner.end()
             with watch.translate(
                 f"ended while evaluating {run.path}; run the same command again to evaluate it"

@@ -194,7 +194,7 @@ class Train:
     accumulate: Annotated[int, Gt(0)] = 1
     clip_norm: Annotated[float | None, Gt(0)] = None
     clip_value: Annotated[float | None, Gt(0)] = None
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     ema: Annotated[float | None, Gt(0), Lt(1)] = None
     class_weights: Literal["balanced"] | Sequence[float] | None = None
     warm_start: WarmStart | None = None
@@ -207,6 +207,10 @@ class Train:
     time_dependent: bool = False
     device: Annotated[str, Kind.NEUTRAL, StringConstraints(pattern=DEVICES)] = "auto"
     threads: Annotated[int | None, Kind.NEUTRAL, Gt(0), Le(4096)] = None
+    capture: Annotated[Literal["auto", "off"], Kind.NEUTRAL] = "auto"
+    """Whether several steps are launched on a GPU at once, as a CUDA graph."""
+    compile: Annotated[Literal["auto", "off", "default", "max-autotune"], Kind.NEUTRAL] = "auto"
+    """Whether steps are compiled: if it pays, never, or always in a mode of `torch.compile`."""
 
     def list_metrics(self) -> list[tuple[str, str, Component]]:
         """Return each metric with its name and its config key; in a list, names come from the class paths."""

@@ -32,7 +32,7 @@ class FunctionKind(TorchKind):
 
     name: ClassVar[str] = "own functions"
     noun: ClassVar[str] = "an object with training functions of its own"
-    unused: ClassVar[Collection[str]] = ()
+    unused: ClassVar[Collection[str]] = ("capture", "compile")
 
     def claims(self, model: Any) -> bool:
         """Return whether an object, or a class, trains itself: a trainer, or a module with `train_step`."""

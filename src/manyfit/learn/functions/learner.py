@@ -27,7 +27,7 @@ from manyfit.learn.functions.losses import read_losses, to_device
 from manyfit.learn.functions.networks import Networks
 from manyfit.learn.metrics_by_run import Metrics, split_by_run
 from manyfit.learn.step_log import logging_to
-from manyfit.learn.torch.learner import TorchLearner
+from manyfit.learn.torch.learner import DTYPES, TorchLearner
 from manyfit.learn.torch.loss_sums import EpochSums
 from manyfit.learn.torch.outputs import to_numpy
 from manyfit.learn.torch.randomness import seed_slow
@@ -126,7 +126,7 @@ class FunctionLearner(TorchLearner):
 
     def count_whole(self) -> None:
         """Count a training without epochs as one step."""
-        self._sums.rates = self.update.rates()
+        self.sums.rates = self.update.rates()
         self.step += 1
 
     def open_epoch(self) -> None:
@@ -164,7 +164,7 @@ class FunctionLearner(TorchLearner):
 
     def _call_step(self, batch: Batch) -> dict[str, Tensor]:
         moved = to_device(batch, self.objective.tensor)
-        if self.precision == "fp32":
+        if self.precision not in DTYPES:
             returned = self.functions.train_step(moved)
         else:
             with self.autocast():
@@ -299,7 +299,7 @@ class FunctionLearner(TorchLearner):
                 self.seed_all(self._measuring + self.step)
                 self.functions.on_validation_end(measured)
             return
-        taken = self.epoch_sums.take_at(self.step, self._sums.rates, not self.objective.sums)
+        taken = self.epoch_sums.take_at(self.step, self.sums.rates, not self.objective.sums)
         (means,) = split_by_run(taken, 1)
         self.update.observe({name: value for name, value in means.items() if name.startswith("train_")})
         self.seed_all(self._measuring + self.step)  # the next epoch seeds them again
@@ -310,7 +310,7 @@ class FunctionLearner(TorchLearner):
 
     def take(self) -> Metrics:
         """Return mean losses and learning rates."""
-        is_epoch = self._sums.has_same_batches(self.epoch_sums)
+        is_epoch = self.sums.has_same_batches(self.epoch_sums)
         found = super().take()
         self.epoch_sums.known = (self.step, found) if is_epoch else None
         return found

@@ -17,7 +17,7 @@ from manyfit.core.gpus import PINNED
 from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.learn.found_state.state import FoundState
-from manyfit.learn.fusing import Key, Refusal
+from manyfit.learn.fusing import Key, Refusal, Terms
 from manyfit.learn.group import Part
 from manyfit.learn.kind import Format, LearnerKind, Setup
 from manyfit.learn.learner import Learner
@@ -26,6 +26,7 @@ from manyfit.learn.packing import unpack
 from manyfit.learn.torch.build import build_loss, build_update, load_weights
 from manyfit.learn.torch.exports import write_onnx, write_program
 from manyfit.learn.torch.heads import HeadsObjective
+from manyfit.learn.torch.launching import Launching
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.learn.torch.objective import TorchObjective
 
@@ -55,6 +56,8 @@ class TorchKind(LearnerKind):
     def prepare(self, config: Config, made: Made, device: Any, warm: bool) -> None:
         """Move the module to its device, and load the weights of a warm start."""
         check_gpu(device)
+        if config.run.train.precision == "tf32" and device.type != "cuda":
+            log.warning("train.precision: tf32 has no effect on %s, which computes in fp32", device)
         made.model.to(device)
         if warm and (count := load_weights(config, made.model)):
             log.info("warm start: loaded %d tensors from %s", count, config.run.train.warm_start.path)  # type: ignore[union-attr]
@@ -94,6 +97,7 @@ class TorchKind(LearnerKind):
             "average": averaged,
             "ema": train.ema,
             "seed": config.run.seed,
+            "launching": Launching(train.capture, train.compile),
         }
 
     def model_state(self, state: State) -> Mapping[str, Any]:
@@ -115,13 +119,17 @@ class TorchKind(LearnerKind):
 
         return group_key(learner)
 
+    def launches(self, learner: Any) -> bool:
+        """Return whether the config and the device allow it."""
+        return isinstance(learner, TorchLearner) and learner.launching.is_wanted(learner.device)
+
     def fuse(
-        self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], must_pay: bool
+        self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], terms: Terms
     ) -> tuple[Learner, str]:
         """Return a learner with stacked parameters, and how long its steps take."""
         from manyfit.learn.torch.fused.learner import FusedLearner
 
-        found = FusedLearner.open(parts, first, must_pay)
+        found = FusedLearner.open(parts, first, terms)
         return found, found.checked.describe(found.n)
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:

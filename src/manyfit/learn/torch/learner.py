@@ -26,6 +26,7 @@ from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.step_log import StepLog, gather_logs, logging_to
 from manyfit.learn.torch.description import count_parameters, describe_device
 from manyfit.learn.torch.heads import HeadsObjective
+from manyfit.learn.torch.launching import Launching
 from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.outputs import fetch_outputs, return_both, to_numpy
@@ -47,10 +48,10 @@ class TorchLearner(BaseLearner):
     accumulate: int = 1
     precision: str = "fp32"
     average: Any = None
-    """An exponential moving average of the module, which is evaluated and exported instead of it."""
+    """A moving average of the module with the decay `ema`, which is evaluated and exported instead of it."""
     ema: float | None = None
-    """The decay of this average."""
     seed: int = 0
+    launching: Launching = field(default_factory=Launching)
     n: int = 1
     step: int = 0
     stands_between_batches: ClassVar[bool] = True
@@ -59,7 +60,7 @@ class TorchLearner(BaseLearner):
         self.device = self.objective.device
         self.stream = derive(self.seed, "model")
         self._measuring = derive(self.seed, "evaluate")
-        self._sums = Sums(self.device)
+        self.sums = Sums(self.device)
         heads = self.objective.heads if isinstance(self.objective, HeadsObjective) else {}
         self.taken: Mapping[str, Any] = {**self.metrics, **{f"loss_{head}": None for head in heads}}
         """The names of metrics and losses, which other values in the log cannot have."""
@@ -67,7 +68,7 @@ class TorchLearner(BaseLearner):
         self._found = self._find_state()
         self.update.watch(self._found.optimizers())
         self._cuda = cuda_generator(self.device)
-        self._simple = self.update.plain and self.accumulate == 1 and self.precision == "fp32"
+        self._simple = self.update.plain and self.accumulate == 1 and self.precision not in DTYPES
 
     def _find_state(self) -> FoundState:
         """Look for state that is neither in the module's parameters and buffers nor in the update."""
@@ -101,7 +102,7 @@ class TorchLearner(BaseLearner):
         if self.step_log:
             losses |= self.step_log.take()
         self.add_losses(losses, len(batch))
-        self._sums.rates = update.rates() if rates is None else rates
+        self.sums.rates = update.rates() if rates is None else rates
         self.step += 1
         if update.stepping:
             update.advance(self.step)
@@ -115,18 +116,18 @@ class TorchLearner(BaseLearner):
     ) -> None:
         """Count steps that were trained together with other runs: their losses, rows and last rates."""
         if losses:
-            self._sums.extend(losses, rows)
-        self._sums.rates = rates
+            self.sums.extend(losses, rows)
+        self.sums.rates = rates
         self.step += len(rows)
 
     def add_losses(self, losses: Mapping[str, Tensor], rows: int) -> None:
         """Add losses of some rows to those that are logged."""
         if losses:
-            self._sums.add(losses, rows)
+            self.sums.add(losses, rows)
 
     def take(self) -> Metrics:
         """Return the mean losses since the last call, and the last learning rates."""
-        return self._sums.take(per_row=not self.objective.sums)
+        return self.sums.take(per_row=not self.objective.sums)
 
     def _first(self, batch: Batch) -> Tensor | None:
         """Train the first step, and check that every optimizer has something to train."""
@@ -354,7 +355,7 @@ class TorchLearner(BaseLearner):
             parts["average"] = self.average.state_dict()
         if found := self._found.read():
             parts["found"] = found
-        parts["sums"] = self._sums.state()
+        parts["sums"] = self.sums.state()
         # Between two epochs there is no random state to store: the next step seeds the generators.
         parts["random"] = random_state() if self.step % self.update.steps_per_epoch else None
         return parts
@@ -369,7 +370,7 @@ class TorchLearner(BaseLearner):
             if self.average is not None and "average" in parts:
                 self.average.load_state_dict(parts["average"])
             self._load_found(parts)
-            self._sums.load(parts.get("sums"))
+            self.sums.load(parts.get("sums"))
             set_random_state(parts.get("random"))
             self.step = int(parts["step"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -394,6 +395,6 @@ class TorchLearner(BaseLearner):
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context that computes in the precision of the config."""
-        if self.precision == "fp32":
+        if self.precision not in DTYPES:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES[self.precision])

@@ -20,6 +20,7 @@ class _Recent:
     """Losses of the same names that are not summed yet, batch after batch, with the rows of each batch."""
 
     values: list[Tensor] = field(default_factory=list)
+    """Single losses, or several in one tensor of shape (batches, names) or (batches, names, runs)."""
     rows: list[int] = field(default_factory=list)
 
 
@@ -35,7 +36,9 @@ class _Total:
 class Sums:
     """Losses by name, weighted by rows. They stay on the device; those of 256 batches are summed at once."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, runs: int | None = None) -> None:
+        """With `runs`, each loss has a value for each of several runs."""
+        self._runs = runs
         # A sum of many losses needs the precision of float64, which MPS does not support.
         self._device = torch.device("cpu") if device.type == "mps" else device
         self.rates: Mapping[str, float] = {"lr": 0.0}
@@ -58,13 +61,16 @@ class Sums:
             self._fold(names)
 
     def extend(self, losses: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-        """Add the losses of several batches, each of shape (batches,), as if they were added one by one."""
-        names, each = tuple(losses), torch.stack(list(losses.values()), dim=1).flatten().unbind()
+        """Add the losses of several batches as if they were added one by one.
+
+        Each has the shape (batches,) or (batches, runs).
+        """
+        names, each = tuple(losses), torch.stack(list(losses.values()), dim=1)
         begin = 0
         while begin < len(rows):
             recent = self._recent.setdefault(names, _Recent())
             end = min(len(rows), begin + FOLD - len(recent.rows))
-            recent.values.extend(each[begin * len(names) : end * len(names)])
+            recent.values.append(each[begin:end])
             recent.rows.extend(rows[begin:end])
             if len(recent.rows) == FOLD:
                 self._fold(names)
@@ -87,16 +93,17 @@ class Sums:
             self._fold(names)
         for name, total in sorted(self._totals.items(), key=lambda item: item[0] != "loss"):
             summed = total.by_row if per_row else total.by_batch
-            found[f"train_{name}"] = (summed / total.count)[None]
+            found[f"train_{name}"] = (summed / total.count).reshape(-1)
         self.clear()
         return found
 
     def _fold(self, names: tuple[str, ...]) -> None:
         recent = self._recent.pop(names)
         losses = self._stack(recent.values).to(self._device)
-        losses = losses.to(torch.float64).view(-1, len(names))  # only now, since MPS does not support it
+        losses = losses.to(torch.float64).view(-1, len(names), *self._tail)  # now: MPS does not support it
         rows = torch.tensor(recent.rows, dtype=torch.float64, device=self._device)
-        sums = zip((losses * rows[:, None]).sum(0), losses.sum(0), strict=True)
+        rows = rows.view(-1, *[1] * (losses.ndim - 1))
+        sums = zip((losses * rows).sum(0), losses.sum(0), strict=True)
         for name, (by_row, by_batch) in zip(names, sums, strict=True):
             if name in self._totals:
                 before = self._totals[name]
@@ -105,11 +112,44 @@ class Sums:
                 total = _Total(by_row, by_batch, 0)
             self._totals[name] = replace(total, count=total.count + sum(recent.rows))
 
+    @property
+    def _tail(self) -> list[int]:
+        return [] if self._runs is None else [self._runs]
+
+    @staticmethod
+    def join(each: Sequence[Sums]) -> Sums:
+        """Return sums of several runs with the same batches as one."""
+        first = each[0]
+        found = Sums(first._device, len(each))
+        for names, recent in first._recent.items():
+            columns = [own._stack(own._recent[names].values).view(-1, len(names)) for own in each]
+            found._recent[names] = _Recent([torch.stack(columns, dim=-1)], list(recent.rows))
+        for name, total in first._totals.items():
+            by_row = torch.stack([own._totals[name].by_row for own in each])
+            by_batch = torch.stack([own._totals[name].by_batch for own in each])
+            found._totals[name] = _Total(by_row, by_batch, total.count)
+        found.rates = {}
+        return found
+
+    def divide(self, each: Sequence[Sums]) -> None:
+        """Copy the sums of several runs to their own."""
+        stacks = {
+            names: self._stack(recent.values).view(-1, len(names), *self._tail)
+            for names, recent in self._recent.items()
+        }
+        for run, own in enumerate(each):
+            own.clear()
+            for names, stack in stacks.items():
+                own._recent[names] = _Recent([stack[..., run]], list(self._recent[names].rows))
+            for name, total in self._totals.items():
+                own._totals[name] = _Total(total.by_row[run], total.by_batch[run], total.count)
+
     def _stack(self, values: Sequence[Tensor]) -> Tensor:
-        flat = [value if not value.ndim else value.reshape(()) for value in values]
-        if len({(value.dtype, value.device) for value in flat}) > 1:
-            flat = [value.to(self._device).to(torch.float64) for value in flat]
-        return torch.stack(flat)
+        if len({(value.dtype, value.device) for value in values}) > 1:
+            values = [value.to(self._device).to(torch.float64) for value in values]
+        if all(not value.ndim for value in values):
+            return torch.stack(list(values))
+        return torch.cat([value.reshape(-1) for value in values])
 
     def state(self) -> dict[str, Any]:
         """Return the sums without folding: the position of a checkpoint must not change a sum."""
@@ -136,8 +176,9 @@ class Sums:
             state = _translate_former(state)
         self.rates = state["rates"]
         for each in state.get("recent", ()):
-            values = list(each["values"].to(self._device))
-            self._recent[tuple(each["names"])] = _Recent(values, list(each["rows"]))
+            values = each["values"].to(self._device)
+            names, rows = tuple(each["names"]), list(each["rows"])
+            self._recent[names] = _Recent([values.view(len(rows), len(names))], rows)
         for name, each in state.get("totals", {}).items():
             by_row, by_batch = (each[key].to(self._device) for key in ("by_row", "by_batch"))
             self._totals[name] = _Total(by_row, by_batch, each["count"])
@@ -193,14 +234,18 @@ class RowSums:
 
     def add(self, values: Tensor) -> None:
         """Add the values of a batch: one per row, or of several runs as (runs, rows)."""
+        self.add_batches(values[None])
+
+    def add_batches(self, values: Tensor) -> None:
+        """Add the values of several batches of the same size, along the first dimension."""
         values = values.detach().to(self._device, torch.float64)
         if self._skips_undefined:
             undefined = values.isnan()
-            self._counts.append(values.shape[-1] - undefined.sum(-1))
+            self._counts.extend((values.shape[-1] - undefined.sum(-1)).unbind(0))
             values = values.masked_fill(undefined, 0.0)
         else:
-            self._counts.append(values.shape[-1])
-        self._sums.append(values.sum(-1))
+            self._counts += [values.shape[-1]] * len(values)
+        self._sums.extend(values.sum(-1).unbind(0))
 
     def mean(self) -> Tensor:
         """Return the mean of each run, of shape (runs,); NaN if no row has a value."""

@@ -371,6 +371,18 @@ def threads(count: int | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def round_products(precision: str) -> Iterator[None]:
+    """Let a GPU round the inputs of products in float32 as the precision of a run says."""
+    before = torch.get_float32_matmul_precision()
+    if precision == "tf32" and torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def tensorflow_threads(count: int) -> None:
     """Set the number of threads of TensorFlow, whether it is already imported or not."""
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from manyfit.core.signals import Watch
-from manyfit.data import Batch, once, once_over
+from manyfit.data import Batch, Order, once, once_over
 from manyfit.data.layout import layout_of
 from manyfit.data.randomness import own_randomness
+from manyfit.data.resident import Resident, find_resident
 from manyfit.data.walk import Walk
 from manyfit.learn.metrics_by_run import split_by_run
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.run.loop.cohort import Cohort, MeasuredPart, Member
 
 Row = Mapping[str, float]
+T = TypeVar("T")
 
 
 def validate(cohort: Cohort, watch: Watch | None = None, between: bool = False) -> list[Row]:
@@ -80,7 +83,18 @@ def _passes(cohort: Cohort, watch: Watch | None, visit: int | None = None) -> It
     for key, member in zip(keys, cohort.members, strict=True):
         make.setdefault(key, functools.partial(once_through, member))
     numbers = {key: number for number, key in enumerate(make)}
-    return Walk(list(make.values()), [numbers[key] for key in keys])
+    resident = [_find_resident(cohort.members[keys.index(key)], watch, visit) for key in make]
+    return Walk(list(make.values()), [numbers[key] for key in keys], resident)
+
+
+def _find_resident(member: Member, watch: Watch | None, visit: int | None) -> Resident | str:
+    """Return the rows of a whole validation split, if they are in memory, or why there are none."""
+    if visit is not None:
+        return "its rows are visited shard by shard"
+    found = find_resident(member.validation, Order(member.batch_size, epochs=1))
+    if isinstance(found, str):
+        return found
+    return Resident(found.columns, lambda start: watching(found.rows(start), watch))
 
 
 def _stream_key(member: Member, visit: int | None) -> object:
@@ -89,6 +103,6 @@ def _stream_key(member: Member, visit: int | None) -> object:
     return (id(member.validation), member.batch_size) if is_constant and visit is None else None
 
 
-def watching(batches: Iterator[Batch], watch: Watch | None) -> Iterator[Batch]:
+def watching(batches: Iterator[T], watch: Watch | None) -> Iterator[T]:
     """Return batches that raise `StopRequested` once a stop is requested."""
     return batches if watch is None else watch.obeying(batches)

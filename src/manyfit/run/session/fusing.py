@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.data.dataset import DatasetSource, Limited
 from manyfit.data.randomness import own_randomness
-from manyfit.learn.fusing import Key, NotFusable, Refusal
+from manyfit.learn.fusing import Key, NotFusable, Refusal, Terms
 from manyfit.learn.group import Part
 from manyfit.learn.learner import Learner
 from manyfit.run.build.builder import Built
@@ -74,7 +74,7 @@ def was_fused(here: Opened) -> bool:
 
 def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
     """Return the learner of runs with equal keys; it is compared with each run alone before it trains."""
-    parts = [here.part for here in runs if here.part is not None]
+    parts = [here.part or Part(here.built.learner) for here in runs]
     began = [was_fused(here) for here in runs]
     must_pay = fuse == "auto" and not any(began)
     try:
@@ -82,15 +82,33 @@ def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
             # Operations without a batching rule are slow, which the comparison measures.
             warnings.filterwarnings("ignore", "There is a performance drop")
             left = min(COMPARED, max(1, runs[0].built.plan.total - runs[0].step))
-            first: list[Any] = list(itertools.islice(read_together(runs), left))
+            first: list[Any] = list(itertools.islice(read_together(runs, as_group=True), left))
             if not first:
                 return Fused(None, "alone: there are no rows")
-            learner, measured = runs[0].built.kind.fuse(parts, first, must_pay)
+            compiled = [here.last.values.get("compiled", "") for here in runs if here.last is not None]
+            terms = Terms(must_pay, runs[0].built.plan.total, next(filter(None, compiled), ""))
+            learner, measured = runs[0].built.kind.fuse(parts, first, terms)
     except NotFusable as error:
         if any(began):
             log.warning("a group that was trained in one pass goes on one run at a time: %s", error)
         return Fused(None, f"alone: {error}")
     return Fused(learner, f"in one pass; {measured}")
+
+
+def launch_run(here: Opened) -> Learner | None:
+    """Return a learner that launches several steps of a single run at once, if it can, or None.
+
+    A run goes on as it was begun, so that it has the same bits as without a pause.
+    """
+    if not here.built.kind.launches(here.built.learner) or (here.step and not was_fused(here)):
+        return None
+    found = find_built_key(here.built)
+    fused = Fused(None, found.reason) if isinstance(found, Refusal) else fuse_runs([here], 1)
+    if fused.learner is None:
+        log.info(
+            "the operations of each step are launched one by one: %s", fused.text.removeprefix("alone: ")
+        )
+    return fused.learner
 
 
 def why_not_fused(built: Built) -> str:
@@ -105,7 +123,7 @@ def why_not_fused(built: Built) -> str:
         with own_randomness(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
             first = [(batch,) for batch in itertools.islice(built.train.batches(built.order), COMPARED)]
-            built.kind.fuse([Part(built.learner)], first, must_pay=False)
+            built.kind.fuse([Part(built.learner)], first, Terms())
     except NotFusable as error:
         return str(error)
     return ""

@@ -20,9 +20,10 @@ from manyfit.core.signals import Watch
 from manyfit.core.state import State
 from manyfit.data import Batch
 from manyfit.data.walk import Walk, walk_together
+from manyfit.learn.fusing import GroupFailed
 from manyfit.learn.group import GroupLearner, Part
 from manyfit.learn.learner import Learner
-from manyfit.run.build.builder import Built, build, threads
+from manyfit.run.build.builder import Built, build, round_products, threads
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.build.user_code import evaluation_only, hash_imported, hash_main_classes
 from manyfit.run.loop.cohort import Cohort, Member, keep_of
@@ -150,7 +151,8 @@ def build_again(
     if state is not None:
         config = patch(config, frozen=frozen)
         changed = resume_check.check_config(config, run, allowed)
-    with threads(config.run.train.threads) as thread_count:
+    train = config.run.train
+    with threads(train.threads) as thread_count, round_products(train.precision):
         built = build(config, warm=state is None, shared=shared)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
         code = {**hash_imported(source), **hash_main_classes(config)}
@@ -249,8 +251,8 @@ def advance(
 ) -> Iterator[tuple[int, Member]]:
     """Train runs that are at the same step to the end, or until step `until`, and commit the result.
 
-    `learner` trains all of them; by default, their own learners do. If `group` is given, their checkpoints
-    are written to that folder together, until they leave.
+    `learner` trains all of them, or a single one; by default, their own learners do. If `group` is given,
+    their checkpoints are written to that folder together, until they leave.
 
     Yield the number of each run and what became of it, as soon as it is known. A single run raises its error.
     In a group, a run that fails has an `error`, and the others continue; a signal ends those that are left.
@@ -260,17 +262,24 @@ def advance(
     with ExitStack() as stack:
         members = [here.join(stack) for here in runs]
         cohort = Cohort(
-            list(members), learner or _learner(runs), first.built.plan, read_together(runs), first.step,
-            measured, is_group, writer=_write_together(members, group) if group is not None else None,
+            list(members), learner or _learner(runs), first.built.plan,
+            read_together(runs, learner is not None), first.step, measured,
+            is_group or learner is not None,
+            writer=_write_together(members, group) if group is not None else None,
             puts_off=first.puts_off,
         )  # fmt: skip
         left = []
         try:
             for member in train_cohort(cohort, callbacks, watch, until=until):
                 left.append(member)
-                yield _index(members, member), _settle(member)
+                yield _index(members, _settle(member, must_raise=not is_group)), member
         except GeneratorExit:
             raise
+        except GroupFailed as error:
+            if not is_group:
+                raise error.__cause__ or error from None
+            for member in cohort.members:
+                member.error = member.error or error
         except BaseException as error:
             if not is_group:
                 raise
@@ -278,19 +287,18 @@ def advance(
                 member.error = member.error or error
     for number, member in enumerate(members):
         if not any(member is each for each in left):
-            _settle(member)
-            if member.error is not None and not is_group:
-                raise member.error
-            yield number, member
+            yield number, _settle(member, must_raise=not is_group)
 
 
 def _index(members: Sequence[Member], wanted: Member) -> int:
     return next(number for number, member in enumerate(members) if member is wanted)
 
 
-def _settle(member: Member) -> Member:
+def _settle(member: Member, must_raise: bool) -> Member:
     if member.ended is not None:
         member.error = member.error or member.ended.error
+    if member.error is not None and must_raise:
+        raise member.error
     return member
 
 
@@ -311,10 +319,10 @@ def _learner(runs: Sequence[Opened]) -> Learner:
     return GroupLearner(parts) if parts else runs[0].built.learner
 
 
-def read_together(runs: Sequence[Opened]) -> Iterator[Batch] | Walk:
-    """Return the next batches of runs; of several, in one walk."""
+def read_together(runs: Sequence[Opened], as_group: bool = False) -> Iterator[Batch] | Walk:
+    """Return the next batches of runs; of several, or of a group of one, in one walk."""
     sources, orders = [here.built.train for here in runs], [here.built.order for here in runs]
-    if runs[0].part is not None:
+    if as_group or runs[0].part is not None:
         return walk_together(sources, orders, runs[0].step)
     return sources[0].batches(orders[0], runs[0].step)
 

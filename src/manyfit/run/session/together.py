@@ -11,7 +11,7 @@ from manyfit.core.signals import Watch
 from manyfit.learn.fusing import GroupFailed, Refusal
 from manyfit.learn.learner import Learner
 from manyfit.run.loop.trainer import Callback
-from manyfit.run.session.fusing import fuse_runs, release_memory, was_fused
+from manyfit.run.session.fusing import fuse_runs, launch_run, release_memory, was_fused
 from manyfit.run.session.session import advance
 from manyfit.run.session.slot import Result, TrainingSlot
 from manyfit.store.group_folder import choose_group
@@ -110,14 +110,14 @@ def _fuse(slots: Sequence[TrainingSlot[Result]]) -> Learner | None:
     """Return the learner of runs that train in one pass, if they do; what was found out is noted for each."""
     first = slots[0]
     if first.fuse == "off":
-        return None
+        return launch_run(first.here) if len(slots) == 1 else None
     if isinstance(first.fuse_key, Refusal):
         for slot in slots:
             slot.how = f"alone: {slot.fuse_key.reason}" if isinstance(slot.fuse_key, Refusal) else slot.how
         return None
     if len(slots) == 1 and not was_fused(first.here):
         first.how = "alone: no other run has the same structure and position"
-        return None
+        return launch_run(first.here)
     found = fuse_runs([slot.here for slot in slots], first.fuse)
     for slot in slots:
         slot.how = found.text

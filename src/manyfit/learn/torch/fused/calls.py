@@ -202,5 +202,26 @@ def _each(
         return None if value is None else 0
 
     parts = (batch.inputs, batch.target, batch.weight)
+    if next(iter(tensors.values())).shape[0] == 1:
+        return _call_one(function, tensors, batch, keys, rates, values)
     dims = (0, *(None if part is None else batch.dims for part in parts), dim(keys), dim(rates), 0)
     return vmap(function, in_dims=dims, randomness="error")(tensors, *parts, keys, rates, values)
+
+
+def _call_one(
+    function: Any, tensors: Any, batch: StackedBatch, keys: Any, rates: Any, values: Mapping[str, Tensor]
+) -> Any:
+    """Call a function for the only run of a stack, with the kernels of a single run."""
+
+    def only(value: Any) -> Any:
+        return map_arrays(lambda t: t.squeeze(0), value)
+
+    parts = [part if batch.is_shared else only(part) for part in (batch.inputs, batch.target, batch.weight)]
+    found = function(only(tensors), *parts, only(keys), only(rates), only(values))
+    return map_arrays(lambda t: t.unsqueeze(0), found)
+
+
+def spread_rows(values: Tensor, batch: StackedBatch) -> Tensor:
+    """Return per-row values of a batch, of shape (stack, rows); a single number of each run is repeated."""
+    values = values if values.ndim > 1 else values[:, None]
+    return values.expand(len(values), batch.rows)

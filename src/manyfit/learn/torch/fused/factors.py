@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,47 @@ import torch
 from torch import Tensor
 
 from manyfit.learn.torch.fused.optimizers import StackedOptimizer
-from manyfit.learn.torch.fused.options import OptionTable, StepOptions
+from manyfit.learn.torch.fused.options import OptionTable, StepOptions, Vectors
 
+Counts = npt.NDArray[np.float64]
+"""Steps of an optimizer, by row of a stack."""
 AHEAD: Final = 256
 """Steps whose factors are computed at once."""
+
+
+class Factors(Protocol):
+    """The factors of one step."""
+
+    def at(
+        self, group: int, rule: StackedOptimizer, name: str, count: Counts, like: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return the factors for a stacked parameter of a group, in a shape that broadcasts over it.
+
+        `count` is the number of the step of its optimizer, by row, including this one.
+        """
+        ...
+
+    def numbers(self, group: int) -> Vectors | None:
+        """Return the hyperparameters themselves, if the step is computed by kernels that take numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepFactors:
+    """The factors of a step that is computed now."""
+
+    table: FactorTable
+    options: StepOptions
+
+    def at(
+        self, group: int, rule: StackedOptimizer, name: str, count: Counts, like: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return the factors for a stacked parameter."""
+        return self.table.at(self.options, group, rule, count, like)
+
+    def numbers(self, group: int) -> Vectors | None:
+        """Return the hyperparameters."""
+        return self.options.groups[group]
 
 
 class FactorTable:
@@ -31,7 +69,7 @@ class FactorTable:
         options: StepOptions,
         group: int,
         rule: StackedOptimizer,
-        count: npt.NDArray[np.float64],
+        count: Counts,
         like: Tensor,
     ) -> Mapping[str, Tensor]:
         """Return the factors for a stacked tensor of a parameter group, in a shape that broadcasts over it.
@@ -62,7 +100,7 @@ class _Block:
         options: StepOptions,
         group: int,
         rule: StackedOptimizer,
-        count: npt.NDArray[np.float64],
+        count: Counts,
         like: Tensor,
     ) -> None:
         rows: list[Mapping[str, npt.NDArray[np.float64]]] = []

@@ -19,33 +19,37 @@ from manyfit.data.batch import split_rows
 from manyfit.data.nested import map_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.data.walk import Walk
-from manyfit.learn.fusing import GroupFailed, NotFusable
+from manyfit.learn.fusing import GroupFailed, NotFusable, Terms
 from manyfit.learn.group import GroupLearner, Part
 from manyfit.learn.learner import MembersFailed
 from manyfit.learn.metrics_by_run import Metrics
 from manyfit.learn.split_metrics import SplitMetrics
 from manyfit.learn.torch.fused.calls import (
     StackedBatch,
-    compute_losses,
-    compute_rows,
     evaluate_one,
+    spread_rows,
     stack_batches,
 )
 from manyfit.learn.torch.fused.dropout import make_keys
+from manyfit.learn.torch.fused.launch.launched import Launched
+from manyfit.learn.torch.fused.launch.launcher import Launcher
 from manyfit.learn.torch.fused.memory import keep_freed_memory
 from manyfit.learn.torch.fused.options import OptionTable
 from manyfit.learn.torch.fused.self_check import LOSS, Checked, check_group, precision_of
 from manyfit.learn.torch.fused.stack import stack_modules
 from manyfit.learn.torch.fused.stacked_loss import stack_losses
+from manyfit.learn.torch.fused.step import StackedStep
 from manyfit.learn.torch.fused.update import StackedUpdate
 from manyfit.learn.torch.learner import TorchLearner
-from manyfit.learn.torch.loss_sums import RowSums
+from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.randomness import seed_slow
 
 MARK: Final = {"learner": "fused"}
 """What the state of a run that was trained in a group has besides that of a run that was trained alone."""
 MOST_COMPARED: Final = 256
 """Rows of validation that are compared with those of each run alone."""
+PLAIN: Final = Terms()
+"""The terms of a group that need not pay."""
 FEWEST: Final = 2
 """Rows of a stack. A single run has two: kernels for one model alone may round in another way."""
 
@@ -58,6 +62,7 @@ class FusedLearner(GroupLearner):
     """
 
     checked: Checked
+    _terms: Terms = PLAIN
 
     def __init__(self, parts: Sequence[Part]) -> None:
         """`parts` have learners with equal `group_key`."""
@@ -65,20 +70,24 @@ class FusedLearner(GroupLearner):
         self._stack()
 
     @staticmethod
-    def open(parts: Sequence[Part], first: Sequence[Sequence[Batch]], must_pay: bool = False) -> FusedLearner:
+    def open(parts: Sequence[Part], first: Sequence[Sequence[Batch]], terms: Terms = PLAIN) -> FusedLearner:
         """Return the learner of a group after comparing it with its runs alone, on the next batches.
 
-        Raise `NotFusable` if that differs, and with `must_pay` also if it is not faster. The runs can then be
-        trained by a `GroupLearner`.
+        Raise `NotFusable` if that differs, or if it must pay and is not faster. The runs can then be trained
+        by a `GroupLearner`.
         """
         found = FusedLearner(parts)
         found._enter()
         batches = [
-            (found._stack_batch(each), found._keys(found.step + number)) for number, each in enumerate(first)
+            (found._stack_batch(each), found._make_keys(found.step + number))
+            for number, each in enumerate(first)
         ]
         found.checked = check_group(found._runs, found._rows, found._parameters, found._buffers, batches)
-        if must_pay and found.checked.together > found.checked.alone:
+        if terms.must_pay and found.checked.together > found.checked.alone:
             raise NotFusable(f"it would not be faster; {found.checked.describe(found.n)}")
+        found._step.note_moved(found.checked.moved)
+        found._terms = terms
+        found._prepare_launches()
         return found
 
     # -- stacking ---------------------------------------------------------------------------------
@@ -87,21 +96,38 @@ class FusedLearner(GroupLearner):
         """Move the tensors of all runs into one memory."""
         self._runs: list[TorchLearner] = [part.learner for part in self._parts]  # type: ignore[misc]
         self._base = self._runs[0]
-        self._rows = list(range(self.n)) + [0] * (FEWEST - self.n)
+        is_cpu = self._base.device.type == "cpu"
+        self._rows = list(range(self.n)) + [0] * ((FEWEST if is_cpu else 1) - self.n)
         self._caller, self._values = stack_losses(self._runs, self._rows)
         self._parameters, self._buffers = stack_modules([run.module for run in self._runs], self._rows)
         self._averages: dict[str, Tensor] = {}
         if self._base.average is not None:
             found = stack_modules([run.average for run in self._runs], self._rows)
             self._averages = {**found[0], **found[1]}
-        self._update = StackedUpdate(self._runs, self._rows, self._parameters)
-        self._leaves = {name: tensor.detach() for name, tensor in self._parameters.items()}
-        self._expands = self._base.device.type == "cpu"
-        if self._expands:
+        self._step = StackedStep(
+            self._base, self._caller, self._values,
+            {name: tensor.detach() for name, tensor in self._parameters.items()},
+            self._buffers, self._averages, StackedUpdate(self._runs, self._rows, self._parameters),
+        )  # fmt: skip
+        self._stack_batch = functools.partial(
+            stack_batches, rows=self._rows, tensor=self._base.objective.tensor, expands=is_cpu
+        )
+        if is_cpu:
             keep_freed_memory()
-        self._last: Mapping[str, Tensor | None] = {}
         self._streams = [self._runs[owner].stream for owner in self._rows]
         self._measures_together: bool | None = None
+        self._launcher: Launcher | None = None
+        self._sums: Sums | None = None
+        if not is_cpu or self._base.launching.is_wanted(self._base.device):
+            self._sums = Sums.join([run.sums for run in self._runs])
+
+    def _prepare_launches(self) -> None:
+        """Launch several steps at once from now on, if that is wanted here."""
+        options = self._base.launching
+        if options.is_wanted(self._base.device):
+            self._launcher = Launcher(
+                self._step, self.checked, self._rows, self._streams, self._stack_batch, options, self._terms
+            )
 
     def _enter(self) -> None:
         """Put the modules into training mode, with what is frozen at this step."""
@@ -113,25 +139,28 @@ class FusedLearner(GroupLearner):
 
     def _find_trained(self) -> None:
         trained = {name for name, p in self._base.module.named_parameters() if p.requires_grad}
-        self._trained = [name for name in self._leaves if name in trained]
-        for name, leaf in self._leaves.items():
-            leaf.requires_grad_(name in trained)
+        self._step.trained = [name for name in self._parameters if name in trained]
 
-    def _stack_batch(self, each: Sequence[Batch]) -> StackedBatch:
-        return stack_batches(each, self._rows, self._base.objective.tensor, self._expands)
-
-    def _keys(self, step: int, part: int = 0) -> Tensor:
+    def _make_keys(self, step: int, part: int = 0) -> Tensor:
         """Return the keys of the dropout of a step, of shape (rows, layers, 2)."""
         return torch.from_numpy(make_keys(self._streams, step, part)).to(self._base.device)
 
+    def _keys(self, step: int, rows: int) -> list[Tensor | None]:
+        """Return the keys for each part of a batch; None if no function is replaced."""
+        parts = len(split_rows(rows, self._base.accumulate))
+        return [self._make_keys(step, part) if self.checked.replaces else None for part in range(parts)]
+
     def keep(self, indices: Sequence[int]) -> None:
         """Continue with these runs only; the others keep their tensors."""
+        if self._sums is not None:
+            self._sums.divide([run.sums for run in self._runs])
         super().keep(indices)
-        checked = self.checked
-        if checked.rates is not None:
-            rates = checked.rates[[*indices, *[indices[0]] * (FEWEST - len(indices))]]
-            self.checked = replace(checked, rates=rates)
+        moved, rates = self._step.moved, self.checked.rates
         self._stack()
+        if rates is not None:
+            self.checked = replace(self.checked, rates=rates[[indices[owner] for owner in self._rows]])
+        self._step.moved = moved
+        self._prepare_launches()
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -144,88 +173,50 @@ class FusedLearner(GroupLearner):
 
     def _train(self, batches: Walk, steps: int) -> None:
         self._enter()
-        begin, losses, rows = self.step, list[dict[str, Tensor]](), list[int]()
-        updates = [run.update for run in self._runs]
-        table = OptionTable(updates, self._rows, self._update.numbers, begin, steps)
-        for i in range(steps):
-            each = next(batches, None)
-            if each is None:
+        begin, found = self.step, Launched()
+        updates, step = [run.update for run in self._runs], self._step
+        table = OptionTable(updates, self._rows, step.update.numbers, begin, steps)
+        done, thaws = 0, [each - begin for each in self._base.update.thaws_at if each is not None]
+        while done < steps:
+            until, trained = min([steps, *(each for each in thaws if each > done)]), 0
+            if self._launcher is not None and self._launcher.can_launch():
+                trained = self._launcher.train(batches, begin, table, done, until, found)
+            elif (each := next(batches, None)) is not None:
+                batch, trained = self._stack_batch(each), 1
+                keys = self._keys(begin + done, batch.rows)
+                found.add(step.train(self.checked, batch, keys, table.at(done)), batch.rows)
+            done += trained
+            if not trained:
                 raise RunFailed(
-                    f"the data ended at step {begin + i}; a source must continue from epoch to epoch"
+                    f"the data ended at step {begin + done}; a source must continue from epoch to epoch"
                 )
-            losses.append(self._train_step(self._stack_batch(each), begin + i, table.at(i)))
-            rows.append(len(each[0]))
-            if begin + i + 1 in self._base.update.thaws_at:
+            if begin + done in self._base.update.thaws_at:
                 for run in self._runs:
-                    run.update.thaw(begin + i + 1)
+                    run.update.thaw(begin + done)
                 self._find_trained()
-        self._update.share()
-        self._count(losses, rows, table.rates)
+        if self._launcher is not None:
+            self._launcher.finish(begin + steps)
+        step.update.share()
+        self._count(found, table.rates)
 
-    def _train_step(self, batch: StackedBatch, step: int, options: Any) -> dict[str, Tensor]:
-        """Train one step of all runs; return their losses by name."""
-        bounds = split_rows(batch.rows, self._base.accumulate)
-        losses: dict[str, Tensor] = {}
-        gradients: dict[str, Tensor | None] = {}
-        for number, (begin, end) in enumerate(bounds):
-            part = batch if len(bounds) == 1 else batch.part(begin, end)
-            share = 1.0 if len(bounds) == 1 or self._base.objective.sums else (end - begin) / batch.rows
-            keys = self._keys(step, number) if self.checked.replaces else None
-            tensors = {**self._leaves, **self._buffers}
-            found, logged = compute_losses(
-                self._caller, tensors, part, keys, self.checked.rates, self.checked.splits, self._values
-            )
-            scaled = found * share if share != 1 else found
-            if scaled.requires_grad:
-                leaves = [self._leaves[name] for name in self._trained]
-                each = torch.autograd.grad(scaled.sum(), leaves, allow_unused=True)
-                gradients = _add(gradients, dict(zip(self._trained, each, strict=True)))
-            losses = _add(losses, {"loss": scaled.detach()})  # type: ignore[assignment]
-            rows = (end - begin) / batch.rows
-            losses = _add(losses, {name: value.detach() * rows for name, value in logged.items()})  # type: ignore[assignment]
-        self._last = gradients
-        with torch.no_grad():
-            if gradients:
-                self._update.step(gradients, options)
-            if self._averages:
-                self._average()
-        return losses
-
-    def _average(self) -> None:
-        """Update the moving averages, as `AveragedModel` does."""
-        assert self._base.ema is not None
-        counts, rest = self._averages["n_averaged"], 1 - self._base.ema
-        is_first = not bool(counts.any())
-        for name, tensor in {**self._parameters, **self._buffers}.items():
-            average = self._averages[f"module.{name}"]
-            if is_first:
-                average.copy_(tensor)
-            elif average.is_floating_point() or average.is_complex():
-                average.add_((tensor - average) * rest)
-            else:
-                average.copy_(average * self._base.ema + tensor * rest)
-        counts += 1
-
-    def _count(
-        self,
-        losses: Sequence[Mapping[str, Tensor]],
-        rows: Sequence[int],
-        rates: Sequence[Mapping[str, float]],
-    ) -> None:
-        """Pass what was trained to the runs' own learners."""
-        by_names: list[tuple[tuple[str, ...], list[Mapping[str, Tensor]], list[int]]] = []
-        for found, count in zip(losses, rows, strict=True):
-            if not by_names or by_names[-1][0] != tuple(found):
-                by_names.append((tuple(found), [], []))
-            by_names[-1][1].append(found)
-            by_names[-1][2].append(count)
-        for names, each, counts in by_names:
-            columns = {name: torch.stack([found[name] for found in each], dim=1) for name in names}
-            for i, run in enumerate(self._runs):
-                run.count_steps({name: column[i] for name, column in columns.items()}, counts, rates[i])
+    def _count(self, found: Launched, rates: Sequence[Mapping[str, float]]) -> None:
+        """Count what was trained."""
+        if self._sums is not None:
+            for run, last in zip(self._runs, rates, strict=True):
+                run.count_steps({}, found.rows, last)
+            for all_, rows in found.parts():
+                self._sums.extend({name: value[:, : self.n] for name, value in all_.items()}, rows)
+            return
+        for losses, rows in found.by_run(self.n):
+            for run, own, last in zip(self._runs, losses, rates, strict=True):
+                run.count_steps(own, rows, last)
 
     def take(self) -> Metrics:
         """Return the mean losses of each run since the last call, and its last rates."""
+        if self._sums is not None:
+            each = [run.sums.rates for run in self._runs]
+            rates = {name: np.array([own[name] for own in each], dtype=np.float64) for name in each[0]}
+            return {**rates, **self._sums.take(per_row=not self._base.objective.sums)}
         found = [run.take() for run in self._runs]
         return {
             name: torch.cat([each[name] for each in found])
@@ -237,7 +228,7 @@ class FusedLearner(GroupLearner):
         """Return whether all runs have gradients; True if parameters are frozen."""
         if self._base.update.frozen:
             return True
-        found = [g.flatten(1).any(1) for g in self._last.values() if g is not None]
+        found = [g.flatten(1).any(1) for g in self._step.last.values() if g is not None]
         return bool(found) and bool(torch.stack(found).any(0)[: self.n].all())
 
     def observe(self, rows: Sequence[Mapping[str, float]]) -> None:
@@ -266,22 +257,37 @@ class FusedLearner(GroupLearner):
     def _measure(self, batches: Walk, further: Sequence[SplitMetrics]) -> Metrics:
         for run in self._runs:
             run.evaluated.eval()
-        tensors, sums = self._list_evaluated(), dict[str, RowSums]()
+        tensors, sums = self._step.list_evaluated(), dict[str, RowSums]()
         with torch.no_grad(), self._updating(further) as update:
-            for each in batches:
+            for each in self._not_launched(batches, further):
                 batch = self._stack_batch(each)
                 if self._measures_together is None:
                     self._check_rows(tensors, batch)
                 (output, every), rows = self._compute_rows(tensors, batch)
-                for name, values in rows.items():
-                    if name not in sums:
-                        sums[name] = RowSums(self._base.device, skips_undefined=name != "loss")
-                    sums[name].add(values[: self.n].expand(self.n, batch.rows) if values.ndim > 1 else
-                                   values[: self.n, None].expand(self.n, batch.rows))  # fmt: skip
+                self._add_rows(
+                    sums, {name: spread_rows(values, batch)[None] for name, values in rows.items()}
+                )
                 targets = [self._base.objective.targets(own) for own in each] if any(further) else []
                 update(functools.partial(_update, further, output, every, targets))
+            if self._launcher is not None and not any(further):
+                for rows in self._launcher.measure(batches):
+                    self._add_rows(sums, rows)
             update(lambda i: further[i].values())  # which may draw random numbers
         return {name: found.mean() for name, found in sums.items()}
+
+    def _not_launched(self, batches: Walk, further: Sequence[SplitMetrics]) -> Iterator[Sequence[Batch]]:
+        """Yield the batches that are measured one by one: all, or at most the first."""
+        for each in batches if self._launcher is None or any(further) or not self._measures_together else ():
+            yield each
+            if self._launcher is not None and not any(further):
+                return
+
+    def _add_rows(self, sums: dict[str, RowSums], rows: Mapping[str, Tensor]) -> None:
+        """Add per-row values of some batches, each of shape (batches, stack, rows)."""
+        for name, values in rows.items():
+            if name not in sums:
+                sums[name] = RowSums(self._base.device, skips_undefined=name != "loss")
+            sums[name].add_batches(values[:, : self.n])
 
     @contextmanager
     def _updating(
@@ -305,20 +311,12 @@ class FusedLearner(GroupLearner):
         if errors:
             raise MembersFailed(errors)
 
-    def _list_evaluated(self) -> dict[str, Tensor]:
-        """Return the tensors of the modules that are evaluated."""
-        if not self._averages:
-            return {**self._parameters, **self._buffers}
-        found = self._averages.items()
-        return {name.removeprefix("module."): t for name, t in found if name.startswith("module.")}
-
     def _compute_rows(
         self, tensors: Mapping[str, Tensor], batch: StackedBatch
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return the outputs of all runs and their per-row values; raise `NotFusable` if that fails."""
         try:
-            replaces, splits = self.checked.replaces, self.checked.splits
-            return compute_rows(self._caller, tensors, batch, replaces, splits, self._values)
+            return self._step.measure(self.checked, batch)
         except NotFusable:
             raise
         except Exception as error:
@@ -345,6 +343,8 @@ class FusedLearner(GroupLearner):
 
     def state(self) -> Sequence[State]:
         """Return the state of each run, as if it was trained alone, with a mark that it was not."""
+        if self._sums is not None:
+            self._sums.divide([run.sums for run in self._runs])
         done = self.step % self._base.update.steps_per_epoch
         with own_randomness() if done else nullcontext():
             found = list[State]()
@@ -352,22 +352,15 @@ class FusedLearner(GroupLearner):
                 if done:  # in the middle of an epoch, a state has the generators as the epoch has seeded them
                     seed_slow(run.stream + self.step - done)
                 found += run.state()
-        return [State(each.tensors, {**each.values, **MARK}) for each in found]
+        compiled = self._launcher.compiled if self._launcher is not None else ""
+        mark = {**MARK, **({"compiled": compiled} if compiled else {})}
+        return [State(each.tensors, {**each.values, **mark}) for each in found]
 
     def load(self, states: Sequence[State]) -> None:
         """Load the state of each run."""
         for run, state in zip(self._runs, states, strict=True):
             run.load([state])
         self._stack()
-
-
-def _add(known: Mapping[str, Tensor | None], more: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Return the sums of tensors of the same name."""
-    found = dict(known)
-    for name, tensor in more.items():
-        before = found.get(name)
-        found[name] = tensor if before is None else before if tensor is None else before + tensor
-    return found
 
 
 def _update(

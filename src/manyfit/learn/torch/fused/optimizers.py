@@ -112,9 +112,11 @@ class StackedAdam(StackedOptimizer):
     def coefficients(self, numbers: Numbers, step: npt.NDArray[np.float64]) -> dict[str, Any]:
         """Return the factors of a step."""
         rate, first, second = numbers["lr"], numbers["beta1"], numbers["beta2"]
+        moved, correction = rate / (1 - first**step), np.sqrt(1 - second**step)
         found = {
             "first": first, "rest1": 1 - first, "second": second, "rest2": 1 - second, "eps": numbers["eps"],
-            "rate": rate / (1 - first**step), "correction": np.sqrt(1 - second**step),
+            "rate": moved, "correction": correction,
+            "whole_rate": -moved * correction, "whole_eps": numbers["eps"] * correction,
         }  # fmt: skip
         if self.on["decoupled_weight_decay"]:
             found["shrink"] = 1 - rate * numbers["weight_decay"]
@@ -127,6 +129,11 @@ class StackedAdam(StackedOptimizer):
         g = self.gradient(p, g, c)
         if "shrink" in c:
             p.mul_(c["shrink"])
+        if p.is_cuda and not self.on["amsgrad"]:  # fewer passes over memory, and nothing depends on the place
+            s["exp_avg"].lerp_(g, c["rest1"])
+            s["exp_avg_sq"].lerp_(g * g, c["rest2"])
+            p.addcdiv_(s["exp_avg"] * c["whole_rate"], s["exp_avg_sq"].sqrt().add_(c["whole_eps"]))
+            return
         s["exp_avg"].mul_(c["first"]).add_(g * c["rest1"])
         s["exp_avg_sq"].mul_(c["second"]).add_((g * g).mul_(c["rest2"]))
         size = s["exp_avg_sq"]

@@ -30,20 +30,20 @@ class OptionTable:
     def __init__(
         self, updates: Sequence[Update], rows: Sequence[int], numbers: Sequence[str], step: int, steps: int
     ) -> None:
+        """`updates` are at `step`, from which the table has so many steps."""
         self.steps = steps
+        self._updates, self._begin = updates, step
         self._rows = list(rows)
         self._numbers = numbers
-        self.rates: list[dict[str, float]] = []
+        self._moves = any(update.stepping for update in updates)
+        self._found = list[list[npt.NDArray[np.float64]]]()
+        self._rates: list[dict[str, float]] = []
+
+    @property
+    def rates(self) -> list[dict[str, float]]:
         """The rates of each run in the last of these steps."""
-        moving = any(update.stepping for update in updates)
-        self._steps: list[list[Vectors]] = []
-        for i in range(steps if moving else 1):
-            self._steps.append(self._read(updates))
-            if i == steps - 1 or not moving:
-                self.rates = [update.rates() for update in updates]
-            for update in updates if moving else ():
-                if update.stepping:
-                    update.advance(step + i + 1)
+        self._look_ahead(self.steps)
+        return self._rates
 
     def at(self, number: int) -> StepOptions:
         """Return the hyperparameters of a step, which is counted from 0."""
@@ -51,15 +51,34 @@ class OptionTable:
 
     def read(self, number: int) -> list[Vectors]:
         """Return the vectors of each parameter group in a step."""
-        return self._steps[min(number, len(self._steps) - 1)]
+        self._look_ahead(number + 1)
+        groups = self._found[number if self._moves else 0]
+        return [dict(zip(self._numbers, values, strict=True)) for values in groups]
 
-    def _read(self, updates: Sequence[Update]) -> list[Vectors]:
+    def read_steps(self, group: int, begin: int, count: int) -> Vectors:
+        """Return the numbers of a parameter group in some steps, each of shape (steps, runs)."""
+        self._look_ahead(begin + count)
+        numbers = range(begin, begin + count) if self._moves else [0] * count
+        each = np.stack([self._found[number][group] for number in numbers])
+        return {name: np.ascontiguousarray(each[:, i]) for i, name in enumerate(self._numbers)}
+
+    def _look_ahead(self, count: int) -> None:
+        """Advance the schedules until the numbers of so many steps are known."""
+        while len(self._found) < (count if self._moves else 1):
+            self._found.append(self._read(self._updates))
+            done = len(self._found)
+            if done == self.steps or not self._moves:
+                self._rates = [update.rates() for update in self._updates]
+            for update in self._updates:
+                if update.stepping:
+                    update.advance(self._begin + done)
+
+    def _read(self, updates: Sequence[Update]) -> list[npt.NDArray[np.float64]]:
         optimizers = [next(iter(update.optimizers.values())) for update in updates]
         found = []
         for i in range(len(optimizers[0].param_groups)):
             each = [[read_option(o.param_groups[i], name) for name in self._numbers] for o in optimizers]
-            table = np.array(each, dtype=np.float64)[self._rows]
-            found.append({name: table[:, j].copy() for j, name in enumerate(self._numbers)})
+            found.append(np.ascontiguousarray(np.array(each, dtype=np.float64)[self._rows].T))
         return found
 
 

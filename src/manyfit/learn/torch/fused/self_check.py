@@ -54,6 +54,8 @@ class Checked:
     """Seconds of a forward and backward pass of all runs, one after another."""
     together: float
     """Seconds of the same in one pass."""
+    moved: Sequence[str] = ()
+    """The parameters that had gradients."""
 
     def describe(self, runs: int) -> str:
         """Describe what was measured."""
@@ -100,6 +102,7 @@ def check_group(
     times = max(1, TIMED + 1 - len(alike))
     together, took = _train_together(caller, values, trained, state, batch, masks, rates, splits, times)
     _compare(runs, rows, trained, dict(enumerate(alone)), together)
+    moved = [name for name, gradient in together.gradients.items() if gradient is not None]
     for number, (batch, keys) in enumerate(batches[1:]):
         some = {i % len(runs): runs[i % len(runs)] for i in (number, -1 - number)}
         own = {i: list(rows).index(i) for i in some}
@@ -111,7 +114,7 @@ def check_group(
         together, seconds = _train_together(caller, values, trained, state, batch, masks, rates, splits)
         took = min(took, seconds) if batch.rows == alike[0].rows else took
         _compare(runs, rows, trained, found, together)
-    return Checked(needed, rates, splits, _time_alone(runs[0], batches[0][0].of(0)) * len(runs), took)
+    return Checked(needed, rates, splits, _time_alone(runs[0], batches[0][0].of(0)) * len(runs), took, moved)
 
 
 def _time_alone(run: TorchLearner, batch: StackedBatch) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from manyfit.learn.fusing import NotFusable
-from manyfit.learn.torch.fused.factors import FactorTable
+from manyfit.learn.torch.fused.factors import Counts, Factors, FactorTable, StepFactors
 from manyfit.learn.torch.fused.optimizers import STACKED, Slots, StackedAdam, StackedOptimizer
-from manyfit.learn.torch.fused.options import StepOptions, Vectors, read_option
+from manyfit.learn.torch.fused.options import OptionTable, StepOptions, Vectors, read_option
 from manyfit.learn.torch.fused.stack import stack_tensors
 from manyfit.learn.torch.learner import TorchLearner
-
-Counts = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -38,6 +36,17 @@ class StackedLeaf:
     """The state that the runs' optimizers have views of."""
 
 
+@dataclass
+class FactorField:
+    """Parameters that have the same factors in every step."""
+
+    group: int
+    rule: StackedOptimizer
+    leaf: StackedLeaf
+    """One of them."""
+    names: list[str] = field(default_factory=list)
+
+
 class StackedUpdate:
     """The updates of the runs of a group; each run's own optimizer sees its state."""
 
@@ -45,7 +54,7 @@ class StackedUpdate:
         self, runs: Sequence[TorchLearner], rows: Sequence[int], parameters: Mapping[str, Tensor]
     ) -> None:
         """`rows` has the number of the run of each row of the stacked `parameters`."""
-        self._runs, self._rows = list(runs), list(rows)
+        self.runs, self._rows = list(runs), list(rows)
         self._optimizers = [next(iter(run.update.optimizers.values())) for run in runs]
         rule, first = STACKED[type(self._optimizers[0])], self._optimizers[0]
         self.numbers = rule.numbers
@@ -85,25 +94,84 @@ class StackedUpdate:
                 leaf.slots[key] = stacked
         return leaf
 
-    def step(self, gradients: Mapping[str, Tensor | None], options: StepOptions) -> None:
+    def step(
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None], options: StepOptions
+    ) -> None:
         """Change the parameters that have a gradient."""
-        gradients = self._clip(gradients)
-        for group, ((rule, every), numbers) in enumerate(zip(self._groups, options.groups, strict=True)):
-            for name in rule.switches:
-                if bool(numbers[name].any()) != rule.on[name]:
-                    raise NotFusable(f"a schedule turns {name} on or off")
-            leaves = [leaf for leaf in every if gradients.get(leaf.name) is not None]
+        for (rule, every), numbers in zip(self._groups, options.groups, strict=True):
+            self._check_switches(rule, numbers)
+            for leaf in every:
+                if gradients.get(leaf.name) is not None:
+                    self._begin(rule, leaf, gradients[leaf.name])
+        self.count([name for name, gradient in gradients.items() if gradient is not None], 1)
+        self.apply(parameters, gradients, StepFactors(self._factors, options))
+
+    def count(self, names: Collection[str], steps: int) -> None:
+        """Count steps of the parameters of these names."""
+        for _, leaves in self._groups:
             for leaf in leaves:
-                self._begin(rule, leaf, gradients[leaf.name])
-                if leaf.count is not None:
-                    leaf.count += 1
-            if isinstance(rule, StackedAdam) and all(_has_kernel(leaf.tensor) for leaf in leaves):
+                if leaf.count is not None and leaf.name in names:
+                    leaf.count += steps
+
+    def apply(
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None], factors: Factors
+    ) -> None:
+        """Change parameters by these gradients; steps are not counted here."""
+        gradients = self._clip(gradients)
+        for group, (rule, every) in enumerate(self._groups):
+            leaves = [leaf for leaf in every if gradients.get(leaf.name) is not None]
+            numbers = factors.numbers(group)
+            if numbers and isinstance(rule, StackedAdam) and all(_has_kernel(leaf.tensor) for leaf in leaves):
                 self._step_by_run(rule, leaves, gradients, numbers)
                 continue
             for leaf in leaves:
                 count = np.zeros(len(self._rows)) if leaf.count is None else leaf.count
-                factors = self._factors.at(options, group, rule, count, leaf.tensor)
-                rule.update(leaf.tensor, gradients[leaf.name], leaf.slots, factors)  # type: ignore[arg-type]
+                own = factors.at(group, rule, leaf.name, count, leaf.tensor)
+                rule.update(parameters[leaf.name], gradients[leaf.name], leaf.slots, own)  # type: ignore[arg-type]
+
+    def _check_switches(self, rule: StackedOptimizer, numbers: Vectors) -> None:
+        """Raise `NotFusable` if a number that must stay zero, or other than zero, does not."""
+        for name in rule.switches:
+            if (numbers[name].any(axis=-1) != rule.on[name]).any():
+                raise NotFusable(f"a schedule turns {name} on or off")
+
+    def needs_state(self, names: Collection[str]) -> bool:
+        """Return whether a parameter of these names has no state yet: its next step creates it."""
+        for rule, leaves in self._groups:
+            for leaf in leaves:
+                if leaf.name in names and (
+                    (rule.counts_steps and leaf.count is None) or set(rule.names()) - set(leaf.slots)
+                ):
+                    return True
+        return False
+
+    def states(self) -> list[dict[str, Tensor]]:
+        """Return the state of each parameter, by name; they are changed in place."""
+        return [leaf.slots for _, leaves in self._groups for leaf in leaves]
+
+    def divide_factors(self, names: Collection[str]) -> list[FactorField]:
+        """Return which parameters of these names have the same factors, now and in every later step."""
+        found: dict[tuple[object, ...], FactorField] = {}
+        for group, (rule, leaves) in enumerate(self._groups):
+            for leaf in leaves:
+                if leaf.name in names:
+                    count = b"" if leaf.count is None else leaf.count.tobytes()
+                    key = group, leaf.tensor.dtype, count
+                    found.setdefault(key, FactorField(group, rule, leaf)).names.append(leaf.name)
+        return list(found.values())
+
+    def list_factors(
+        self, field: FactorField, table: OptionTable, begin: int, steps: int
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the factors of the next steps by name, each of shape (steps, rows).
+
+        `begin` is the number of the first of them in the table.
+        """
+        numbers = table.read_steps(field.group, begin, steps)
+        self._check_switches(field.rule, numbers)
+        count = field.leaf.count
+        before = np.zeros(len(self._rows)) if count is None else count
+        return field.rule.coefficients(numbers, before + np.arange(1, steps + 1)[:, None])
 
     def _begin(self, rule: StackedOptimizer, leaf: StackedLeaf, gradient: Any) -> None:
         if rule.counts_steps and leaf.count is None:

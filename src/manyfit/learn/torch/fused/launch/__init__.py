@@ -1,0 +1,11 @@
+"""Several steps of a group per launch: captured as a CUDA graph, compiled, with the rows on the device.
+
+| module | content |
+|---|---|
+| `launcher` | training the next steps: which of them are launched together |
+| `program` | what is done for one batch size: computed now, captured, or compiled |
+| `feed` | the rows of the next steps |
+| `slots` | the memory that a graph reads: rows, factors and keys of the next steps |
+| `compiling` | a step as a graph of tensor operations, compiled |
+| `launched` | the losses of steps |
+"""

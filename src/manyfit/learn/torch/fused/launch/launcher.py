@@ -1,0 +1,234 @@
+"""Training several steps per launch: rows stay on the device, and nothing waits for it in between."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from manyfit.data import Batch
+from manyfit.data.batch import split_rows
+from manyfit.data.walk import Walk
+from manyfit.learn.fusing import Terms
+from manyfit.learn.torch.fused.calls import StackedBatch, spread_rows
+from manyfit.learn.torch.fused.dropout import make_keys
+from manyfit.learn.torch.fused.launch.compiling import NotCompiled
+from manyfit.learn.torch.fused.launch.feed import DeviceRows, RowFeed, count_alike, find_batch_size
+from manyfit.learn.torch.fused.launch.launched import Launched
+from manyfit.learn.torch.fused.launch.program import Program
+from manyfit.learn.torch.fused.launch.slots import DeviceColumns, SlotLayout, Slots, flatten_batch
+from manyfit.learn.torch.fused.options import OptionTable
+from manyfit.learn.torch.fused.self_check import Checked, precision_of
+from manyfit.learn.torch.fused.step import StackedStep
+from manyfit.learn.torch.fused.update import FactorField
+from manyfit.learn.torch.launching import Launching
+
+log = logging.getLogger("manyfit")
+
+STEPS: Final = 32
+"""The most steps of a launch."""
+MOST_BYTES: Final = 1 << 27
+"""The most bytes of rows in the slots of a launch."""
+SAVED: Final = 0.35
+"""The share of the time that compiled steps save, as far as one can expect it."""
+COMPILING, COMPILING_LEAF = 4.0, 0.4
+"""Seconds that compiling takes, and for each parameter."""
+
+
+class LaunchTimer:
+    """How long steps take, and whether it pays to compile them."""
+
+    def __init__(self, total: int | None) -> None:
+        """`total` is the step at which training ends; None if nothing is compiled for its sake."""
+        self._total = total
+        self._began, self._steps = time.perf_counter(), 0
+        self.is_steady = True
+        """Whether the steps since the last pause were launched without preparing anything."""
+
+    def count(self, steps: int) -> None:
+        """Count steps that were launched since the last pause."""
+        if not self._steps:
+            self._began = time.perf_counter()
+        self._steps += steps
+
+    def pays_to_compile(self, step: int, leaves: int) -> bool:
+        """Return at a pause whether the steps that are left would save more time than compiling takes."""
+        steps, is_steady = self._steps - STEPS, self.is_steady  # the timer starts when the first are launched
+        self._steps, self.is_steady = 0, True
+        if self._total is None or not is_steady or steps < STEPS:
+            return False
+        left = (self._total - step) * (time.perf_counter() - self._began) / steps
+        self._total = None  # this is decided once
+        return left * SAVED > COMPILING + COMPILING_LEAF * leaves
+
+
+class Launcher:
+    """Launches the steps of a group, and its validation."""
+
+    def __init__(
+        self,
+        step: StackedStep,
+        checked: Checked,
+        rows: Sequence[int],
+        streams: Sequence[int],
+        stack: Callable[[Sequence[Batch]], StackedBatch],
+        options: Launching,
+        terms: Terms,
+    ) -> None:
+        """`rows` has the run of each row of a stack, `streams` the number of its stream of dropout."""
+        self._step, self._checked = step, checked
+        self._rows, self._streams, self._stack = list(rows), list(streams), stack
+        self._is_cuda = step.base.device.type == "cuda"
+        self._on_device = DeviceRows(step.base.objective.tensor)
+        self._feed: RowFeed | None = None
+        self._programs: dict[tuple[object, ...], Program] = {}
+        self._measuring: dict[int, Program] = {}
+        self._wanted = {"auto": terms.compiled, "off": ""}.get(options.compile, options.compile)
+        self._timer = LaunchTimer(terms.total if options.compile == "auto" and self._is_cuda else None)
+
+    @property
+    def compiled(self) -> str:
+        """The mode in which steps are compiled; empty if they are not."""
+        return self._wanted if any(each.is_compiled for each in self._programs.values()) else ""
+
+    def can_launch(self) -> bool:
+        """Return whether the next step can be launched."""
+        return self._step.can_launch()
+
+    def train(
+        self, walk: Walk, begin: int, table: OptionTable, done: int, until: int, found: Launched
+    ) -> int:
+        """Train steps of a table from `done` up to at most `until`; return how many.
+
+        `begin` is the step at which the table begins. The losses are added to `found`.
+        """
+        if self._feed is None or self._feed.walk is not walk:
+            self._feed = RowFeed(walk, self._rows, self._on_device, self._stack)
+        ahead, trained = self._feed.read(min(STEPS, until - done)), 0
+        while ahead:
+            alike = ahead[: count_alike(ahead)]
+            count = self._launch(self._feed, alike, begin + done + trained, table, done + trained, found)
+            ahead, trained = ahead[count:], trained + count
+        self._timer.count(trained)
+        return trained
+
+    def finish(self, step: int) -> None:
+        """Wait for the device before a pause at a step."""
+        if self._is_cuda:
+            torch.cuda.current_stream().synchronize()
+        if self._timer.pays_to_compile(step, len(self._step.leaves)):
+            self._wanted = "default"
+
+    def measure(self, walk: Walk) -> Iterator[dict[str, Tensor]]:
+        """Yield the per-row values of the rest of a walk by name, each of shape (steps, stack, rows)."""
+        feed = RowFeed(walk, self._rows, self._on_device, self._stack)
+        while ahead := feed.read(STEPS):
+            while ahead:
+                alike = ahead[: count_alike(ahead)]
+                size = find_batch_size(alike[0])
+                if size not in self._measuring:
+                    layout = SlotLayout(feed.make_batch(alike[0]), None, (), ())
+                    self._measuring[size] = self._open_measuring(layout, feed.columns)
+                program = self._measuring[size]
+                count = program.count_next(len(alike))
+                program.slots.fill(alike[:count], None, ())
+                yield program.run(count)
+                ahead = ahead[count:]
+
+    def _open_measuring(self, layout: SlotLayout, columns: DeviceColumns | None) -> Program:
+        slots = Slots(layout, self._count_slots(layout.batch), columns)
+        compute = functools.partial(_measure_slot, self._step, self._checked, layout)
+        return Program("validation", compute, [], slots)
+
+    def _launch(
+        self, feed: RowFeed, rows: Sequence[Any], step: int, table: OptionTable, number: int, found: Launched
+    ) -> int:
+        """Train some of these steps, whose batches have the same size; return how many."""
+        update, moved = self._step.update, self._step.moved[tuple(self._step.trained)]
+        fields = update.divide_factors(moved)
+        names = [tuple(update.list_factors(field, table, number, 1)) for field in fields]
+        program = self._find_program(feed, rows[0], fields, names)
+        count = program.count_next(len(rows))
+        factors = [update.list_factors(field, table, number, count) for field in fields]
+        if any(tuple(each) != own for each, own in zip(factors, names, strict=True)):
+            count, factors = 1, [update.list_factors(field, table, number, 1) for field in fields]
+        program.slots.fill(rows[:count], self._make_keys(program, step, count), factors)
+        if self._wanted and not program.is_compiled and program.slots.steps > 1:
+            self._compile(program)
+        if program.must_capture(count) or not program.has_run:
+            self._timer.is_steady = False
+        losses = program.run(count)
+        self._step.count(moved, count)
+        found.extend(losses, [find_batch_size(rows[0])] * count)
+        return count
+
+    def _find_program(
+        self, feed: RowFeed, rows: Any, fields: Sequence[FactorField], names: Sequence[tuple[str, ...]]
+    ) -> Program:
+        """Return the program for these rows and for what is trained now."""
+        key = find_batch_size(rows), tuple(tuple(field.names) for field in fields), tuple(names)
+        if key not in self._programs:
+            batch = feed.make_batch(rows)
+            parts = len(split_rows(batch.rows, self._step.base.accumulate))
+            rates = self._checked.rates
+            layers = 0 if rates is None else rates.shape[1]
+            keys = (parts, len(self._rows), layers, 2) if self._checked.replaces else None
+            layout = SlotLayout(batch, keys, fields, names, parts)
+            is_full = all(key[0] >= size for size, *_ in self._programs)  # type: ignore[operator]
+            slots = Slots(layout, self._count_slots(batch) if is_full else 1, feed.columns)
+            compute = functools.partial(_train_slot, self._step, self._checked, layout)
+            state = [state[name] for state, name in self._step.places()]
+            self._programs[key] = Program("each step", compute, state, slots)
+        return self._programs[key]
+
+    @staticmethod
+    def _count_slots(batch: StackedBatch) -> int:
+        """Return the number of slots for batches like this one."""
+        size = sum(each.nbytes for each in flatten_batch(batch))
+        return max(1, min(STEPS, MOST_BYTES // max(1, size)))
+
+    def _make_keys(self, program: Program, step: int, count: int) -> npt.NDArray[np.int32] | None:
+        shape = program.slots.layout.keys
+        if shape is None:
+            return None
+        parts, _, layers, _ = shape
+        each = [
+            [make_keys(self._streams, step + i, part, layers) for part in range(parts)] for i in range(count)
+        ]
+        return np.array(each, dtype=np.int32).reshape(count, *shape)
+
+    def _compile(self, program: Program) -> None:
+        kind = precision_of(self._step.base, self._step.leaves[self._step.trained[0]])
+        began = time.perf_counter()
+        try:
+            program.compile(self._wanted, kind)
+        except (NotCompiled, torch.OutOfMemoryError) as error:
+            log.warning("steps are not compiled: %s", str(error).partition("\n")[0])
+            self._wanted = ""
+        else:
+            log.info("compiled the steps in %.1f s", time.perf_counter() - began)
+
+
+def _train_slot(
+    step: StackedStep, checked: Checked, layout: SlotLayout, state: list[Tensor], slot: list[Tensor]
+) -> Mapping[str, Tensor]:
+    """Train the step of a slot; return its losses."""
+    batch, keys, factors = layout.read(slot)
+    with step.use_state(state):
+        return step.launch(checked, batch, keys, factors)
+
+
+def _measure_slot(
+    step: StackedStep, checked: Checked, layout: SlotLayout, state: list[Tensor], slot: list[Tensor]
+) -> Mapping[str, Tensor]:
+    """Return the per-row values of the batch of a slot."""
+    batch, _, _ = layout.read(slot)
+    found = step.measure(checked, batch)[1]
+    return {name: spread_rows(value, batch) for name, value in found.items()}

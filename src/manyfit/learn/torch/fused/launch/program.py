@@ -1,0 +1,116 @@
+"""What is done for one batch size, on fixed memory: computed now, captured as CUDA graphs, or compiled."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyfit.learn.torch.fused.launch.compiling import compile_step
+from manyfit.learn.torch.fused.launch.slots import Slots
+from manyfit.learn.torch.randomness import cuda_generator
+
+log = logging.getLogger("manyfit")
+
+Compute = Callable[[list[Tensor], list[Tensor]], Mapping[str, Tensor]]
+"""A function of a state, which it may change in place, and of a slot; it returns results by name."""
+
+
+class Program:
+    """Something that is computed for each slot; its results go to a buffer."""
+
+    def __init__(self, what: str, compute: Compute, state: Sequence[Tensor], slots: Slots) -> None:
+        """`what` it computes is named in messages."""
+        self.slots = slots
+        self.has_run = False
+        """Whether it was computed for a slot, after which it can be captured."""
+        self._what, self._compute, self._state = what, compute, list(state)
+        self._device = slots.device
+        self._captures = self._device.type == "cuda"
+        self._compiled: Any = None
+        self._graphs: dict[int, Any] = {}
+        self._names: list[str] = []
+        self._results: list[Tensor] = []
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it was compiled."""
+        return self._compiled is not None
+
+    def compile(self, mode: str, kind: str) -> None:
+        """Compile it; raise `NotCompiled` if that fails. The first slot is filled."""
+        self.slots.gather(1)
+
+        def step(state: list[Tensor], slot: list[Tensor]) -> list[Tensor]:
+            return self._call(state, slot)
+
+        self._compiled = compile_step(step, self._state, self.slots.tensors(0), mode, kind)
+        self._graphs.clear()
+        self.has_run = False
+
+    def must_capture(self, count: int) -> bool:
+        """Return whether the next `run` begins by capturing."""
+        return self._captures and self.has_run and count not in self._graphs
+
+    def count_next(self, most: int) -> int:
+        """Return how many slots are computed next: all of them, or one."""
+        return self.slots.steps if self.has_run and most >= self.slots.steps else 1
+
+    def run(self, count: int) -> dict[str, Tensor]:
+        """Compute the first slots; return the results, each of shape (slots, ...)."""
+        if self.must_capture(count):
+            try:
+                self._capture(count)
+            except Exception as error:  # nothing was computed
+                self._give_up(error)
+        with torch.no_grad():
+            if count in self._graphs:
+                self._graphs[count].replay()
+            else:
+                self._compute_slots(count)
+                self.has_run = True
+        return {name: found[:count].clone() for name, found in zip(self._names, self._results, strict=True)}
+
+    def _call(self, state: list[Tensor], slot: list[Tensor]) -> list[Tensor]:
+        found = self._compute(state, slot)
+        self._names = list(found)
+        return list(found.values())
+
+    def _compute_slots(self, count: int) -> None:
+        self.slots.gather(count)
+        call = self._call if self._compiled is None else self._compiled
+        for number in range(count):
+            found = call(self._state, self.slots.tensors(number))
+            if not self._results:
+                self._results = [value.new_zeros(self.slots.steps, *value.shape) for value in found]
+            for value, results in zip(found, self._results, strict=True):
+                results[number].copy_(value)
+
+    def _capture(self, count: int) -> None:
+        """Capture the first slots, without computing them."""
+        graph, generator = torch.cuda.CUDAGraph(), cuda_generator(self._device)
+        before = None if generator is None else generator.clone_state()
+        gc.collect()
+        gc.disable()  # if it deleted another graph meanwhile, capturing would fail
+        try:
+            with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._compute_slots(count)
+        except BaseException:
+            if generator is not None and before is not None:  # it would stay in the mode of a capture
+                generator.graphsafe_set_state(before)
+            raise
+        finally:
+            gc.enable()
+        self._graphs[count] = graph
+
+    def _give_up(self, error: Exception) -> None:
+        """Compute one slot after another from now on."""
+        text = (str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
+        log.warning("%s is launched operation by operation, as it cannot be captured: %s", self._what, text)
+        self._captures = False
+        self._graphs.clear()
+        torch.cuda.empty_cache()
