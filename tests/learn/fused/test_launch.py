@@ -299,7 +299,7 @@ def test_steps_that_cannot_be_captured_are_computed_one_by_one(short, caplog):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "graph", _fails)
         other = train(group(), 12)[0]
-    assert "they cannot be captured: no graph" in caplog.text
+    assert "as it cannot be captured: no graph" in caplog.text
     is_near(one, other)
 
 
@@ -320,7 +320,7 @@ def test_a_model_that_waits_for_the_device(short, caplog):
     settings = {"model": Synchronizes, "options": OPTIONS[:1], "rate": 0.2}
     _, first = train(group(EAGER, **settings), 12)
     _, second = train(group(**settings), 12)
-    assert "they cannot be captured" in caplog.text
+    assert "as it cannot be captured" in caplog.text
     assert first == pytest.approx(second, rel=1e-4)
     torch.rand(3, device=DEVICE)
     F.dropout(torch.ones(8, device=DEVICE))

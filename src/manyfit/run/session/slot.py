@@ -130,7 +130,10 @@ class TrainingSlot(ABC, Generic[Result]):
     def close(
         self, error: BaseException | None = None, then: Callable[[], object] = lambda: None
     ) -> BaseException | None:
-        """Close the run, after calling `then`. Return the error, if any; `error` is made user-friendly."""
+        """Close the run, after calling `then`. Return the error, if any; `error` is made user-friendly.
+
+        Its objects are released: the tensors of runs that were trained together are one memory.
+        """
         stack, self._stack = self._stack, ExitStack()
         try:
             with self.turn(), stack:
@@ -141,4 +144,6 @@ class TrainingSlot(ABC, Generic[Result]):
             raise
         except BaseException as found:
             return found
+        finally:
+            vars(self).pop("here", None)
         return None

@@ -94,8 +94,8 @@ class Program:
         """Capture the first slots, without computing them."""
         graph, generator = torch.cuda.CUDAGraph(), cuda_generator(self._device)
         before = None if generator is None else generator.clone_state()
-        gc.collect()
         gc.disable()  # if it deleted another graph meanwhile, capturing would fail
+        _release_workspaces()
         try:
             with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._compute_slots(count)
@@ -104,6 +104,7 @@ class Program:
                 generator.graphsafe_set_state(before)
             raise
         finally:
+            _release_workspaces()  # those of the graph stay in its own memory, and go with it
             gc.enable()
         self._graphs[count] = graph
 
@@ -114,3 +115,8 @@ class Program:
         self._captures = False
         self._graphs.clear()
         torch.cuda.empty_cache()
+
+
+def _release_workspaces() -> None:
+    """Give back the workspaces of cuBLAS; the next operation that needs one makes another."""
+    torch._C._cuda_clearCublasWorkspaces()
