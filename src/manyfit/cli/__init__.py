@@ -33,6 +33,7 @@ VERBS = {
     "show": "Show one run, its model, its schedule, or a checkpoint.",
     "history": "Draw the curves of runs and studies.",
     "find-lr": "Find a learning rate for a run.",
+    "profile": "Show where the time of a run goes.",
     "config": "Show, check and compare configs.",
     "data": "Index, count, verify and convert files of records.",
     "track": "Send trackers what they have missed.",

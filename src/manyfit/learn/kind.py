@@ -17,15 +17,17 @@ import functools
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from manyfit.config import Config
 from manyfit.config.schema.run import Train
 from manyfit.config.typed.extensions import FORMATS, MODELS
 from manyfit.core.errors import UsageError
 from manyfit.core.state import State
+from manyfit.core.stopwatch import TimedCall
 from manyfit.core.tracebacks import user_frame
 from manyfit.data import Batch, Order, Source
 from manyfit.learn.fusing import Key, NotFusable, Refusal, Terms
@@ -81,6 +83,25 @@ class Format:
     write: Callable[[Any, Batch, Path], None]
     """Write the model of a learner to a path, and compare it with the original on a batch."""
     is_folder: bool = False
+
+
+class Tracing(AbstractContextManager[Any], Protocol):
+    """A trace of everything that is done inside."""
+
+    sees_gpu: bool
+    """Whether it sees what a GPU does."""
+
+    def mark(self, phase: str) -> AbstractContextManager[object]:
+        """Mark a phase in the trace."""
+
+    def wait(self) -> None:
+        """Wait until the device has done everything."""
+
+    def busy(self) -> float:
+        """Return the seconds in which the GPU has computed."""
+
+    def write(self, file: Path) -> None:
+        """Write the trace."""
 
 
 class LearnerKind(ABC):
@@ -161,6 +182,14 @@ class LearnerKind(ABC):
         alone. Raise `NotFusable` if that differs, or if it is not faster and must be.
         """
         raise NotFusable(f"{self.noun or self.name} is trained one run at a time")
+
+    def list_places(self) -> Sequence[TimedCall]:
+        """Return the functions that `manyfit profile` times in steps."""
+        return ()
+
+    def trace(self, learner: Any) -> Tracing | None:
+        """Return what traces the operators of steps, or None."""
+        return None
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
         """Return the formats that are exported without being named in the config.

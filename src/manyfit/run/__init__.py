@@ -14,5 +14,6 @@ In order of dependence: a subpackage imports only from those above it, the other
 | `folder_copy` | evaluating a trial on a worker that does not have its folder |
 | `reuse`, `inferrer`, `result`, `closing_summary` | operations on a trained run |
 | `find_lr`, `inspect_model` | the learning rate finder; layers, schedules and tensors |
+| `profile`, `advice` | where the time of a run goes, and what would save most |
 | `check`, `resume_proof`, `doctor` | checks: does a run work, does it resume exactly, is this machine ready |
 """

@@ -15,11 +15,12 @@ from manyfit.config.typed.roles import MODULE, has_base
 from manyfit.core.errors import UsageError
 from manyfit.core.gpus import PINNED
 from manyfit.core.state import State
+from manyfit.core.stopwatch import TimedCall
 from manyfit.data import Batch
 from manyfit.learn.found_state.state import FoundState
 from manyfit.learn.fusing import Key, Refusal, Terms
 from manyfit.learn.group import Part
-from manyfit.learn.kind import Format, LearnerKind, Setup
+from manyfit.learn.kind import Format, LearnerKind, Setup, Tracing
 from manyfit.learn.learner import Learner
 from manyfit.learn.models import Compiled, Made
 from manyfit.learn.packing import unpack
@@ -131,6 +132,18 @@ class TorchKind(LearnerKind):
 
         found = FusedLearner.open(parts, first, terms)
         return found, found.checked.describe(found.n)
+
+    def list_places(self) -> Sequence[TimedCall]:
+        """Return the parts of a step, of one run and of several in one pass."""
+        from manyfit.learn.torch.timed_places import PLACES
+
+        return PLACES
+
+    def trace(self, learner: Any) -> Tracing | None:
+        """Return a trace of operators and kernels."""
+        from manyfit.learn.torch.timed_places import OperatorTrace
+
+        return OperatorTrace(learner.device)
 
     def usual_formats(self, learner: Any, is_auto: bool) -> Sequence[str]:
         """Return a `torch.export` program if the config leaves the choice to the kind."""

@@ -1,0 +1,254 @@
+"""Where the time of a run goes, measured on a copy. Nothing is written to its folder."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from manyfit.config import load_config
+from manyfit.config.tree.overrides import Overrides
+from manyfit.core.errors import UsageError
+from manyfit.core.signals import Watch, watch_signals
+from manyfit.core.stopwatch import Span, Stopwatch, TimedCall, TimedIterator, timing
+from manyfit.data.randomness import own_randomness
+from manyfit.data.walk import Walk
+from manyfit.learn.learner import Learner
+from manyfit.run.advice import Facts, advise
+from manyfit.run.loop import trainer
+from manyfit.run.loop.clock import Pace
+from manyfit.run.loop.cohort import Cohort, Member
+from manyfit.run.session.batch_rehearsal import rehearse_batch
+from manyfit.run.session.fusing import launch_run
+from manyfit.run.session.session import Opened, open_run, read_together
+from manyfit.store import durable
+from manyfit.store.folder import RunFolder
+
+DATA, LOOP, VALIDATION, LOG, CHECKPOINT = "waiting for data", "the loop", "validation", "log", "checkpoint"
+AT_BOUNDARIES: Final = (VALIDATION, LOG, CHECKPOINT)
+PLACES: Final = (
+    TimedCall(trainer, "validate", VALIDATION, is_whole=True),
+    TimedCall(trainer, "take_metrics", LOG, is_whole=True),
+    TimedCall(Member, "record", LOG, is_whole=True),
+    TimedCall(trainer, "keep_states", CHECKPOINT),
+)
+WARM: Final = 0.25
+"""The share of the time in which nothing is measured yet, and of the steps at most."""
+TRACED: Final = 0.3
+"""Seconds of training that are traced."""
+KEPT: Final = 20
+"""The most steps of a short run that are kept for the trace."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one part of a run takes."""
+
+    name: str
+    seconds: float
+    """In one epoch."""
+    share: float
+    per_step: float | None
+    """Seconds in one step; None for what is done between steps."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a run goes."""
+
+    phases: Sequence[Phase]
+    """The longest first."""
+    advice: str
+    epoch: float
+    """Seconds of an epoch, with what is done between steps."""
+    steps_per_epoch: int
+    steps_per_second: float
+    rows_per_second: float
+    """While training, without the timers."""
+    slower: float
+    """How much slower steps are with the timers."""
+    measured: int
+    """Steps that were timed."""
+    is_extrapolated: bool
+    """Whether less than an epoch was trained, so that the epoch is calculated from its parts."""
+    busy: float | None
+    """The share of the time of steps in which the GPU computes."""
+    learner: str
+    spans: Sequence[Span] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the spans."""
+        found = {name: value for name, value in vars(self).items() if name != "spans"}
+        return {**found, "phases": [vars(phase) for phase in self.phases]}
+
+
+def profile(
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides = (),
+    *,
+    seconds: float = 10.0,
+    trace: str | Path | None = None,
+) -> Profile:
+    """Train a copy of a run for some seconds, and return where the time goes.
+
+    `trace` is a JSON file for a trace of a few steps, which opens in Perfetto and in Chrome.
+
+    >>> profile("runs/digits-mlp").advice    # doctest: +SKIP
+    """
+    if not 0 < seconds < float("inf"):
+        raise UsageError("seconds must be positive")
+    if trace is not None and not Path(trace).parent.is_dir():
+        raise UsageError(f"the folder {Path(trace).parent} does not exist")
+    config = load_config(source, overrides)
+    with (
+        tempfile.TemporaryDirectory(prefix="manyfit-") as place,
+        watch_signals() as watch,
+        own_randomness(),
+        ExitStack() as stack,
+    ):
+        here = stack.enter_context(open_run(config, RunFolder(Path(place) / "run")))
+        durable.make_place(here.run.path)
+        rehearse_batch(here.built, here.config)
+        return _Profiler(here, watch, stack).run(seconds, Path(trace) if trace is not None else None)
+
+
+class _Profiler:
+    """A run that is trained as usual, and timed."""
+
+    def __init__(self, here: Opened, watch: Watch, stack: ExitStack) -> None:
+        self._here, self._watch, built = here, watch, here.built
+        launched = launch_run(here)
+        self._learner: Learner = launched or built.learner
+        batches = read_together([here], launched is not None)
+        if not isinstance(batches, Walk):
+            batches = TimedIterator(batches, DATA)
+        self._batches = batches
+        self._cohort = Cohort(
+            [here.join(stack)], self._learner, built.plan, batches, 0, True, launched is not None
+        )
+        for member in self._cohort.members:
+            stack.callback(member.writer.close)
+        self._tracing = built.kind.trace(built.learner)
+        wait = self._tracing.wait if self._tracing is not None else lambda: None
+        self._stopwatch = Stopwatch(wait)
+        self._steps = {False: 0, True: 0}
+        """Steps that were trained without and with the timers."""
+        self._took = {False: 0.0, True: 0.0}
+        self._epochs, self._end = 0, built.plan.total
+
+    def run(self, seconds: float, file: Path | None) -> Profile:
+        """Measure, and return the result."""
+        plan, pace = self._cohort.plan, Pace(self._cohort.plan)
+        is_traced = self._tracing is not None and (file is not None or self._tracing.sees_gpu)
+        self._end = plan.total - min(KEPT, plan.total // 4) if is_traced else plan.total
+        self._train(pace, time.perf_counter() + WARM * seconds, int(WARM * plan.total))
+        self._steps, self._took, self._epochs = {False: 0, True: 0}, {False: 0.0, True: 0.0}, 0
+        self._stopwatch = Stopwatch(self._stopwatch.wait)
+        self._train(pace, time.perf_counter() + (1 - WARM) * seconds)
+        is_extrapolated = not self._epochs
+        if is_extrapolated:
+            boundary = replace(plan.at(self._cohort.step), log=True, validate=True, checkpoint=True)
+            with self._time():
+                trainer.reach_boundary(self._cohort, boundary, (), self._watch)
+            self._epochs = 1
+        found = self._summarize(is_extrapolated)
+        busy = self._trace(found.steps_per_second, file)
+        return self._add_advice(replace(found, busy=busy))
+
+    def _train(self, pace: Pace, until: float, most: int | None = None) -> None:
+        """Train until a moment, at most until a step; every other stretch is timed."""
+        cohort, is_timed = self._cohort, True
+        end = self._end if most is None else most
+        while cohort.step < end and time.perf_counter() < until and cohort.active:
+            boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
+            steps = boundary.step - cohort.step
+            pace.begin()
+            began = time.perf_counter()
+            with self._time(LOOP) if is_timed else ExitStack():
+                trainer.train_to(cohort, boundary, self._watch, is_exact=False)
+                self._stopwatch.wait()
+            self._took[is_timed] += time.perf_counter() - began
+            self._steps[is_timed] += steps
+            boundary = pace.pause(boundary, steps)
+            cohort.step = boundary.step
+            with self._time():
+                trainer.reach_boundary(cohort, boundary, (), self._watch)
+            self._epochs += boundary.ends_epoch
+            is_timed = not is_timed
+            self._watch.check()
+
+    @contextmanager
+    def _time(self, phase: str = "") -> Iterator[None]:
+        """Time what is done inside."""
+        watch, batches = self._stopwatch, self._batches
+        with timing([*PLACES, *self._here.built.kind.list_places()], watch), ExitStack() as stack:
+            if isinstance(batches, TimedIterator):
+                batches.watch = watch
+                stack.callback(setattr, batches, "watch", None)
+            if phase:
+                stack.enter_context(watch.measure(phase))
+            yield
+
+    def _summarize(self, is_extrapolated: bool) -> Profile:
+        plan, steps = self._cohort.plan, max(1, self._steps[True])
+        per_step = {n: t / steps for n, t in self._stopwatch.seconds.items() if n not in AT_BOUNDARIES}
+        each = {n: t * plan.steps_per_epoch for n, t in per_step.items()}
+        each |= {n: self._stopwatch.seconds[n] / self._epochs for n in AT_BOUNDARIES}
+        total = sum(each.values()) or 1.0
+        phases = [
+            Phase(n, t, t / total, per_step.get(n))
+            for n, t in sorted(each.items(), key=lambda item: -item[1]) if t > 0
+        ]  # fmt: skip
+        plain = self._took[False] / max(1, self._steps[False])
+        speed = 1 / plain if plain else steps / max(self._took[True], 1e-9)
+        between = sum(each[name] for name in AT_BOUNDARIES)
+        slower = self._took[True] / steps * speed - 1 if self._steps[True] else 0.0
+        return Profile(
+            phases, "", plan.steps_per_epoch / speed + between, plan.steps_per_epoch, speed,
+            speed * self._here.built.order.batch_size, slower, self._steps[True], is_extrapolated, None,
+            type(self._learner).__name__, self._stopwatch.spans,
+        )  # fmt: skip
+
+    def _trace(self, speed: float, file: Path | None) -> float | None:
+        """Trace some steps; return the share of their time in which the GPU computes."""
+        cohort, tracing = self._cohort, self._tracing
+        left = cohort.plan.total - cohort.step
+        if tracing is None or not left or not (file is not None or tracing.sees_gpu):
+            if file is not None:
+                durable.write_file(file, json.dumps(_describe_spans(self._stopwatch.spans)))
+            return None
+        steps = max(1, min(left, int(TRACED * speed), cohort.plan.next(cohort.step, left).step - cohort.step))
+        steps = -(-steps // cohort.plan.grain) * cohort.plan.grain
+        self._stopwatch = Stopwatch(tracing.wait, tracing.mark)
+        boundary = cohort.plan.at(cohort.step + steps)
+        with tracing, self._time(LOOP):
+            trainer.train_to(cohort, boundary, self._watch, is_exact=False)
+        if file is not None:
+            tracing.write(file)
+        return min(1.0, tracing.busy() * speed / steps) if tracing.sees_gpu else None
+
+    def _add_advice(self, found: Profile) -> Profile:
+        here, config = self._here, self._here.config.run
+        facts = Facts(
+            {phase.name: phase.share for phase in found.phases},
+            1 / found.steps_per_second, found.busy, here.built.order.batch_size,
+            here.built.evaluation_batch_size, config.train.capture, type(here.built.train).__name__,
+            launches="launched steps" in {phase.name for phase in found.phases},
+        )  # fmt: skip
+        return replace(found, advice=advise(facts))
+
+
+def _describe_spans(spans: Sequence[Span]) -> dict[str, Any]:
+    """Return spans in the format of Chrome's trace viewer."""
+    begin = min((span.begin for span in spans), default=0.0)
+    events = [
+        {"name": s.phase, "ph": "X", "pid": 0, "tid": s.thread, "ts": 1e6 * (s.begin - begin),
+         "dur": 1e6 * (s.end - s.begin)}
+        for s in sorted(spans, key=lambda each: each.begin)
+    ]  # fmt: skip
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
