@@ -70,6 +70,8 @@ def test_a_run_is_left_alone(project):
     assert torch.equal(torch.get_rng_state(), state[1])
     assert np.random.get_state()[1].tolist() == state[2]
     names = {phase.name for phase in found.phases}
+    if "launched steps" in names:
+        names |= {"forward and loss", "backward", "optimizer"}
     assert {
         "forward and loss",
         "backward",
@@ -80,7 +82,8 @@ def test_a_run_is_left_alone(project):
         "waiting for data",
     } <= names
     assert sum(phase.share for phase in found.phases) == pytest.approx(1)
-    assert not found.is_extrapolated and found.measured > 0 and found.advice and found.busy is None
+    assert not found.is_extrapolated and found.measured > 0 and found.advice
+    assert (found.busy is None) == (not torch.cuda.is_available())
 
 
 @pytest.mark.parametrize(
@@ -110,8 +113,8 @@ def test_the_command(project, cli):
     assert answer.code == 0, answer.err
     assert "an epoch of" in answer.out and "trace.json" in answer.out
     events = json.loads((project.root / "trace.json").read_text())["traceEvents"]
-    assert any(event["name"] == "backward" for event in events)
-    assert any(str(event["name"]).startswith("aten::") for event in events)
+    assert any(event["name"] in ("backward", "launched steps") for event in events)
+    assert any(str(event["name"]).startswith("aten::") or event.get("cat") == "kernel" for event in events)
     answer = cli("profile", "runs/a", "--seconds", "0.5", "--json")
     found = json.loads(answer.out)
     assert found["phases"][0]["share"] > 0 and found["steps_per_second"] > 0

@@ -75,8 +75,8 @@ class Stopwatch:
             self._stack.append(here)
             try:
                 yield
-            finally:
                 self.wait()
+            finally:
                 self._stack.pop()
                 self._close(here, time.perf_counter())
 

@@ -69,8 +69,8 @@ class OperatorTrace:
         return torch.profiler.record_function(phase)
 
     def wait(self) -> None:
-        """Wait for the GPU."""
-        if self.sees_gpu:
+        """Wait for the GPU, but not while a graph is captured."""
+        if self.sees_gpu and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
 
     def busy(self) -> float:
