@@ -28,8 +28,10 @@ class Terms:
     """Whether it must be faster than its runs alone."""
     total: int | None = None
     """The step at which training ends, if it is known."""
+    is_brief: bool = False
+    """Whether it trains a few steps only, for which nothing is compiled."""
     compiled: str = ""
-    """The mode in which the steps before were compiled; empty if they were not."""
+    """The mode in which the steps before were compiled, or `off`; empty if there were none."""
 
 
 class NotFusable(Exception):

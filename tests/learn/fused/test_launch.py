@@ -364,3 +364,22 @@ def test_validation_is_that_of_single_batches(model, shared, short):
             assert [float(each) for each in value] == pytest.approx(
                 [float(each) for each in other[name]], rel=1e-4
             )
+
+
+@pytest.mark.parametrize("data", [source(), DatasetSource(Rows())], ids=["in memory", "row by row"])
+def test_all_slots_can_be_computed_before_they_are_filled(data, short):
+    """A launch may be timed when only the first slot has been filled; the others must have possible rows."""
+    learner, _ = train(group(data=data, shared=True), 9)
+    (program,) = [each for each in learner._launcher._programs.values() if each.slots.steps > 1]
+    layout, columns = program.slots.layout, program.slots._columns
+    slots = type(program.slots)(layout, 4, columns)
+    slots.gather(4)
+    for number in range(4):
+        batch, _, _ = layout.read(slots.tensors(number))
+        assert torch.isfinite(batch.inputs).all()
+        assert ((batch.target >= 0) & (batch.target < 5)).all()
+    copied = type(program)("each step", program._compute, [each.clone() for each in program._state], slots)
+    before = bits(learner)
+    copied.run(1)
+    for one, other in zip(before, bits(learner), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)

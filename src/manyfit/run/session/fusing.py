@@ -86,7 +86,7 @@ def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
             if not first:
                 return Fused(None, "alone: there are no rows")
             compiled = [here.last.values.get("compiled", "") for here in runs if here.last is not None]
-            terms = Terms(must_pay, runs[0].built.plan.total, next(filter(None, compiled), ""))
+            terms = Terms(must_pay, runs[0].built.plan.total, compiled=next(filter(None, compiled), ""))
             learner, measured = runs[0].built.kind.fuse(parts, first, terms)
     except NotFusable as error:
         if any(began):

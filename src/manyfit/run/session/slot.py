@@ -135,6 +135,7 @@ class TrainingSlot(ABC, Generic[Result]):
         Its objects are released: the tensors of runs that were trained together are one memory.
         """
         stack, self._stack = self._stack, ExitStack()
+        before = error.__traceback__ if error is not None else None
         try:
             with self.turn(), stack:
                 if error is not None:
@@ -143,6 +144,8 @@ class TrainingSlot(ABC, Generic[Result]):
         except KeyboardInterrupt:
             raise
         except BaseException as found:
+            if found is error:  # it may end other runs, too, which should not see these frames
+                found.__traceback__ = before
             return found
         finally:
             vars(self).pop("here", None)

@@ -195,7 +195,7 @@ class FusedLearner(GroupLearner):
                     run.update.thaw(begin + done)
                 self._find_trained()
         if self._launcher is not None:
-            self._launcher.finish(begin + steps)
+            self._launcher.finish()
         step.update.share()
         self._count(found, table.rates)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from manyfit.learn.torch.fused.dropout import make_keys
 from manyfit.learn.torch.fused.launch.compiling import NotCompiled
 from manyfit.learn.torch.fused.launch.feed import DeviceRows, RowFeed, count_alike, find_batch_size
 from manyfit.learn.torch.fused.launch.launched import Launched
-from manyfit.learn.torch.fused.launch.program import Program
+from manyfit.learn.torch.fused.launch.program import Program, release_workspaces
 from manyfit.learn.torch.fused.launch.slots import DeviceColumns, SlotLayout, Slots, flatten_batch
 from manyfit.learn.torch.fused.options import OptionTable
 from manyfit.learn.torch.fused.self_check import Checked, precision_of
@@ -32,6 +33,7 @@ from manyfit.learn.torch.launching import Launching
 
 log = logging.getLogger("manyfit")
 
+OFF: Final = "off"
 STEPS: Final = 32
 """The most steps of a launch."""
 MOST_BYTES: Final = 1 << 27
@@ -40,33 +42,6 @@ SAVED: Final = 0.35
 """The share of the time that compiled steps save, as far as one can expect it."""
 COMPILING, COMPILING_LEAF = 4.0, 0.4
 """Seconds that compiling takes, and for each parameter."""
-
-
-class LaunchTimer:
-    """How long steps take, and whether it pays to compile them."""
-
-    def __init__(self, total: int | None) -> None:
-        """`total` is the step at which training ends; None if nothing is compiled for its sake."""
-        self._total = total
-        self._began, self._steps = time.perf_counter(), 0
-        self.is_steady = True
-        """Whether the steps since the last pause were launched without preparing anything."""
-
-    def count(self, steps: int) -> None:
-        """Count steps that were launched since the last pause."""
-        if not self._steps:
-            self._began = time.perf_counter()
-        self._steps += steps
-
-    def pays_to_compile(self, step: int, leaves: int) -> bool:
-        """Return at a pause whether the steps that are left would save more time than compiling takes."""
-        steps, is_steady = self._steps - STEPS, self.is_steady  # the timer starts when the first are launched
-        self._steps, self.is_steady = 0, True
-        if self._total is None or not is_steady or steps < STEPS:
-            return False
-        left = (self._total - step) * (time.perf_counter() - self._began) / steps
-        self._total = None  # this is decided once
-        return left * SAVED > COMPILING + COMPILING_LEAF * leaves
 
 
 class Launcher:
@@ -90,13 +65,21 @@ class Launcher:
         self._feed: RowFeed | None = None
         self._programs: dict[tuple[object, ...], Program] = {}
         self._measuring: dict[int, Program] = {}
-        self._wanted = {"auto": terms.compiled, "off": ""}.get(options.compile, options.compile)
-        self._timer = LaunchTimer(terms.total if options.compile == "auto" and self._is_cuda else None)
+        if self._is_cuda:
+            weakref.finalize(self, release_workspaces).atexit = False
+        self._total = terms.total
+        self._wanted: str | None = options.compile
+        """The mode in which steps are compiled, or `off`; None if that is not decided yet."""
+        if options.compile == "auto":
+            known = terms.compiled or None
+            self._wanted = known if self._is_cuda and self._total is not None else known or OFF
+        if terms.is_brief:
+            self._wanted = OFF
 
     @property
     def compiled(self) -> str:
-        """The mode in which steps are compiled; empty if they are not."""
-        return self._wanted if any(each.is_compiled for each in self._programs.values()) else ""
+        """The mode in which steps are compiled, or `off`; empty if that is not decided yet."""
+        return self._wanted or ""
 
     def can_launch(self) -> bool:
         """Return whether the next step can be launched."""
@@ -116,15 +99,12 @@ class Launcher:
             alike = ahead[: count_alike(ahead)]
             count = self._launch(self._feed, alike, begin + done + trained, table, done + trained, found)
             ahead, trained = ahead[count:], trained + count
-        self._timer.count(trained)
         return trained
 
-    def finish(self, step: int) -> None:
-        """Wait for the device before a pause at a step."""
+    def finish(self) -> None:
+        """Wait for the device before a pause."""
         if self._is_cuda:
             torch.cuda.current_stream().synchronize()
-        if self._timer.pays_to_compile(step, len(self._step.leaves)):
-            self._wanted = "default"
 
     def measure(self, walk: Walk) -> Iterator[dict[str, Tensor]]:
         """Yield the per-row values of the rest of a walk by name, each of shape (steps, stack, rows)."""
@@ -160,10 +140,11 @@ class Launcher:
         if any(tuple(each) != own for each, own in zip(factors, names, strict=True)):
             count, factors = 1, [update.list_factors(field, table, number, 1) for field in fields]
         program.slots.fill(rows[:count], self._make_keys(program, step, count), factors)
-        if self._wanted and not program.is_compiled and program.slots.steps > 1:
-            self._compile(program)
-        if program.must_capture(count) or not program.has_run:
-            self._timer.is_steady = False
+        if program.slots.steps > 1 and not program.is_compiled:
+            if self._wanted is None:
+                self._wanted = self._decide(program, step)
+            if self._wanted != OFF:
+                self._compile(program, self._wanted)
         losses = program.run(count)
         self._step.count(moved, count)
         found.extend(losses, [find_batch_size(rows[0])] * count)
@@ -204,14 +185,26 @@ class Launcher:
         ]
         return np.array(each, dtype=np.int32).reshape(count, *shape)
 
-    def _compile(self, program: Program) -> None:
+    def _decide(self, program: Program, step: int) -> str:
+        """Return the mode in which steps are compiled if that pays, by the time of a launch on copies.
+
+        This is decided once, before the first launch: a run that resumes goes on as it was begun.
+        """
+        assert self._total is not None
+        seconds = program.time_copy()
+        if seconds is None:
+            return OFF
+        left = (self._total - step) * seconds * SAVED
+        return "default" if left > COMPILING + COMPILING_LEAF * len(self._step.leaves) else OFF
+
+    def _compile(self, program: Program, mode: str) -> None:
         kind = precision_of(self._step.base, self._step.leaves[self._step.trained[0]])
         began = time.perf_counter()
         try:
-            program.compile(self._wanted, kind)
+            program.compile(mode, kind)
         except (NotCompiled, torch.OutOfMemoryError) as error:
             log.warning("steps are not compiled: %s", str(error).partition("\n")[0])
-            self._wanted = ""
+            self._wanted = OFF
         else:
             log.info("compiled the steps in %.1f s", time.perf_counter() - began)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,21 @@ class Program:
         self._graphs.clear()
         self.has_run = False
 
+    def time_copy(self) -> float | None:
+        """Return the seconds of a slot, captured, on a copy of the state; None if it cannot be captured."""
+        try:
+            copied = Program(self._what, self._compute, [each.clone() for each in self._state], self.slots)
+            copied.run(1)
+            copied._capture(self.slots.steps)
+            torch.cuda.synchronize(self._device)
+            began = time.perf_counter()
+            copied.run(self.slots.steps)
+            torch.cuda.synchronize(self._device)
+        except Exception as error:  # capturing it in earnest will tell
+            log.debug("a launch could not be timed: %s", error)
+            return None
+        return (time.perf_counter() - began) / self.slots.steps
+
     def must_capture(self, count: int) -> bool:
         """Return whether the next `run` begins by capturing."""
         return self._captures and self.has_run and count not in self._graphs
@@ -95,7 +111,7 @@ class Program:
         graph, generator = torch.cuda.CUDAGraph(), cuda_generator(self._device)
         before = None if generator is None else generator.clone_state()
         gc.disable()  # if it deleted another graph meanwhile, capturing would fail
-        _release_workspaces()
+        release_workspaces()
         try:
             with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._compute_slots(count)
@@ -104,7 +120,7 @@ class Program:
                 generator.graphsafe_set_state(before)
             raise
         finally:
-            _release_workspaces()  # those of the graph stay in its own memory, and go with it
+            release_workspaces()  # those of the graph stay in its own memory, and go with it
             gc.enable()
         self._graphs[count] = graph
 
@@ -117,6 +133,6 @@ class Program:
         torch.cuda.empty_cache()
 
 
-def _release_workspaces() -> None:
+def release_workspaces() -> None:
     """Give back the workspaces of cuBLAS; the next operation that needs one makes another."""
     torch._C._cuda_clearCublasWorkspaces()

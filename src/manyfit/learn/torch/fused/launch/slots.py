@@ -108,7 +108,8 @@ class Slots:
         self._columns = columns
         batch, examples = layout.batch, flatten_batch(layout.batch)
         device = self.device
-        self._rows = [torch.empty((steps, *each.shape), dtype=each.dtype, device=device) for each in examples]
+        # Rows that a model can read, whatever it does with them: all slots are captured, and timed, at once.
+        self._rows = [each.expand(steps, *each.shape).contiguous() for each in examples]
         self._index: Tensor | None = None
         if columns is not None:
             shape = (steps, batch.rows) if batch.is_shared else (steps, len(columns.places), batch.rows)
