@@ -56,6 +56,7 @@ def command(study: Path, every: bool, form: str, traceback: bool, json_: bool) -
             ("trials", counts or "none"),
             ("trained", f"{facts['steps']:,} steps in {facts['seconds']:g} s"),
             *describe_repeated(facts),
+            *describe_planned(facts),
             *describe_fused(facts),
         ]
     )
@@ -88,6 +89,14 @@ def describe_repeated(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return a row of a table with the steps that were trained twice, if there are any."""
     count = facts["repeated_steps"]
     return [("repeated", f"{count:,} steps or more, lost with workers or a killed command")] if count else []
+
+
+def describe_planned(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a row of a table with the way in which the study is executed, if it was planned."""
+    from manyfit.study.drive.planner import Way
+
+    planned = facts["execution"]
+    return [("planned", Way(**planned["ways"][0]).describe())] if planned else []
 
 
 def describe_fused(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ def status(place: Path, read: Read | None = None) -> dict[str, Any]:
         "trials": {state: count for state, count in counts.items() if count},
         "steps": sum(trial.step for trial in trials),
         "repeated_steps": int(facts.get("repeated_steps") or 0),
+        "execution": facts.get("execution"),
         "trained": dict(Counter((facts.get("trained") or {}).values())),
         "seconds": round(float(facts.get("seconds") or 0.0), 1),
         "training": [_live(folder, t, facts) for t in trials if t.state == "running" and running],

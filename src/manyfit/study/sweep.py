@@ -36,6 +36,7 @@ from manyfit.study.drive.driver import Driver
 from manyfit.study.drive.hopping import Hopping
 from manyfit.study.drive.inbox import Inbox, number_of
 from manyfit.study.drive.keepers import Keepers
+from manyfit.study.drive.planner import Execution, apply_plan, plan_execution
 from manyfit.study.drive.reconcile import (
     check_base,
     check_pauses,
@@ -147,8 +148,13 @@ def run(
         found = plan_study(study, known)
     ready = {trial_name(id, study.base.run.seed): config for id, config in found.configs.items()}
     base, metric = str(write_base(study, folder)), study.objective.metric
-    mine, fuse = tuple(main_classes(study.base)), study.execute.fuse
-    work = Training(base, metric, allowed=tuple(allowed), ready=ready, carried=mine, fuse=fuse)
+    mine, shared = tuple(main_classes(study.base)), list[Any]()
+    planned = plan_execution(study, found, ledger, shared)
+    study = apply_plan(study, planned)
+    work = Training(
+        base, metric, allowed=tuple(allowed), ready=ready, shared=shared, carried=mine,
+        fuse=study.execute.fuse,
+    )  # fmt: skip
     found.configs.clear()
     discard_leftovers(folder.groups)
     engine = choose(study, work, watch, found.trials)
@@ -161,26 +167,40 @@ def run(
     inbox = Inbox(folder.inbox)
     stack.callback(inbox.close)
     driver = Driver(study, folder, ledger, engine, watch, inbox=inbox, signals=signals)
-    driver.dispatch.shards = int(ledger.get("shards") or 0)
     if has_keepers:
         driver.keepers = Keepers(study, folder, allowed, ready)
         ledger.set("travels", True)
-    if study.execute.hop:
-        check_hop(ledger.get("shards"))
-        measured = int(ledger.get("validation_shards") or 0)
-        driver.hopping = Hopping(study, folder, engine, driver.dispatch.shards, measured, driver.keepers)
+    prepare_hopping(driver)
     begin_study(driver, found, wish)
     if engine.keeps_folders:
         make_folder(folder.trials)
     shown: Display = Silent() if wish.quiet else choose_display(sys.stderr, study, ledger.points)
     stack.callback(shown.close)
     driver.shown = shown
+    say_plan(planned, shown)
     shown.say(f"{found.planned} points × {study.replicates}, {engine.slots} at once")
     driver.options = Options(select_points(ledger, wish.only), wish.fail_fast)
     driver.run()
     shown.close()
     conclude_study(driver)
     track(study, folder)
+
+
+def say_plan(planned: Execution | None, shown: Display) -> None:
+    """Show how the study is executed, if that was planned."""
+    for line in planned.describe() if planned is not None else ():
+        log.info("%s", line)
+        shown.say(line)
+
+
+def prepare_hopping(driver: Driver) -> None:
+    """Let the trials hop over the shards of the data, if they do."""
+    study, ledger = driver.study, driver.ledger
+    driver.dispatch.shards = shards = int(ledger.get("shards") or 0)
+    if study.execute.hop:
+        check_hop(ledger.get("shards"))
+        measured = int(ledger.get("validation_shards") or 0)
+        driver.hopping = Hopping(study, driver.folder, driver.executor, shards, measured, driver.keepers)
 
 
 def begin_study(driver: Driver, found: StudyPlan, wish: Wish) -> None:

@@ -8,5 +8,6 @@
 | `slot` | one run of several, from opening it to closing it |
 | `together` | train the runs of several slots, and go on with fewer after a failure |
 | `fusing` | which runs train in one pass |
+| `measuring` | how long steps take, alone and in one pass |
 | `finish` | export and evaluate the best checkpoint |
 """

@@ -10,6 +10,7 @@
 | `hopping` | trials that hop: where they are, and which visit comes next |
 | `reconcile` | at every start: bring the ledger in line with the study file and the run folders |
 | `rehearsal` | build one point of each structure before anything is trained |
+| `planner` | how a study is executed, if the config leaves it open |
 | `inbox`, `commands` | commands from users to a running study |
 | `display` | progress on the terminal |
 """

@@ -1,0 +1,171 @@
+"""Whether `execute: {on: auto, fuse: auto}` chooses a way that is nearly as fast as the best one.
+
+Each workload is trained in each way by `manyfit sweep`, from the start of the command to its end. The pick is right if
+its time is at most 1.2 times that of the fastest way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LIMIT = 1.2
+CODE = """
+import numpy as np
+import torch
+from torch import nn
+from manyfit.data import ArraySource
+
+class Made:
+    def __init__(self, batch_size: int = 32, rows: int = 2000, shape: list[int] = (64,)):
+        self.batch_size, self.rows, self.shape = batch_size, rows, tuple(shape)
+
+    def source(self, split):
+        seed = {"train": 0, "validation": 1}.get(split)
+        if seed is None:
+            return None
+        made, rows = np.random.default_rng(seed), self.rows if split == "train" else 400
+        target = made.integers(0, 10, rows)
+        inputs = made.standard_normal((rows, *self.shape), dtype=np.float32)
+        inputs.reshape(rows, -1)[np.arange(rows), target] += 2
+        return ArraySource(inputs, target)
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = 64, layers: int = 1, inputs: int = 64):
+        super().__init__()
+        sizes = [inputs, *[width] * layers]
+        hidden = [part for a, b in zip(sizes, sizes[1:]) for part in (nn.Linear(a, b), nn.ReLU())]
+        self.layers = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(sizes[-1], 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+class Conv(nn.Module):
+    def __init__(self, channels: int = 6, norm: bool = False):
+        super().__init__()
+        between = [nn.BatchNorm2d(channels)] if norm else []
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, channels, 5), *between, nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(channels, 16, 5), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+class Recurrent(nn.Module):
+    def __init__(self, width: int = 32):
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(8, width, batch_first=True), nn.Linear(width, 10)
+
+    def forward(self, x):
+        return self.last(self.lstm(x)[0][:, -1])
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 64):
+        super().__init__()
+        self.embed = nn.Linear(28, width)
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, batch_first=True)] * 1)
+        self.last = nn.Linear(width, 10)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x.mean(1))
+"""
+WORKLOADS = {
+    # name: model, data, epochs, trials
+    "logistic regression": ("{class: models.Mlp, layers: 0}", "rows: 2000", 10, 32),
+    "small MLP, few trials": ("{class: models.Mlp}", "rows: 2000", 10, 4),
+    "small MLP, short": ("{class: models.Mlp}", "rows: 1000", 2, 16),
+    "small MLP, long": ("{class: models.Mlp}", "rows: 2000", 20, 32),
+    "deep MLP": ("{class: models.Mlp, width: 64, layers: 6}", "rows: 2000", 10, 16),
+    "wide MLP": ("{class: models.Mlp, width: 1024, layers: 2}", "rows: 2000, batch_size: 64", 4, 12),
+    "small convolution": ("{class: models.Conv}", "rows: 2000, shape: [1, 28, 28]", 5, 12),
+    "convolution, large batches": (
+        "{class: models.Conv, norm: true}",
+        "rows: 4000, shape: [1, 28, 28], batch_size: 128",
+        4,
+        12,
+    ),
+    "LSTM": ("{class: models.Recurrent}", "rows: 2000, shape: [12, 8]", 5, 12),
+    "attention": ("{class: models.Attention}", "rows: 1000, shape: [28, 28]", 3, 12),
+}
+WAYS = {
+    "serial": "{on: inline}",
+    "fused": "{on: inline, fuse: 64}",
+    "processes": "{on: processes}",
+    "fused in processes": "{on: processes, fuse: 64}",
+    "auto": "{on: auto, fuse: auto}",
+}
+
+
+def measure(root: Path, workload: str, way: str, scale: float) -> float:
+    """Run a study; return its seconds, from the start of the command to its end."""
+    model, data, epochs, trials = WORKLOADS[workload]
+    shutil.rmtree(root / "studies", ignore_errors=True)
+    (root / "studies/s").mkdir(parents=True)
+    (root / "runs/base").mkdir(parents=True, exist_ok=True)
+    (root / "runs/base/config.yaml").write_text(
+        f"seed: 7\ndata: {{class: models.Made, {data}}}\nmodel: {model}\n"
+        f"train: {{epochs: {max(1, round(epochs * scale))}, loss: cross_entropy, metrics: [accuracy], "
+        "optimizer: {class: adam, lr: 1e-3}}\n"
+    )
+    rates = [1e-4 * 100 ** (i / trials) for i in range(trials)]
+    (root / "studies/s/study.yaml").write_text(
+        "base: ../../runs/base/config.yaml\nobjective: {metric: val_loss, mode: min}\nsearch: {method: grid}\n"
+        f"space: {{train.optimizer.lr: {rates}}}\nexecute: {WAYS[way]}\n"
+    )
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "manyfit", "sweep", "studies/s"], cwd=root, capture_output=True, text=True
+    )
+    took = time.perf_counter() - began
+    assert done.returncode == 0, done.stderr[-2000:]
+    if way == "auto":
+        lines = done.stderr.splitlines()
+        begin = next((i for i, line in enumerate(lines) if line.startswith("planned")), None)
+        print(
+            "\n".join(f"    {line}" for line in lines[begin : begin + 7])
+            if begin is not None
+            else "    no plan"
+        )
+    return took
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--workloads", default=",".join(range_names()))
+    arguments.add_argument("--repeats", type=int, default=1)
+    arguments.add_argument("--scale", type=float, default=1.0, help="of the epochs")
+    given = arguments.parse_args()
+    right, names = 0, [list(WORKLOADS)[int(number)] for number in given.workloads.split(",")]
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        (root / "src").mkdir()
+        (root / "src/models.py").write_text(CODE)
+        for name in names:
+            took = {
+                way: min(measure(root, name, way, given.scale) for _ in range(given.repeats)) for way in WAYS
+            }
+            best = min(took, key=lambda way: took[way])
+            ratio = took["auto"] / took[best]
+            right += ratio <= LIMIT
+            shown = ", ".join(f"{way} {seconds:.1f}" for way, seconds in took.items())
+            print(f"{name}: {shown} s; auto / best = {ratio:.2f}", flush=True)
+    print(f"{right} of {len(names)} picks are within {LIMIT} of the best way (2 cores: {os.cpu_count()})")
+    return 0
+
+
+def range_names() -> list[str]:
+    """Return the numbers of all workloads."""
+    return [str(number) for number in range(len(WORKLOADS))]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

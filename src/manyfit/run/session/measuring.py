@@ -1,0 +1,177 @@
+"""How long steps take: of one run, and of several in one pass, on runs that are discarded afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from manyfit.config import Config
+from manyfit.core.errors import classify_error
+from manyfit.data.randomness import own_randomness
+from manyfit.data.walk import walk_together
+from manyfit.learn.fusing import NotFusable, Refusal, Terms
+from manyfit.learn.group import Part
+from manyfit.learn.learner import Learner
+from manyfit.learn.metrics_by_run import fetch_all
+from manyfit.run.build.builder import Built, build, round_products, threads
+from manyfit.run.build.shared_data import SharedData
+from manyfit.run.session.fusing import COMPARED, find_built_key, release_memory
+
+LONG: Final = 0.04
+"""Seconds of steps that are timed at once."""
+TIMED: Final = 3
+"""How many stretches of steps are timed."""
+GROWTH: Final = 4
+"""By what each group has more runs than the one before."""
+WORSE: Final = 1.25
+"""How much slower per run a group may be than the best one before larger ones are not measured."""
+SHARE: Final = 0.5
+"""The share of the free memory that the runs of a group may take."""
+COPIES: Final = 4
+"""How many times the memory of a state a run takes: also gradients, and states being written."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long a step of some runs takes."""
+
+    runs: int
+    seconds: float
+    """Of all runs together."""
+
+    @property
+    def per_run(self) -> float:
+        """Seconds for one of the runs."""
+        return self.seconds / self.runs
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured."""
+
+    steps: int
+    """Steps of a run."""
+    build: float
+    """Seconds to build a run whose data is in memory."""
+    alone: float
+    """Seconds of a step of one run."""
+    together: Sequence[StepTime]
+    """Of runs in one pass."""
+    end: str
+    """Why no larger groups were measured."""
+
+
+def measure_steps(
+    configs: Sequence[Config], shared: SharedData, budget: Callable[[float], float]
+) -> Measured:
+    """Measure steps of one run and of growing groups.
+
+    `budget` returns how many seconds this may take, given the seconds that training one run takes.
+    """
+    train = configs[0].run.train
+    with ExitStack() as stack:
+        stack.enter_context(own_randomness())
+        stack.enter_context(threads(train.threads))
+        stack.enter_context(round_products(train.precision))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.callback(release_memory)
+        first = build(configs[0], warm=True, shared=shared)
+        began = time.perf_counter()
+        runs = [build(configs[0], warm=True, shared=shared)]
+        building = time.perf_counter() - began
+        steps = first.plan.total
+        if first.learner.grain != 1 or first.learner.reads_data:
+            return Measured(steps, building, float("inf"), [], "the model trains whole epochs itself")
+        alone = _time_alone(first)
+        until = began + budget(steps * alone)
+        found = list[StepTime]()
+        for count in _grow(len(configs)):
+            if reason := _refuse(runs, count, alone, found, until):
+                return Measured(steps, building, alone, found, reason)
+            runs += [build(config, warm=True, shared=shared) for config in configs[len(runs) : count]]
+            try:
+                found.append(StepTime(count, _time_together(runs)))
+            except NotFusable as error:
+                return Measured(steps, building, alone, found, str(error))
+            except Exception as error:
+                if classify_error(error) != "out of memory":
+                    raise
+                return Measured(steps, building, alone, found, f"memory ran out for {count} runs")
+            # Their tensors are one memory now, which must not be in use when more are stacked.
+            runs = [build(config, warm=True, shared=shared) for config in configs[:1]]
+        return Measured(steps, building, alone, found, "")
+
+
+def _grow(most: int) -> Iterator[int]:
+    """Yield the sizes of groups, up to all runs."""
+    count = GROWTH
+    while count < most:
+        yield count
+        count *= GROWTH
+    if most > 1:
+        yield most
+
+
+def _refuse(runs: Sequence[Built], count: int, alone: float, found: Sequence[StepTime], until: float) -> str:
+    """Return why a group of this size is not measured; empty if it is."""
+    key = find_built_key(runs[0])
+    if isinstance(key, Refusal):
+        return key.reason
+    if len(found) > 1 and found[-1].per_run > WORSE * min(each.per_run for each in found):
+        return "larger groups were slower"
+    if found and count * (3 * alone + 5 * found[-1].per_run) > until - time.perf_counter():
+        return f"measuring {count} runs would take longer than it may save"
+    tensors = [tensor for state in runs[0].learner.state() for tensor in state.tensors.values()]
+    devices = {tensor.device for tensor in tensors}
+    size = sum(tensor.nbytes for tensor in tensors) * COPIES * count
+    if any(size > SHARE * _find_free_memory(device) for device in devices):
+        return f"{count} runs may not fit into memory"
+    return ""
+
+
+def _find_free_memory(device: Any) -> float:
+    import torch
+
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _time_alone(built: Built) -> float:
+    learner, source = built.learner, built.train
+    if not built.kind.launches(learner):
+        return _time_steps(learner, source.batches(built.order), built.plan.total)
+    try:
+        return _time_together([built])
+    except NotFusable:
+        return _time_steps(learner, source.batches(built.order), built.plan.total)
+
+
+def _time_together(runs: Sequence[Built]) -> float:
+    sources, orders = [each.train for each in runs], [each.order for each in runs]
+    first: list[Any] = list(itertools.islice(walk_together(sources, orders), COMPARED))
+    learner, _ = runs[0].kind.fuse([Part(each.learner) for each in runs], first, Terms(is_brief=True))
+    return _time_steps(learner, walk_together(sources, orders), runs[0].plan.total)
+
+
+def _time_steps(learner: Learner, batches: Iterator[Any], most: int) -> float:
+    """Return the seconds of a step: the fastest of some stretches, after the first steps."""
+    count, done, best, timed, took = 1, 0, float("inf"), 0, 0.0
+    while timed < TIMED and done + count <= most:
+        began = time.perf_counter()
+        learner.train(batches, count)
+        fetch_all(learner.take())  # which waits for the device
+        took = time.perf_counter() - began
+        done += count
+        if took < LONG and done + 2 * count <= most:
+            count *= 2  # these were too few, and among the first, in which memory is allocated
+            continue
+        best, timed = min(best, took / count), timed + 1
+    return best if timed else took / count

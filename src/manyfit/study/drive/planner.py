@@ -1,0 +1,231 @@
+"""The choice of how a study is executed, if the config leaves it open: measured, explained, and recorded.
+
+With `execute: {on: auto, fuse: auto}`, steps of runs alone and of growing groups are measured in this
+process, on runs that are discarded; the way that is predicted to end first is chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from manyfit.config import Config
+from manyfit.config.study.study import StudyConfig
+from manyfit.core.errors import Interrupted
+from manyfit.study.executors.choose import choose_gpus, worker_places
+from manyfit.study.ledger.ledger import Ledger
+from manyfit.study.search.plan import StudyPlan
+from manyfit.study.search.sampling import is_blind
+from manyfit.study.work.failures import failure_of
+from manyfit.study.work.groups import MOST, structure_of
+from manyfit.study.work.points import Candidate, trial_config
+
+if TYPE_CHECKING:
+    from manyfit.run.session.measuring import Measured
+
+log = logging.getLogger("manyfit")
+
+AUTO: Final = "manyfit.executors.auto"
+EXECUTION: Final = "execution"
+"""Where the ledger keeps the choice."""
+MEASURING: Final = "measuring"
+"""What the ledger has while steps are measured."""
+LEAST: Final = 2.0
+SHARE: Final = 0.02
+"""Seconds that measuring may take, or the share of the estimated time of the study if that is more."""
+START: Final = 2.5
+"""Seconds until worker processes train, besides building data and models again."""
+CROWDED: Final = 1.15
+"""How much slower steps are while others are computed on the other cores."""
+MOST_STRUCTURES: Final = 3
+"""How many structures are measured: those with the most trials."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to execute a study."""
+
+    workers: int
+    """1: in this process."""
+    fuse: int
+    """The most runs in one pass; 1: none."""
+    seconds: float
+    """Predicted, of the whole study."""
+
+    def describe(self) -> str:
+        """Describe it in a few words."""
+        where = "in this process" if self.workers == 1 else f"in {self.workers} processes"
+        return f"{where}, {'one run at a time' if self.fuse == 1 else f'up to {self.fuse} runs in one pass'}"
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The chosen way, and what it was chosen from."""
+
+    workers: int
+    fuse: Literal["off", "auto"] | int
+    ways: Sequence[Way]
+    """The fastest first."""
+    measured: Sequence[str]
+    """What was measured, line by line."""
+
+    def describe(self) -> list[str]:
+        """Return a table of the ways, and what was measured."""
+        lines = [f"{each.seconds:9.3g} s  {each.describe()}" for each in self.ways]
+        return ["planned, by steps that were measured:", *lines, *self.measured]
+
+
+def plan_execution(
+    study: StudyConfig, found: StudyPlan, ledger: Ledger, shared: list[Any]
+) -> Execution | None:
+    """Return how a study is executed, if that is left open: measured now, or as it was begun.
+
+    None if there is nothing to choose, or nothing can be measured; groups then decide for themselves. The
+    data that was built is added to `shared`.
+    """
+    if not is_open(study):
+        return None
+    places = len(worker_places(study))
+    known = ledger.get(EXECUTION)
+    content = [places, sorted(study.space.keys), found.trials, study.base.run.train.epochs]
+    if known is not None and known["content"] == content:
+        return Execution(
+            known["workers"], known["fuse"], [Way(**each) for each in known["ways"]], known["measured"]
+        )
+    if ledger.get(MEASURING):  # the process has ended meanwhile
+        log.warning(
+            "the process has ended before while steps were measured, so this time they are not: groups "
+            "decide for themselves"
+        )
+        return None
+    ledger.set(MEASURING, True)
+    chosen = _choose(study, found, places, shared)
+    ledger.set(MEASURING, False)
+    if chosen is not None:
+        ledger.set(EXECUTION, {"content": content, **asdict(chosen)})
+    return chosen
+
+
+def is_open(study: StudyConfig) -> bool:
+    """Return whether it is left open how a study is executed, and can be measured in this process."""
+    execute = study.execute
+    is_auto = execute.on is None or execute.on.path == AUTO
+    if not is_auto or execute.fuse != "auto" or execute.hop or not is_blind(study):
+        return False
+    if study.search.folds is not None:  # each fold has other rows
+        return False
+    return len(set(choose_gpus(study))) <= 1
+
+
+def apply_plan(study: StudyConfig, chosen: Execution | None) -> StudyConfig:
+    """Return a study that is executed as planned."""
+    if chosen is None:
+        return study
+    return replace(study, execute=replace(study.execute, workers=chosen.workers, fuse=chosen.fuse))
+
+
+def _choose(study: StudyConfig, found: StudyPlan, places: int, shared: list[Any]) -> Execution | None:
+    from manyfit.run.build.shared_data import SharedData
+    from manyfit.run.session.measuring import Measured, measure_steps
+
+    shared.append(SharedData())
+    alike = [list(each) for _, each in _divide_points(found.candidates)]
+    alike.sort(key=len, reverse=True)
+    known = list[tuple[int, Measured]]()
+    part = LEAST / min(len(alike), MOST_STRUCTURES)
+    for points in alike[:MOST_STRUCTURES]:
+        configs = _list_configs(study, found.configs, points)
+        trials = len(points) * len(study.seeds)
+
+        def budget(seconds: float, trials: int = trials) -> float:
+            return max(part, SHARE * seconds * trials / places)
+
+        try:
+            known.append((trials, measure_steps(configs, shared[0], budget)))
+        except (KeyboardInterrupt, Interrupted):
+            raise
+        except Exception as error:  # the rehearsal reports it, or the trial
+            log.info("steps could not be measured: %s", failure_of(error).message)
+            return None
+    rest = found.trials - sum(trials for trials, _ in known)
+    ways = compare_ways(known, rest, [places] if study.execute.workers else sorted({1, places}))
+    if not ways:
+        return None
+    best = ways[0]
+    lines = [line for trials, each in known for line in describe_measured(trials, each)]
+    fuse: Literal["off", "auto"] | int = best.fuse if best.fuse > 1 else "off"
+    if rest or len({_limit_size(each, best.fuse) > 1 for _, each in known}) > 1:
+        fuse = "auto"  # groups of each structure decide for themselves
+    return Execution(best.workers, fuse, ways, lines)
+
+
+def _divide_points(points: Sequence[Candidate]) -> Any:
+    key = structure_of
+    ordered = sorted(points, key=lambda each: repr(key(each.values)))
+    return itertools.groupby(ordered, key=lambda each: key(each.values))
+
+
+def _list_configs(
+    study: StudyConfig, configs: Mapping[str, Config], points: Sequence[Candidate]
+) -> list[Config]:
+    """Return the configs of the first trials of some points."""
+    pairs = itertools.product(study.seeds, points)
+    found = []
+    for seed, point in itertools.islice(pairs, MOST):
+        config = configs.get(point.id) if seed == study.base.run.seed else None
+        found.append(config or trial_config(study.base, point.values, seed, {}))
+    return found
+
+
+def compare_ways(known: Sequence[tuple[int, Measured]], rest: int, counts: Sequence[int]) -> list[Way]:
+    """Return all ways that were measured, the fastest first; `known` has the trials of each structure.
+
+    The `rest` of the trials are taken to be like those that were measured; `counts` are numbers of workers.
+    """
+    if not known or any(each.alone == float("inf") for _, each in known):
+        return []
+    sizes = sorted({1, *(step.runs for _, each in known for step in each.together)})
+    scale = 1 + rest / sum(trials for trials, _ in known)
+    ways = []
+    for workers in counts:
+        share = max(-(-trials // workers) for trials, _ in known)
+        for size in sorted({min(size, share) for size in sizes}):
+            seconds = sum(_predict(trials, each, workers, size) for trials, each in known) * scale
+            slower = CROWDED if workers > 1 else 1.0
+            ways.append(Way(workers, size, seconds * slower + (START if workers > 1 else 0.0)))
+    return sorted(ways, key=lambda each: (each.seconds, each.workers, each.fuse))
+
+
+def _predict(trials: int, measured: Measured, workers: int, size: int) -> float:
+    """Return the seconds of the trials of a structure in groups of at most some size."""
+    share = -(-trials // workers)
+    size = _limit_size(measured, min(size, share))
+    groups, left = divmod(share, size)
+    steps = groups * _interpolate(measured, size) + (_interpolate(measured, left) if left else 0.0)
+    return measured.build * share + measured.steps * steps
+
+
+def _limit_size(measured: Measured, most: int) -> int:
+    """Return the size of the groups in which runs train, of at most some size; 1 if that is not faster."""
+    size = min(most, max((each.runs for each in measured.together), default=1))
+    return size if _interpolate(measured, size) < size * measured.alone else 1
+
+
+def _interpolate(measured: Measured, runs: int) -> float:
+    """Return the seconds of a step of some runs in one pass, between those that were measured."""
+    known = [(1, measured.alone), *((each.runs, each.seconds) for each in measured.together)]
+    sizes, seconds = zip(*known, strict=True)
+    return float(np.interp(runs, sizes, seconds))
+
+
+def describe_measured(trials: int, measured: Measured) -> list[str]:
+    """Return what was measured, on one line."""
+    parts = [f"alone {1e3 * measured.alone:.3g}"]
+    parts += [f"{each.runs} in one pass {1e3 * each.per_run:.3g}" for each in measured.together]
+    end = f"; {measured.end}" if measured.end else ""
+    return [f"ms of a step and run ({trials} trials): {', '.join(parts)}{end}"]

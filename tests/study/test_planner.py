@@ -1,0 +1,188 @@
+"""Studies that leave it open how they are executed."""
+
+import json
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.study.test_fusing import GRID, check_tables
+
+from manyfit.config import load_config
+from manyfit.core.errors import ManyfitError
+from manyfit.run.build.shared_data import SharedData
+from manyfit.run.session import measuring
+from manyfit.run.session.measuring import Measured, StepTime, measure_steps
+from manyfit.study.drive.planner import Way, compare_ways, describe_measured
+from manyfit.study.status import status
+
+OPEN = {"on": "auto", "fuse": "auto"}
+TIMES = st.floats(1e-4, 1.0)
+
+
+@st.composite
+def measurements(draw):
+    sizes = sorted(draw(st.sets(st.integers(2, 64), max_size=4)))
+    seconds = sorted(draw(st.lists(TIMES, min_size=len(sizes), max_size=len(sizes))))
+    together = [StepTime(*pair) for pair in zip(sizes, seconds, strict=True)]
+    return Measured(draw(st.integers(1, 10_000)), draw(st.floats(0, 0.1)), draw(TIMES), together, "")
+
+
+@given(known=st.lists(st.tuples(st.integers(1, 300), measurements()), min_size=1, max_size=3),
+       rest=st.integers(0, 50), counts=st.sampled_from([[1], [1, 2], [4]]))  # fmt: skip
+def test_the_first_way_is_the_fastest(known, rest, counts):
+    ways = compare_ways(known, rest, counts)
+    assert ways == sorted(ways, key=lambda way: way.seconds)
+    assert {way.workers for way in ways} == set(counts)
+    share = {count: max(-(-trials // count) for trials, _ in known) for count in counts}
+    assert all(1 <= way.fuse <= share[way.workers] for way in ways)
+    assert len({(way.workers, way.fuse) for way in ways}) == len(ways)
+    # A group that is slower than its runs alone is never formed, so larger limits cost nothing.
+    for count in counts:
+        alone = next(way for way in ways if way.workers == count and way.fuse == 1)
+        assert min(way.seconds for way in ways if way.workers == count) <= alone.seconds
+
+
+@pytest.mark.parametrize(
+    ("measured", "trials", "expected"),
+    [
+        (Measured(10_000, 0.01, 1e-3, [StepTime(8, 3.8e-3), StepTime(16, 4e-3)], ""), 16, (1, 16)),
+        (Measured(10_000, 0.01, 10e-3, [StepTime(4, 60e-3)], ""), 16, (2, 1)),
+        (Measured(10, 0.01, 10e-3, [StepTime(4, 60e-3)], ""), 8, (1, 1)),
+        (Measured(100_000, 0.01, 1e-3, [StepTime(4, 2e-3), StepTime(16, 7.9e-3)], ""), 64, (2, 16)),
+    ],
+    ids=["small models fuse", "large ones do not", "a short study starts no processes", "both"],
+)
+def test_ways(measured, trials, expected):
+    best = compare_ways([(trials, measured)], 0, [1, 2])[0]
+    assert (best.workers, best.fuse) == expected
+
+
+def test_what_cannot_be_measured_has_no_ways():
+    assert compare_ways([(3, Measured(1, 0.0, float("inf"), [], "whole epochs"))], 0, [1, 2]) == []
+    assert compare_ways([], 3, [1, 2]) == []
+
+
+def test_steps_are_measured_without_a_trace(project):
+    """Neither random numbers nor settings of torch change, and what is measured is described."""
+    config = load_config(project.changed())
+    before = torch.get_rng_state(), torch.get_num_threads()
+    found = measure_steps([config] * 8, SharedData(), lambda seconds: 60.0)
+    assert torch.equal(before[0], torch.get_rng_state()) and torch.get_num_threads() == before[1]
+    assert found.alone > 0 and [each.runs for each in found.together] == [4, 8] and not found.end
+    assert found.together[1].per_run < found.alone
+    (line,) = describe_measured(8, found)
+    assert "8 in one pass" in line
+    stopped = measure_steps([config] * 64, SharedData(), lambda seconds: 0.0)
+    assert [each.runs for each in stopped.together] == [4] and "longer" in stopped.end
+
+
+def test_memory_limits_what_is_measured(project, monkeypatch):
+    config = load_config(project.changed())
+    monkeypatch.setattr(measuring, "_find_free_memory", lambda device: 1e5)
+    found = measure_steps([config] * 64, SharedData(), lambda seconds: 60.0)
+    assert "may not fit into memory" in found.end and len(found.together) < 3
+
+    def fill(runs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(measuring, "_time_together", fill)
+    found = measure_steps([config] * 4, SharedData(), lambda seconds: 60.0)
+    assert found.end or not found.together
+
+
+def test_a_planned_study(lab, caplog):
+    search = {"method": "grid", "seeds": 1}
+    lab.write(space=GRID, search=search, set={"train.epochs": 3})
+    lab.sweep()
+    alone = lab.table()
+    lab.clear()
+    lab.write(space=GRID, search=search, set={"train.epochs": 3}, execute=OPEN)
+    with caplog.at_level(logging.INFO, "manyfit"):
+        lab.sweep()
+    check_tables(alone, lab.table())
+    planned = status(lab.folder)["execution"]
+    ways = [Way(**each) for each in planned["ways"]]
+    assert planned["workers"] == ways[0].workers and ways[0].seconds == min(way.seconds for way in ways)
+    assert "planned, by steps that were measured" in caplog.text and "alone" in planned["measured"][0]
+    trained = status(lab.folder)["trained"]
+    assert trained.get("in one pass", 0) == (8 if ways[0].fuse == 8 else trained.get("in one pass", 0))
+
+
+def test_a_study_resumes_as_it_was_planned(lab, monkeypatch):
+    lab.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 2}, execute=OPEN)
+    lab.sweep()
+    before = status(lab.folder)["execution"]
+
+    def refuse(*given):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measuring, "measure_steps", refuse)
+    lab.sweep()
+    assert status(lab.folder)["execution"] == before
+
+
+def test_a_process_that_ended_while_measuring(lab, monkeypatch, caplog):
+    """It may end again, so it is not measured a second time."""
+    lab.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 1}, execute=OPEN)
+
+    def die(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring, "measure_steps", die)
+        with pytest.raises(KeyboardInterrupt):
+            lab.sweep()
+    lab.sweep()
+    assert "the process has ended before while steps were measured" in caplog.text
+    assert status(lab.folder)["execution"] is None and status(lab.folder)["state"] == "finished"
+
+
+def test_an_error_of_the_model_is_reported_once(lab, cli):
+    lab.project.write("src/broken.py", """
+        from models import MLP
+
+        class Broken(MLP):
+            def forward(self, images):
+                raise RuntimeError("no forward today")
+    """)  # fmt: skip
+    lab.write(
+        space=GRID, search={"method": "grid", "seeds": 1}, set={"model.class": "broken.Broken"}, execute=OPEN
+    )
+    with pytest.raises(ManyfitError, match="no forward today"):
+        lab.sweep()
+
+
+LSTM = """
+    from torch import nn
+
+    class Recurrent(nn.Module):
+        def __init__(self, hidden: int = 8):
+            super().__init__()
+            self.lstm, self.last = nn.LSTM(8, hidden, batch_first=True), nn.Linear(hidden, 10)
+
+        def forward(self, images):
+            return self.last(self.lstm(images.view(-1, 8, 8))[0][:, -1])
+"""
+
+
+def test_models_that_cannot_be_fused_are_planned_too(lab, cli):
+    lab.project.write("src/recurrent.py", LSTM)
+    lab.write(space=GRID, search={"method": "grid", "seeds": 1},
+              set={"model.class": "recurrent.Recurrent", "train.epochs": 1}, execute=OPEN)  # fmt: skip
+    lab.sweep()
+    planned = status(lab.folder)["execution"]
+    assert planned["fuse"] == "off" and all(way["fuse"] == 1 for way in planned["ways"])
+    answer = cli("status", lab.folder)
+    assert "one run at a time" in answer.out and answer.code == 0
+    assert json.loads(cli("status", lab.folder, "--json").out)["execution"]["measured"]
+
+
+@pytest.mark.parametrize(
+    "execute", [{"on": "inline", "fuse": "auto"}, {"on": "auto", "fuse": 4}, {"on": "auto"}]
+)
+def test_what_is_decided_is_not_planned(lab, execute):
+    lab.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 1}, execute=execute)
+    lab.sweep()
+    assert status(lab.folder)["execution"] is None
