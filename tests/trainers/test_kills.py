@@ -170,7 +170,7 @@ class Paused(Full):
     """What it learns depends on how often it is logged: it looks at sums that a log empties."""
 
     def train_step(self, batch):
-        self.alpha = 0.01 * len(self._bench.learner._sums._recent)
+        self.alpha = 0.01 * len(self._bench.learner.sums._recent)
         return super().train_step(batch)
 '''
 
@@ -180,5 +180,5 @@ def test_a_trainer_that_depends_on_its_pauses_is_found(project):
     project.write("src/paused.py", PAUSES)
     project.config({**TREE, "trainer": {"class": "paused.Paused"}})
     found = next(check_resume(project.run))
-    assert found.name == "logged and stored at other steps"
+    assert found.name == "logged and stored at other steps", found
     assert not found.ok, found
