@@ -10,7 +10,7 @@ import pytest
 import manyfit
 from manyfit import load_config
 from manyfit.run.build.builder import build
-from manyfit.run.build.shared_data import MOST, SharedData
+from manyfit.run.build.shared_data import MOST, SEEDS, SharedData
 
 COUNTED = '''
 import os
@@ -148,6 +148,15 @@ def test_data_is_that_of_its_seed_and_equal_data_is_kept_once(data, cls, builds,
     assert len({id(one.train) for one in found}) == copies
     for one, seed in zip(found, (1, 2, 1), strict=True):
         assert one.fingerprints() == build(data(cls, seed=seed)).fingerprints()
+
+
+@pytest.mark.parametrize(("cls", "builds"), [("Plain", SEEDS), ("Forked", 6), ("Drawing", 6)])
+def test_data_that_was_the_same_for_three_seeds_is_shared_with_others(data, cls, builds):
+    shared = SharedData()
+    found = [build(data(cls, seed=seed), shared=shared).fingerprints() for seed in range(6)]
+    assert data.built.count("build") == builds
+    for seed, each in enumerate(found):
+        assert each == build(data(cls, seed=seed)).fingerprints()
 
 
 @pytest.mark.parametrize("cls", ["Marking", "Exporting"])

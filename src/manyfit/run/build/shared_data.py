@@ -4,8 +4,8 @@ Only studies share data, since nothing changes between their trials. Between two
 a file may have changed, so the data is read again.
 
 A data set is built by user code, which may have side effects. It is shared only if its rows are plain arrays
-and building it has changed neither the process nor its module and class. The seed is part of the key, since
-a data set may depend on it in hidden ways.
+and building it has changed neither the process nor its module and class. A data set may depend on the
+seed in hidden ways, so it is built again for each seed, until three seeds have given the same rows.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from manyfit.run.loop.process_state import ProcessState
 
 MOST: Final = 2
 """The number of data sets kept: a search over their parameters creates many, which may be large."""
+SEEDS: Final = 3
+"""With how many seeds a data set must have had the same rows to be shared with other seeds."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +82,21 @@ class SharedData:
     """The data sets built in this process, by the data section of their configs."""
 
     def __init__(self) -> None:
-        self._found: dict[str, BuiltData] = {}
+        self._found: dict[tuple[str, int], BuiltData] = {}
+        """By what describes the data, and the seed."""
         self._refused: set[str] = set()
         """Classes whose construction had side effects."""
 
     def get(self, config: Config) -> BuiltData | None:
         """Return the data set of an earlier config that describes the same data, if there is one."""
-        key = data_key(config)
-        found = self._found.pop(key, None)
-        if found is not None:
-            self._found[key] = found  # most recently used last
+        described, seed = describe_data(config), config.run.seed
+        found = self._found.pop((described, seed), None)
+        if found is None:
+            others = [each for (text, _), each in self._found.items() if text == described]
+            if len(others) < SEEDS or any(each is not others[0] for each in others):
+                return None
+            return others[0]
+        self._found[described, seed] = found  # most recently used last
         return found
 
     def put(self, config: Config, found: BuiltData, was_left_alone: bool) -> BuiltData:
@@ -97,22 +104,24 @@ class SharedData:
         path = config.run.data.path
         if not was_left_alone:
             self._refused.add(path)
-            self._found = {key: each for key, each in self._found.items() if not key.startswith(f"{path} ")}
+            self._found = {
+                key: each for key, each in self._found.items() if not key[0].startswith(f"{path} ")
+            }
         if path in self._refused or not found.is_constant or has_secrets():
             return found
         known = {id(each): each for each in self._found.values()}
         found = next((each for each in known.values() if each.is_same(found)), found)
-        self._found[data_key(config)] = found
+        self._found[describe_data(config), config.run.seed] = found
         while len({id(each) for each in self._found.values()}) > MOST:
             del self._found[next(iter(self._found))]
         return found
 
 
-def data_key(config: Config) -> str:
-    """Return what determines a data set: its class and arguments, the code, and the seed."""
+def describe_data(config: Config) -> str:
+    """Return what determines a data set, except for the seed: its class and arguments, and the code."""
     given = normal(config.meaning.items["data"], config.classes, ("data",))
     places = [str(config.project), *(str(source) for source in config.sources)]
-    return f"{config.run.data.path} {hash_data([given, places, config.run.seed])}"
+    return f"{config.run.data.path} {hash_data([given, places])}"
 
 
 def read_surroundings(component: Component) -> Any:
