@@ -1,5 +1,6 @@
 """Studies that leave it open how they are executed."""
 
+import functools
 import json
 import logging
 
@@ -11,6 +12,7 @@ from tests.study.test_fusing import GRID, check_tables
 
 from manyfit.config import load_config
 from manyfit.core.errors import ManyfitError
+from manyfit.learn.torch.launching import COMPILING, COMPILING_LEAF, SAVED, Launching
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.session import measuring
 from manyfit.run.session.measuring import Measured, StepTime, measure_steps
@@ -57,6 +59,37 @@ def test_the_first_way_is_the_fastest(known, rest, counts):
 def test_ways(measured, trials, expected):
     best = compare_ways([(trials, measured)], 0, [1, 2])[0]
     assert (best.workers, best.fuse) == expected
+
+
+GPU = torch.device("cuda")
+
+
+@given(seconds=st.floats(0, 1e5), leaves=st.integers(1, 300))
+def test_compiling_is_predicted_where_it_pays(seconds, leaves):
+    cost = COMPILING + COMPILING_LEAF * leaves
+    assert Launching().predict(GPU, leaves, seconds) <= seconds
+    assert Launching(compile="default").predict(GPU, leaves, seconds) == pytest.approx(
+        cost + (1 - SAVED) * seconds
+    )
+    assert Launching(compile="off").predict(GPU, leaves, seconds) == seconds
+    assert Launching(capture="off").predict(GPU, leaves, seconds) == seconds
+    assert Launching().predict(torch.device("cpu"), leaves, seconds) == seconds
+
+
+def test_ways_include_compiling():
+    """It is counted for each group, and for none whose steps are too short."""
+    steps, together = 100_000, [StepTime(4, 0.2e-3), StepTime(64, 0.5e-3)]
+    compiling = functools.partial(Launching().predict, GPU, 4)
+    plain, compiled = (
+        {way.fuse: way.seconds for way in compare_ways([(64, measured)], 0, [1])}
+        for measured in (
+            Measured(steps, 0.0, 0.1e-3, together, ""),
+            Measured(steps, 0.0, 0.1e-3, together, "", compiling),
+        )
+    )
+    assert compiled[64] == pytest.approx(COMPILING + 4 * COMPILING_LEAF + (1 - SAVED) * plain[64])
+    assert compiled[4] == pytest.approx(16 * (COMPILING + 4 * COMPILING_LEAF) + (1 - SAVED) * plain[4])
+    assert compiled[1] == pytest.approx(plain[1])
 
 
 def test_what_cannot_be_measured_has_no_ways():

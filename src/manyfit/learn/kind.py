@@ -173,6 +173,13 @@ class LearnerKind(ABC):
         """Return whether steps of a single run may be launched together, by the learner of a group of one."""
         return False
 
+    def foresee_compiling(self, learner: Any) -> Callable[[float], float] | None:
+        """Return what turns the seconds of all steps, not compiled, into what they take with compiling.
+
+        None if steps are never compiled.
+        """
+        return None
+
     def fuse(
         self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], terms: Terms
     ) -> tuple[Learner, str]:

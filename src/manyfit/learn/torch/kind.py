@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -123,6 +124,13 @@ class TorchKind(LearnerKind):
     def launches(self, learner: Any) -> bool:
         """Return whether the config and the device allow it."""
         return isinstance(learner, TorchLearner) and learner.launching.is_wanted(learner.device)
+
+    def foresee_compiling(self, learner: Any) -> Callable[[float], float] | None:
+        """Return a prediction, unless steps are not launched."""
+        if not self.launches(learner):
+            return None
+        leaves = sum(1 for each in learner.model.parameters() if each.requires_grad)
+        return functools.partial(learner.launching.predict, learner.device, leaves)
 
     def fuse(
         self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], terms: Terms

@@ -65,6 +65,8 @@ class Measured:
     """Of runs in one pass."""
     end: str
     """Why no larger groups were measured."""
+    compiling: Callable[[float], float] | None = None
+    """Turns the seconds of all steps of a group into those with compiling; None if that is never done."""
 
 
 def measure_steps(
@@ -89,24 +91,25 @@ def measure_steps(
         steps = first.plan.total
         if first.learner.grain != 1 or first.learner.reads_data:
             return Measured(steps, building, float("inf"), [], "the model trains whole epochs itself")
+        compiling = first.kind.foresee_compiling(first.learner)
         alone = _time_alone(first)
         until = began + budget(steps * alone)
         found = list[StepTime]()
         for count in _grow(len(configs)):
             if reason := _refuse(runs, count, alone, found, until):
-                return Measured(steps, building, alone, found, reason)
+                return Measured(steps, building, alone, found, reason, compiling)
             runs += [build(config, warm=True, shared=shared) for config in configs[len(runs) : count]]
             try:
                 found.append(StepTime(count, _time_together(runs)))
             except NotFusable as error:
-                return Measured(steps, building, alone, found, str(error))
+                return Measured(steps, building, alone, found, str(error), compiling)
             except Exception as error:
                 if classify_error(error) != "out of memory":
                     raise
-                return Measured(steps, building, alone, found, f"memory ran out for {count} runs")
+                return Measured(steps, building, alone, found, f"memory ran out for {count} runs", compiling)
             # Their tensors are one memory now, which must not be in use when more are stacked.
             runs = [build(config, warm=True, shared=shared) for config in configs[:1]]
-        return Measured(steps, building, alone, found, "")
+        return Measured(steps, building, alone, found, "", compiling)
 
 
 def _grow(most: int) -> Iterator[int]:

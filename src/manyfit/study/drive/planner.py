@@ -206,8 +206,14 @@ def _predict(trials: int, measured: Measured, workers: int, size: int) -> float:
     share = -(-trials // workers)
     size = _limit_size(measured, min(size, share))
     groups, left = divmod(share, size)
-    steps = groups * _interpolate(measured, size) + (_interpolate(measured, left) if left else 0.0)
-    return measured.build * share + measured.steps * steps
+    seconds = groups * _predict_steps(measured, size) + (_predict_steps(measured, left) if left else 0.0)
+    return measured.build * share + seconds
+
+
+def _predict_steps(measured: Measured, runs: int) -> float:
+    """Return the seconds of all steps of a group, with compiling if that is expected."""
+    seconds = measured.steps * _interpolate(measured, runs)
+    return seconds if measured.compiling is None else measured.compiling(seconds)
 
 
 def _limit_size(measured: Measured, most: int) -> int:
@@ -228,4 +234,6 @@ def describe_measured(trials: int, measured: Measured) -> list[str]:
     parts = [f"alone {1e3 * measured.alone:.3g}"]
     parts += [f"{each.runs} in one pass {1e3 * each.per_run:.3g}" for each in measured.together]
     end = f"; {measured.end}" if measured.end else ""
+    if measured.compiling is not None:
+        end += "; not compiled, which predictions take into account"
     return [f"ms of a step and run ({trials} trials): {', '.join(parts)}{end}"]

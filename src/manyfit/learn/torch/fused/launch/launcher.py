@@ -29,19 +29,14 @@ from manyfit.learn.torch.fused.options import OptionTable
 from manyfit.learn.torch.fused.self_check import Checked, precision_of
 from manyfit.learn.torch.fused.step import StackedStep
 from manyfit.learn.torch.fused.update import FactorField
-from manyfit.learn.torch.launching import Launching
+from manyfit.learn.torch.launching import OFF, Launching
 
 log = logging.getLogger("manyfit")
 
-OFF: Final = "off"
 STEPS: Final = 32
 """The most steps of a launch."""
 MOST_BYTES: Final = 1 << 27
 """The most bytes of rows in the slots of a launch."""
-SAVED: Final = 0.35
-"""The share of the time that compiled steps save, as far as one can expect it."""
-COMPILING, COMPILING_LEAF = 4.0, 0.4
-"""Seconds that compiling takes, and for each parameter."""
 
 
 class Launcher:
@@ -67,7 +62,7 @@ class Launcher:
         self._measuring: dict[int, Program] = {}
         if self._is_cuda:
             weakref.finalize(self, release_workspaces).atexit = False
-        self._total = terms.total
+        self._total, self._options = terms.total, options
         self._wanted: str | None = options.compile
         """The mode in which steps are compiled, or `off`; None if that is not decided yet."""
         if options.compile == "auto":
@@ -194,8 +189,8 @@ class Launcher:
         seconds = program.time_copy()
         if seconds is None:
             return OFF
-        left = (self._total - step) * seconds * SAVED
-        return "default" if left > COMPILING + COMPILING_LEAF * len(self._step.leaves) else OFF
+        left = (self._total - step) * seconds
+        return self._options.choose_mode(self._step.base.device, left, len(self._step.leaves))
 
     def _compile(self, program: Program, mode: str) -> None:
         kind = precision_of(self._step.base, self._step.leaves[self._step.trained[0]])
