@@ -95,7 +95,7 @@ def test_what_takes_long_is_found(slow, data, words):
     assert first.name == words and first.share > 0.5
     assert words in found.advice
     seconds = 64 * max(data.values())
-    assert seconds <= first.seconds <= 3 * seconds
+    assert seconds <= first.seconds
     assert found.epoch >= seconds
     if "train" in data:
         assert first.per_step >= 8 * data["train"]

@@ -89,7 +89,7 @@ class SharedData:
 
     def get(self, config: Config) -> BuiltData | None:
         """Return the data set of an earlier config that describes the same data, if there is one."""
-        described, seed = describe_data(config), config.run.seed
+        described, seed = identify_data(config), config.run.seed
         found = self._found.pop((described, seed), None)
         if found is None:
             others = [each for (text, _), each in self._found.items() if text == described]
@@ -111,13 +111,13 @@ class SharedData:
             return found
         known = {id(each): each for each in self._found.values()}
         found = next((each for each in known.values() if each.is_same(found)), found)
-        self._found[describe_data(config), config.run.seed] = found
+        self._found[identify_data(config), config.run.seed] = found
         while len({id(each) for each in self._found.values()}) > MOST:
             del self._found[next(iter(self._found))]
         return found
 
 
-def describe_data(config: Config) -> str:
+def identify_data(config: Config) -> str:
     """Return what determines a data set, except for the seed: its class and arguments, and the code."""
     given = normal(config.meaning.items["data"], config.classes, ("data",))
     places = [str(config.project), *(str(source) for source in config.sources)]
