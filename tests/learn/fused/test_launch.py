@@ -26,6 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.data import ArraySource, DatasetSource
 from manyfit.learn.torch.fused.launch import launcher
+from manyfit.learn.torch.fused.launch.slots import flatten_batch
 from manyfit.learn.torch.launching import Launching
 from manyfit.learn.torch.update import Frozen
 
@@ -373,6 +374,10 @@ def test_all_slots_can_be_computed_before_they_are_filled(data, short):
     (program,) = [each for each in learner._launcher._programs.values() if each.slots.steps > 1]
     layout, columns = program.slots.layout, program.slots._columns
     slots = type(program.slots)(layout, 4, columns)
+    single = type(program.slots)(layout, 1, columns)
+    examples = flatten_batch(layout.batch)  # which may be memory of a data set
+    for one, example in zip(single.tensors(0)[: len(examples)], examples, strict=True):
+        assert torch.equal(one, example) and one.data_ptr() != example.data_ptr()
     slots.gather(4)
     for number in range(4):
         batch, _, _ = layout.read(slots.tensors(number))

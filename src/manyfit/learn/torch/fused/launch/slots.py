@@ -109,7 +109,7 @@ class Slots:
         batch, examples = layout.batch, flatten_batch(layout.batch)
         device = self.device
         # Rows that a model can read, whatever it does with them: all slots are captured, and timed, at once.
-        self._rows = [each.expand(steps, *each.shape).contiguous() for each in examples]
+        self._rows = [_repeat(each, steps) for each in examples]
         self._index: Tensor | None = None
         if columns is not None:
             shape = (steps, batch.rows) if batch.is_shared else (steps, len(columns.places), batch.rows)
@@ -169,3 +169,8 @@ def _send(values: Tensor, to: Tensor) -> None:
     if to.is_cuda and not values.is_cuda:
         values = values.pin_memory()
     to.copy_(values, non_blocking=True)
+
+
+def _repeat(example: Tensor, steps: int) -> Tensor:
+    """Return copies of a tensor, also if there is one: the example may be memory of a data set."""
+    return example.expand(steps, *example.shape).clone(memory_format=torch.contiguous_format)
