@@ -272,6 +272,14 @@ def test_compiled_steps(short):
     is_near(one, other)
 
 
+def test_large_batches_are_compiled_too(monkeypatch):
+    """There is one slot for them."""
+    monkeypatch.setattr(launcher, "MOST_BYTES", 1)
+    learner, _ = train(group(Everywhere(compile="default")), 3)
+    (program,) = learner._launcher._programs.values()
+    assert program.slots.steps == 1 and program.is_compiled
+
+
 def test_the_losses_of_each_step(short):
     one, other = group(EAGER), group()
     first, second = train_together(*one, 12), train_together(*other, 12)

@@ -135,7 +135,7 @@ class Launcher:
         if any(tuple(each) != own for each, own in zip(factors, names, strict=True)):
             count, factors = 1, [update.list_factors(field, table, number, 1) for field in fields]
         program.slots.fill(rows[:count], self._make_keys(program, step, count), factors)
-        if program.slots.steps > 1 and not program.is_compiled:
+        if program.compiles and not program.is_compiled:
             if self._wanted is None:
                 self._wanted = self._decide(program, step)
             if self._wanted != OFF:
@@ -161,7 +161,7 @@ class Launcher:
             slots = Slots(layout, self._count_slots(batch) if is_full else 1, feed.columns)
             compute = functools.partial(_train_slot, self._step, self._checked, layout)
             state = [state[name] for state, name in self._step.places()]
-            self._programs[key] = Program("each step", compute, state, slots)
+            self._programs[key] = Program("each step", compute, state, slots, compiles=is_full)
         return self._programs[key]
 
     @staticmethod

@@ -24,9 +24,11 @@ Compute = Callable[[list[Tensor], list[Tensor]], Mapping[str, Tensor]]
 class Program:
     """Something that is computed for each slot; its results go to a buffer."""
 
-    def __init__(self, what: str, compute: Compute, state: Sequence[Tensor], slots: Slots) -> None:
-        """`what` it computes is named in messages."""
-        self.slots = slots
+    def __init__(
+        self, what: str, compute: Compute, state: Sequence[Tensor], slots: Slots, compiles: bool = False
+    ) -> None:
+        """`what` it computes is named in messages. With `compiles`, it is worth compiling."""
+        self.slots, self.compiles = slots, compiles
         self.has_run = False
         """Whether it was computed for a slot, after which it can be captured."""
         self._what, self._compute, self._state = what, compute, list(state)
