@@ -17,6 +17,7 @@ from tests.config.mistakes import check_mistake, swap, verbs
         ({"train__groups": [{"match": "("}]}, "invalid regular expression"),
         ({"train__freeze": [{"epochs": 2}]}, "either match or up_to"),
         ({"train__precision": "fp8"}, "one of"),
+        ({"train__capture": "off", "train__compile": "default"}, "which train.capture: off excludes"),
         ({"train__ema": 1.5}, "train.ema"),
         ({"train__accumulate": 0}, "train.accumulate"),
         ({"train__scheduler": {"a": {"class": "step", "step_size": 1}}}, "no optimizer of this name"),

@@ -78,6 +78,14 @@ def test_a_compiled_run(project, programs):
     assert all(torch.equal(tensor, two.tensors[name]) for name, tensor in one.tensors.items())
 
 
+def test_a_run_that_cannot_be_compiled_says_so(project, caplog):
+    tree = project.changed(train__epochs=1)
+    manyfit.train(tree, folder="runs/one", callbacks=[])
+    tree["train"] |= {"compile": "default", "epochs": 2}
+    manyfit.train(tree, folder="runs/one", callbacks=[])
+    assert "launched one by one: the run goes on as it was begun" in caplog.text
+
+
 def test_tensors_of_a_study_are_released_at_its_end(lab, monkeypatch):
     """Not only when garbage is collected: on a GPU, the next study needs the memory."""
     found, make = [], TorchLearner.__post_init__

@@ -51,6 +51,15 @@ def contradictions(run: Run) -> Iterator[Contradiction]:
     yield from _patterns(run)
     yield from _formats(run)
     yield from _plateaus(run)
+    yield from _launches(run)
+
+
+def _launches(run: Run) -> Iterator[Contradiction]:
+    """Yield a mode in which nothing would be compiled: only steps that are launched together are."""
+    train = run.train
+    if train.capture == "off" and train.compile not in ("auto", "off"):
+        text = "steps are compiled only if they are launched together, which train.capture: off excludes"
+        yield Contradiction(("train", "compile"), text, "off, or train.capture: auto", train.compile)
 
 
 def _plateaus(run: Run) -> Iterator[Contradiction]:

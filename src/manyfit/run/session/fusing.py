@@ -100,14 +100,16 @@ def launch_run(here: Opened) -> Learner | None:
 
     A run goes on as it was begun, so that it has the same bits as without a pause.
     """
-    if not here.built.kind.launches(here.built.learner) or (here.step and not was_fused(here)):
+    if not here.built.kind.launches(here.built.learner):
         return None
-    found = find_built_key(here.built)
-    fused = Fused(None, found.reason) if isinstance(found, Refusal) else fuse_runs([here], 1)
+    if here.step and not was_fused(here):
+        fused = Fused(None, "the run goes on as it was begun")
+    else:
+        found = find_built_key(here.built)
+        fused = Fused(None, found.reason) if isinstance(found, Refusal) else fuse_runs([here], 1)
     if fused.learner is None:
-        log.info(
-            "the operations of each step are launched one by one: %s", fused.text.removeprefix("alone: ")
-        )
+        say = log.info if here.config.run.train.compile in ("auto", "off") else log.warning
+        say("the operations of each step are launched one by one: %s", fused.text.removeprefix("alone: "))
     return fused.learner
 
 
