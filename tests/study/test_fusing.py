@@ -131,6 +131,34 @@ def test_combinations(lab, base, study_):
     assert fused(lab) >= 2
 
 
+COUNTED = """
+    import torch
+    from models import MLP
+
+    SEEN = set()
+
+    class Counted(MLP):
+        def forward(self, images):
+            SEEN.add((self.training, torch.get_num_threads()))
+            return super().forward(images)
+"""
+
+
+@pytest.mark.parametrize("fuse", ["off", 64])
+def test_the_number_of_threads_is_that_of_the_config(lab, fuse):
+    """Also in the comparison before, and in validation."""
+    lab.project.write("src/counted.py", COUNTED)
+    lab.write(space={"train.optimizer.lr": [0.003, 0.01]}, search={"method": "grid", "seeds": 1},
+              set={"model.class": "counted.Counted", "train.epochs": 1},
+              execute={"on": "inline", "fuse": fuse, "threads": 3})  # fmt: skip
+    before = torch.get_num_threads()
+    lab.sweep()
+    import counted
+
+    assert {(True, 3), (False, 3)} == counted.SEEN
+    assert torch.get_num_threads() == before
+
+
 def test_a_worker_that_is_killed_takes_no_trial_with_it(study):
     """The trials of its group are tried alone, and go on from their checkpoints."""
     study.project.write("src/deadly.py", """

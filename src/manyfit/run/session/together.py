@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from manyfit.core.errors import classify_error
 from manyfit.core.signals import Watch
 from manyfit.learn.fusing import GroupFailed, Refusal
 from manyfit.learn.learner import Learner
+from manyfit.run.build.builder import round_products, threads
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.fusing import fuse_runs, launch_run, release_memory, was_fused
 from manyfit.run.session.session import advance
@@ -72,25 +74,26 @@ def _train_group(
         failed, learner = list[TrainingSlot[Result]](), None
         cause: BaseException | None = None
         try:
-            learner = _fuse(now)
-            groups = now[0].groups if learner is not None and len(now) > 1 else None
-            place = choose_group(groups, now[0].folder.name)
-            runs = [slot.here for slot in now]
-            for number, member in advance(runs, callbacks, watch, min([*ahead, goal]), learner, place):
-                slot = now[number]
-                if isinstance(member.error, GroupFailed):
+            with _use_modes(now[0]):
+                learner = _fuse(now)
+                groups = now[0].groups if learner is not None and len(now) > 1 else None
+                place = choose_group(groups, now[0].folder.name)
+                runs = [slot.here for slot in now]
+                for number, member in advance(runs, callbacks, watch, min([*ahead, goal]), learner, place):
+                    slot = now[number]
+                    if isinstance(member.error, GroupFailed):
+                        waiting.remove(slot)
+                        failed.append(slot)
+                        cause = member.error.__cause__
+                        continue
+                    if member.error is None and member.ended is None and ahead:
+                        slot.pause()
+                        continue
                     waiting.remove(slot)
-                    failed.append(slot)
-                    cause = member.error.__cause__
-                    continue
-                if member.error is None and member.ended is None and ahead:
-                    slot.pause()
-                    continue
-                waiting.remove(slot)
-                if member.error is None:
-                    yield slot, slot.finish(member)
-                else:
-                    yield slot, slot.close(member.error) or member.error
+                    if member.error is None:
+                        yield slot, slot.finish(member)
+                    else:
+                        yield slot, slot.close(member.error) or member.error
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -104,6 +107,17 @@ def _train_group(
         del learner
         if failed:
             yield from _train_smaller(failed, cause, watch, study, callbacks)
+
+
+@contextmanager
+def _use_modes(slot: TrainingSlot[Result]) -> Iterator[None]:
+    """Compute as the config says between the turns of several runs; one run has no turns."""
+    if not slot.is_one_of_several:
+        yield
+        return
+    train = slot.here.config.run.train
+    with threads(train.threads), round_products(train.precision):
+        yield
 
 
 def _fuse(slots: Sequence[TrainingSlot[Result]]) -> Learner | None:
