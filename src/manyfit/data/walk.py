@@ -29,11 +29,14 @@ class Walk(Iterator[tuple[Batch, ...]]):
         which: Sequence[int],
         resident: Sequence[Resident | str] = (),
         start: int = 0,
+        full: int = 0,
     ) -> None:
         """`make` has one function per stream, which opens it; `which` has the stream number of each run.
 
-        `resident` has the rows of each stream, if they are in memory; `start` is the first step.
+        `resident` has the rows of each stream, if they are in memory; `start` is the first step; `full` is
+        the number of rows of a full batch.
         """
+        self.full = full
         self._make = list(make)
         self._which = list(which)
         self._resident = list(resident) or ["its batches are given"] * len(self._make)
@@ -160,7 +163,19 @@ def walk_together(sources: Sequence[Source], orders: Sequence[Order], start: int
     numbers = {key: number for number, key in enumerate(make)}
     places = [keys.index(key) for key in make]
     resident = [find_resident(sources[place], orders[place]) for place in places]
-    return Walk(list(make.values()), [numbers[key] for key in keys], resident, start)
+    full = _find_full_size(sources[0], orders[0])
+    return Walk(list(make.values()), [numbers[key] for key in keys], resident, start, full)
+
+
+def _find_full_size(source: Source, order: Order) -> int:
+    """Return the number of rows of the largest batches."""
+    if order.layout is not None:
+        return min(order.batch_size, max(order.layout.sizes))
+    try:
+        rows = len(source)
+    except TypeError:  # a stream
+        return order.batch_size
+    return min(order.batch_size, order.count(rows))
 
 
 def _stream_key(source: Source, order: Order) -> Any:

@@ -25,7 +25,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.data import ArraySource, DatasetSource
-from manyfit.learn.torch.fused.launch import launcher
+from manyfit.learn.torch.fused.launch import launcher, program
 from manyfit.learn.torch.fused.launch.slots import flatten_batch
 from manyfit.learn.torch.launching import Launching
 from manyfit.learn.torch.update import Frozen
@@ -152,14 +152,19 @@ def test_settings(settings, short):
     is_near(one, other)
 
 
-def frozen(launching):
+def freeze_runs(launching, options=OPTIONS[:3]):
     """Runs whose first layer is trained from step 6 on."""
     runs = []
-    for i, options in enumerate(OPTIONS[:3]):
-        each = run(MLP, i, options, device=DEVICE)
+    for i, each_options in enumerate(options):
+        each = run(MLP, i, each_options, device=DEVICE)
         each.update = replace_frozen(each, 6)
         each.launching = launching
         runs.append(each)
+    return runs
+
+
+def frozen(launching):
+    runs = freeze_runs(launching)
     return fuse(runs), walk(runs)
 
 
@@ -175,6 +180,52 @@ def test_parameters_that_are_thawed(short):
     one, other = train(frozen(EAGER), 15)[0], train(frozen(LAUNCHED), 15)[0]
     assert len(other._launcher._programs) >= 2
     is_near(one, other)
+
+
+@pytest.fixture
+def marked(short, monkeypatch):
+    """What is compiled computes something else, by which one sees what is compiled."""
+
+    def compile_step(step, *_):
+        def compiled(state, slot):
+            found = step(state, slot)
+            state[0].mul_(1 + 1e-4)
+            return found
+
+        return compiled
+
+    monkeypatch.setattr(program, "compile_step", compile_step)
+
+
+def plain_runs(launching):
+    runs = [run(MLP, i, each, device=DEVICE) for i, each in enumerate(OPTIONS[:3])]
+    for each in runs:
+        each.launching = launching
+    return runs
+
+
+def plainly_frozen_runs(launching):
+    """Their optimizers have no state, which would be missing for what is thawed."""
+    return freeze_runs(launching, [{"lr": 0.02}, {"lr": 0.05}])
+
+
+@pytest.mark.parametrize("make", [plain_runs, freeze_runs, plainly_frozen_runs])
+@pytest.mark.parametrize("rows", [77, 80, 13, 5], ids=lambda rows: f"{rows} rows")
+def test_the_same_steps_are_compiled_wherever_runs_are_resumed(make, rows, marked):
+    """Before the last batch of an epoch, which is short, or before a step at which a layer is thawed."""
+    compiled, data = Everywhere(compile="default"), source(rows)
+    runs = make(compiled)
+    whole, _ = train((fuse(runs, data=data), walk(runs, data=data)), 14)
+    for at in range(1, 14):
+        runs, again = make(compiled), make(compiled)
+        begun, _ = train((fuse(runs, data=data), walk(runs, data=data)), at)
+        for each, state in zip(again, begun.state(), strict=True):
+            each.load([state])
+        rest = fuse(again, start=at, data=data), walk(again, start=at, data=data)
+        resumed, _ = train(rest, 14 - at)
+        for one, two in zip(bits(whole), bits(resumed), strict=True):
+            assert all(torch.equal(one[name], two[name]) for name in one), at
+    assert any(each.is_compiled for each in whole._launcher._programs.values())
 
 
 def test_runs_that_leave(short):

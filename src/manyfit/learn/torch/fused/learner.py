@@ -85,7 +85,8 @@ class FusedLearner(GroupLearner):
         found.checked = check_group(found._runs, found._rows, found._parameters, found._buffers, batches)
         if terms.must_pay and found.checked.together > found.checked.alone:
             raise NotFusable(f"it would not be faster; {found.checked.describe(found.n)}")
-        found._step.note_moved(found.checked.moved)
+        if found.step not in found._base.update.thaws_at:  # the first step after that is not launched
+            found._step.note_moved(found.checked.moved)
         found._terms = terms
         found._prepare_launches()
         return found

@@ -157,7 +157,7 @@ class Launcher:
             layers = 0 if rates is None else rates.shape[1]
             keys = (parts, len(self._rows), layers, 2) if self._checked.replaces else None
             layout = SlotLayout(batch, keys, fields, names, parts)
-            is_full = all(key[0] >= size for size, *_ in self._programs)  # type: ignore[operator]
+            is_full = find_batch_size(rows) >= feed.walk.full  # wherever the run was resumed
             slots = Slots(layout, self._count_slots(batch) if is_full else 1, feed.columns)
             compute = functools.partial(_train_slot, self._step, self._checked, layout)
             state = [state[name] for state, name in self._step.places()]
