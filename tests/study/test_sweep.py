@@ -235,6 +235,24 @@ def test_a_changed_base_is_refused_and_nothing_is_lost(lab):
     assert len(lab.rows()) == 24
 
 
+@pytest.mark.parametrize(("key", "value", "other"), [
+    ("freeze", [{"match": "^layers.1", "epochs": 1}], [{"match": "^layers.1", "epochs": 2}]),
+    ("groups", [{"match": "bias$", "options": {"weight_decay": 0.0}}], []),
+    ("scheduler", {"class": "sequential", "schedulers": [{"class": "constant", "total_iters": 2}, {"class": "constant"}],
+                   "milestones": [4]}, None),
+], ids=["freeze", "groups", "scheduler"])  # fmt: skip
+def test_a_base_with_lists_of_mappings_resumes(lab, key, value, other):
+    lab.project.config(lab.project.changed(**{f"train__{key}": value}))
+    lab.sweep()
+    before = lab.table()
+    assert before
+    lab.sweep()
+    assert lab.table() == before
+    lab.project.config(lab.project.changed(**{f"train__{key}": other}))
+    with pytest.raises(RunConflict, match=f"train.{key}"):
+        lab.sweep()
+
+
 def test_two_drivers_have_one_owner(lab):
     code = "import sys, time; from manyfit.store.lock import hold_lock; from pathlib import Path\nwith hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from manyfit.config.identity import Snapshot, diff_snapshots, hash_data
@@ -271,6 +271,8 @@ def _list_given(study: StudyConfig) -> dict[str, bool]:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
     return isinstance(value, bool | int | float | str) or value is None
 
 
