@@ -3,6 +3,8 @@
 import functools
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from tests.study.test_fusing import GRID, check_tables
 
 from manyfit.config import load_config
-from manyfit.core.errors import ManyfitError
+from manyfit.core.errors import Interrupted, ManyfitError
 from manyfit.learn.torch.launching import COMPILING, COMPILING_LEAF, SAVED, Launching
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.session import measuring
@@ -108,7 +110,7 @@ def test_steps_are_measured_without_a_trace(project):
     (line,) = describe_measured(8, found)
     assert "8 in one pass" in line
     stopped = measure_steps([config] * 64, SharedData(), lambda seconds: 0.0)
-    assert [each.runs for each in stopped.together] == [4] and "longer" in stopped.end
+    assert not stopped.together and "longer" in stopped.end
 
 
 def test_memory_limits_what_is_measured(project, monkeypatch):
@@ -117,7 +119,7 @@ def test_memory_limits_what_is_measured(project, monkeypatch):
     found = measure_steps([config] * 64, SharedData(), lambda seconds: 60.0)
     assert "may not fit into memory" in found.end and len(found.together) < 3
 
-    def fill(runs):
+    def fill(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(measuring, "_time_together", fill)
@@ -156,20 +158,93 @@ def test_a_study_resumes_as_it_was_planned(lab, monkeypatch):
     assert status(lab.folder)["execution"] == before
 
 
-def test_a_process_that_ended_while_measuring(lab, monkeypatch, caplog):
-    """It may end again, so it is not measured a second time."""
-    lab.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 1}, execute=OPEN)
+def write_open(lab, **settings):
+    lab.write(
+        space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 1, **settings}, execute=OPEN
+    )
 
-    def die(*given):
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(measuring, "measure_steps", die)
-        with pytest.raises(KeyboardInterrupt):
-            lab.sweep()
+def test_a_process_that_ended_while_measuring(lab, caplog):
+    """It may end again, so it is not measured the next time."""
+    lab.project.write("src/deadly.py", """
+        import os
+        from models import MLP
+
+        class Deadly(MLP):
+            def forward(self, images):
+                if self.training and os.path.exists("deadly"):
+                    os._exit(7)
+                return super().forward(images)
+    """)  # fmt: skip
+    write_open(lab, **{"model.class": "deadly.Deadly"})
+    (lab.project.root / "deadly").touch()
+    command = [sys.executable, "-m", "manyfit", "sweep", str(lab.folder)]
+    assert subprocess.run(command, cwd=lab.project.root, check=False, capture_output=True).returncode == 7
+    (lab.project.root / "deadly").unlink()
     lab.sweep()
     assert "the process has ended before while steps were measured" in caplog.text
     assert status(lab.folder)["execution"] is None and status(lab.folder)["state"] == "finished"
+    caplog.clear()
+    write_open(lab, **{"model.class": "deadly.Deadly", "train.epochs": 2})
+    lab.sweep()
+    assert status(lab.folder)["execution"] is not None and "has ended before" not in caplog.text
+
+
+def test_a_signal_ends_the_measurement(lab):
+    """And the next start measures again."""
+    lab.project.write("src/slow.py", """
+        import os, signal
+        from models import MLP
+
+        class Slow(MLP):
+            def forward(self, images):
+                if self.training and os.path.exists("signal"):
+                    os.unlink("signal")
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return super().forward(images)
+    """)  # fmt: skip
+    write_open(lab, **{"model.class": "slow.Slow"})
+    (lab.project.root / "signal").touch()
+    with pytest.raises(Interrupted, match="ended by SIGTERM before anything was trained"):
+        lab.sweep()
+    assert status(lab.folder)["execution"] is None
+    lab.sweep()
+    assert status(lab.folder)["execution"] is not None
+
+
+def test_a_model_that_exits_is_reported(lab, cli):
+    lab.project.write("src/exiting.py", """
+        import sys
+        from models import MLP
+
+        class Exiting(MLP):
+            count = 0
+
+            def forward(self, images):
+                Exiting.count += self.training
+                if Exiting.count == 3:
+                    sys.exit(5)
+                return super().forward(images)
+    """)  # fmt: skip
+    write_open(lab, **{"model.class": "exiting.Exiting"})
+    answer = cli("sweep", lab.folder)
+    assert answer.code != 5 and "SystemExit: 5" in answer.err
+
+
+def test_what_is_left_is_planned(lab):
+    """Trials that are complete do not count, and those with fewer epochs than the study now has in part."""
+    write_open(lab, **{"train.epochs": 2})
+    lab.sweep()
+    lab.write(space=GRID, search={"method": "grid", "seeds": 2}, set={"train.epochs": 2}, execute=OPEN)
+    lab.sweep()
+    assert "(8 trials)" in status(lab.folder)["execution"]["measured"][0]
+    before = status(lab.folder)["execution"]
+    lab.write(space=GRID, search={"method": "grid", "seeds": 2}, set={"train.epochs": 3}, execute=OPEN)
+    lab.sweep()
+    after = status(lab.folder)["execution"]
+    assert after != before and "(16 trials)" in after["measured"][0]
+    lab.sweep()
+    assert status(lab.folder)["execution"] == after
 
 
 def test_an_error_of_the_model_is_reported_once(lab, cli):

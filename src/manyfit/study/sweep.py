@@ -149,7 +149,7 @@ def run(
     ready = {trial_name(id, study.base.run.seed): config for id, config in found.configs.items()}
     base, metric = str(write_base(study, folder)), study.objective.metric
     mine, shared = tuple(main_classes(study.base)), list[Any]()
-    planned = plan_execution(study, found, ledger, shared)
+    planned = plan_execution(study, found, ledger, shared, watch)
     study = apply_plan(study, planned)
     work = Training(
         base, metric, allowed=tuple(allowed), ready=ready, shared=shared, carried=mine,

@@ -70,11 +70,15 @@ class Measured:
 
 
 def measure_steps(
-    configs: Sequence[Config], shared: SharedData, budget: Callable[[float], float]
+    configs: Sequence[Config],
+    shared: SharedData,
+    budget: Callable[[float], float],
+    check: Callable[[], None] = lambda: None,
 ) -> Measured:
     """Measure steps of one run and of growing groups.
 
-    `budget` returns how many seconds this may take, given the seconds that training one run takes.
+    `budget` returns how many seconds this may take, given the seconds that training one run takes. `check` is
+    called now and then, and may raise to end it.
     """
     train = configs[0].run.train
     with ExitStack() as stack:
@@ -92,15 +96,17 @@ def measure_steps(
         if first.learner.grain != 1 or first.learner.reads_data:
             return Measured(steps, building, float("inf"), [], "the model trains whole epochs itself")
         compiling = first.kind.foresee_compiling(first.learner)
-        alone = _time_alone(first)
+        alone = _time_alone(first, check)
         until = began + budget(steps * alone)
         found = list[StepTime]()
         for count in _grow(len(configs)):
             if reason := _refuse(runs, count, alone, found, until):
                 return Measured(steps, building, alone, found, reason, compiling)
-            runs += [build(config, warm=True, shared=shared) for config in configs[len(runs) : count]]
+            for config in configs[len(runs) : count]:
+                check()
+                runs.append(build(config, warm=True, shared=shared))
             try:
-                found.append(StepTime(count, _time_together(runs)))
+                found.append(StepTime(count, _time_together(runs, check)))
             except NotFusable as error:
                 return Measured(steps, building, alone, found, str(error), compiling)
             except Exception as error:
@@ -129,7 +135,8 @@ def _refuse(runs: Sequence[Built], count: int, alone: float, found: Sequence[Ste
         return key.reason
     if len(found) > 1 and found[-1].per_run > WORSE * min(each.per_run for each in found):
         return "larger groups were slower"
-    if found and count * (3 * alone + 5 * found[-1].per_run) > until - time.perf_counter():
+    each = found[-1].per_run if found else alone
+    if count * (3 * alone + 5 * each) > until - time.perf_counter():
         return f"measuring {count} runs would take longer than it may save"
     tensors = [tensor for state in runs[0].learner.state() for tensor in state.tensors.values()]
     devices = {tensor.device for tensor in tensors}
@@ -147,27 +154,27 @@ def _find_free_memory(device: Any) -> float:
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def _time_alone(built: Built) -> float:
-    learner, source = built.learner, built.train
-    if not built.kind.launches(learner):
-        return _time_steps(learner, source.batches(built.order), built.plan.total)
-    try:
-        return _time_together([built])
-    except NotFusable:
-        return _time_steps(learner, source.batches(built.order), built.plan.total)
+def _time_alone(built: Built, check: Callable[[], None]) -> float:
+    if built.kind.launches(built.learner):
+        try:
+            return _time_together([built], check)
+        except NotFusable:  # then its steps are not launched in training, either
+            pass
+    return _time_steps(built.learner, built.train.batches(built.order), built.plan.total, check)
 
 
-def _time_together(runs: Sequence[Built]) -> float:
+def _time_together(runs: Sequence[Built], check: Callable[[], None]) -> float:
     sources, orders = [each.train for each in runs], [each.order for each in runs]
     first: list[Any] = list(itertools.islice(walk_together(sources, orders), COMPARED))
     learner, _ = runs[0].kind.fuse([Part(each.learner) for each in runs], first, Terms(is_brief=True))
-    return _time_steps(learner, walk_together(sources, orders), runs[0].plan.total)
+    return _time_steps(learner, walk_together(sources, orders), runs[0].plan.total, check)
 
 
-def _time_steps(learner: Learner, batches: Iterator[Any], most: int) -> float:
+def _time_steps(learner: Learner, batches: Iterator[Any], most: int, check: Callable[[], None]) -> float:
     """Return the seconds of a step: the fastest of some stretches, after the first steps."""
     count, done, best, timed, took = 1, 0, float("inf"), 0, 0.0
     while timed < TIMED and done + count <= most:
+        check()
         began = time.perf_counter()
         learner.train(batches, count)
         fetch_all(learner.take())  # which waits for the device

@@ -17,13 +17,15 @@ import numpy as np
 from manyfit.config import Config
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import Interrupted
+from manyfit.core.signals import Watch
 from manyfit.study.executors.choose import choose_gpus, worker_places
 from manyfit.study.ledger.ledger import Ledger
 from manyfit.study.search.plan import StudyPlan
 from manyfit.study.search.sampling import is_blind
 from manyfit.study.work.failures import failure_of
 from manyfit.study.work.groups import MOST, structure_of
-from manyfit.study.work.points import Candidate, trial_config
+from manyfit.study.work.points import Candidate, trial_config, trial_name
+from manyfit.study.work.records import epochs_of
 
 if TYPE_CHECKING:
     from manyfit.run.session.measuring import Measured
@@ -81,12 +83,12 @@ class Execution:
 
 
 def plan_execution(
-    study: StudyConfig, found: StudyPlan, ledger: Ledger, shared: list[Any]
+    study: StudyConfig, found: StudyPlan, ledger: Ledger, shared: list[Any], watch: Watch
 ) -> Execution | None:
     """Return how a study is executed, if that is left open: measured now, or as it was begun.
 
     None if there is nothing to choose, or nothing can be measured; groups then decide for themselves. The
-    data that was built is added to `shared`.
+    data that was built is added to `shared`. A signal ends it.
     """
     if not is_open(study):
         return None
@@ -98,14 +100,19 @@ def plan_execution(
             known["workers"], known["fuse"], [Way(**each) for each in known["ways"]], known["measured"]
         )
     if ledger.get(MEASURING):  # the process has ended meanwhile
+        ledger.set(MEASURING, False)
         log.warning(
             "the process has ended before while steps were measured, so this time they are not: groups "
             "decide for themselves"
         )
         return None
     ledger.set(MEASURING, True)
-    chosen = _choose(study, found, places, shared)
-    ledger.set(MEASURING, False)
+    log.info("measuring steps, to choose how the study is executed")
+    try:
+        with watch.translate("ended by {name} before anything was trained; run the same command again"):
+            chosen = _choose(study, found, ledger, places, shared, watch)
+    finally:
+        ledger.set(MEASURING, False)
     if chosen is not None:
         ledger.set(EXECUTION, {"content": content, **asdict(chosen)})
     return chosen
@@ -129,30 +136,33 @@ def apply_plan(study: StudyConfig, chosen: Execution | None) -> StudyConfig:
     return replace(study, execute=replace(study.execute, workers=chosen.workers, fuse=chosen.fuse))
 
 
-def _choose(study: StudyConfig, found: StudyPlan, places: int, shared: list[Any]) -> Execution | None:
+def _choose(
+    study: StudyConfig, found: StudyPlan, ledger: Ledger, places: int, shared: list[Any], watch: Watch
+) -> Execution | None:
     from manyfit.run.build.shared_data import SharedData
     from manyfit.run.session.measuring import Measured, measure_steps
 
     shared.append(SharedData())
-    alike = [list(each) for _, each in _divide_points(found.candidates)]
-    alike.sort(key=len, reverse=True)
+    alike = [(_count_left(study, ledger, points), points) for points in _divide_points(found.candidates)]
+    alike = sorted((each for each in alike if each[0][0]), key=lambda each: -each[0][0])
     known = list[tuple[int, Measured]]()
-    part = LEAST / min(len(alike), MOST_STRUCTURES)
-    for points in alike[:MOST_STRUCTURES]:
-        configs = _list_configs(study, found.configs, points)
-        trials = len(points) * len(study.seeds)
+    part = LEAST / max(1, min(len(alike), MOST_STRUCTURES))
+    for (trials, left), points in alike[:MOST_STRUCTURES]:
+        configs = _list_configs(study, found.configs, points)[:trials]
 
-        def budget(seconds: float, trials: int = trials) -> float:
-            return max(part, SHARE * seconds * trials / places)
+        def budget(seconds: float, trials: int = trials, left: float = left) -> float:
+            return max(part, SHARE * seconds * left * trials / places)
 
         try:
-            known.append((trials, measure_steps(configs, shared[0], budget)))
-        except (KeyboardInterrupt, Interrupted):
+            measured = measure_steps(configs, shared[0], budget, watch.check)
+        except Interrupted:
             raise
-        except Exception as error:  # the rehearsal reports it, or the trial
+        except (Exception, SystemExit) as error:  # the rehearsal reports it, or the trial
             log.info("steps could not be measured: %s", failure_of(error).message)
             return None
-    rest = found.trials - sum(trials for trials, _ in known)
+        known.append((trials, replace(measured, steps=max(1, round(measured.steps * left)))))
+    others = found.trials - len(found.candidates) * len(study.seeds)  # which are proposed later
+    rest = others + sum(trials for (trials, _), _ in alike[MOST_STRUCTURES:])
     ways = compare_ways(known, rest, [places] if study.execute.workers else sorted({1, places}))
     if not ways:
         return None
@@ -160,14 +170,29 @@ def _choose(study: StudyConfig, found: StudyPlan, places: int, shared: list[Any]
     lines = [line for trials, each in known for line in describe_measured(trials, each)]
     fuse: Literal["off", "auto"] | int = best.fuse if best.fuse > 1 else "off"
     if rest or len({_limit_size(each, best.fuse) > 1 for _, each in known}) > 1:
-        fuse = "auto"  # groups of each structure decide for themselves
+        fuse = "auto"
+        lines.append("there are several structures: each group compares itself with its runs alone")
     return Execution(best.workers, fuse, ways, lines)
 
 
-def _divide_points(points: Sequence[Candidate]) -> Any:
+def _count_left(study: StudyConfig, ledger: Ledger, points: Sequence[Candidate]) -> tuple[int, float]:
+    """Return how many trials of some points are not complete, and what is left of each on average."""
+    parts = []
+    for point, seed in itertools.product(points, study.seeds):
+        trial = ledger.trials.get(trial_name(point.id, seed))
+        epochs = epochs_of(point.values, study.base.run.train.epochs)
+        if trial is None:
+            parts.append(1.0)
+        elif trial.failure is None and not trial.reason and trial.epoch < epochs:  # it has not ended early
+            parts.append(1 - trial.epoch / epochs)
+    return len(parts), sum(parts) / max(1, len(parts))
+
+
+def _divide_points(points: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Return the points of each structure."""
     key = structure_of
     ordered = sorted(points, key=lambda each: repr(key(each.values)))
-    return itertools.groupby(ordered, key=lambda each: key(each.values))
+    return [list(group) for _, group in itertools.groupby(ordered, key=lambda each: key(each.values))]
 
 
 def _list_configs(
@@ -191,10 +216,14 @@ def compare_ways(known: Sequence[tuple[int, Measured]], rest: int, counts: Seque
         return []
     sizes = sorted({1, *(step.runs for _, each in known for step in each.together)})
     scale = 1 + rest / sum(trials for trials, _ in known)
-    ways = []
+    ways, seen = list[Way](), set[tuple[int, ...]]()
     for workers in counts:
         share = max(-(-trials // workers) for trials, _ in known)
         for size in sorted({min(size, share) for size in sizes}):
+            done = workers, *(_limit_size(each, min(size, -(-trials // workers))) for trials, each in known)
+            if done in seen:  # no group would be larger
+                continue
+            seen.add(done)
             seconds = sum(_predict(trials, each, workers, size) for trials, each in known) * scale
             slower = CROWDED if workers > 1 else 1.0
             ways.append(Way(workers, size, seconds * slower + (START if workers > 1 else 0.0)))
