@@ -2,13 +2,14 @@
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import manyfit
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import Interrupted, RunFailed, UsageError
 from manyfit.learn.torch.timed_places import PLACES as TORCH_PLACES
 from manyfit.run.advice import Facts, advise
 from manyfit.run.profile import PLACES, profile
@@ -137,6 +138,7 @@ def test_a_model_that_is_no_module(project):
     [
         (["runs/a", "--seconds", "0"], "seconds must be positive"),
         (["runs/a", "-o", "no/where.json"], "the folder no does not exist"),
+        (["runs/a", "-o", "src"], "the trace cannot be written to src: Is a directory"),
         (["runs/b"], "runs/b"),
         (["runs/a", "train.epoch=3"], "epoch"),
     ],
@@ -144,6 +146,63 @@ def test_a_model_that_is_no_module(project):
 def test_mistakes(project, cli, words, text):
     answer = cli("profile", *words)
     assert answer.code == 2 and text in answer.err and "Traceback" not in answer.err
+
+
+def test_the_output_may_be_a_link(project):
+    (project.root / "there.json").write_text("old")
+    (project.root / "link.json").symlink_to("there.json")
+    profile("runs/a", seconds=0.5, trace=project.root / "link.json")
+    assert (project.root / "link.json").is_symlink()
+    assert json.loads((project.root / "there.json").read_text())["traceEvents"]
+
+
+def test_a_full_disk(project):
+    with pytest.raises(UsageError, match="cannot be written to /dev/full: No space left"):
+        profile("runs/a", seconds=0.5, trace="/dev/full")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_run_that_ends_at_once(project):
+    tree = project.changed(train__stop={"metric": "val_loss", "reach": 100.0}, train__epochs=50)
+    found = profile(tree, seconds=1)
+    assert found.measured > 0 and found.steps_per_second < 1e6 and "val_loss" in found.end
+    tree = project.changed(train__optimizer={"class": "sgd", "lr": 1e30}, train__epochs=50)
+    with pytest.raises(RunFailed, match="train_loss is nan"):
+        profile(tree, seconds=1)
+
+
+def test_what_is_done_within_an_epoch_is_counted(slow):
+    """Although it is not trained to its end: there are 64 validations in it."""
+    config = slow(rows=4096, train=1e-4, validation=1e-5)
+    found, once = (profile(config, [f"train.every.validate={n}"], seconds=0.5) for n in ("8ba", "1ep"))
+    assert found.is_extrapolated
+    often, seldom = (
+        next(phase.seconds for phase in each.phases if phase.name == "validation") for each in (found, once)
+    )
+    assert often > 10 * seldom
+
+
+def test_one_thread_is_tried(project):
+    before = torch.get_num_threads()
+    found = profile(project.changed(train__threads=2, train__epochs=400), seconds=1)
+    assert found.threads == 2 and found.with_one_thread > 0 and torch.get_num_threads() == before
+    assert profile(project.changed(train__threads=1), seconds=0.5).with_one_thread is None
+
+
+def test_a_signal(project, cli):
+    project.write("src/slow.py", """
+        import os, signal
+        from models import MLP
+
+        class Slow(MLP):
+            def forward(self, images):
+                if self.training:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return super().forward(images)
+    """)  # fmt: skip
+    tree = project.changed(model={"class": "slow.Slow"})
+    with pytest.raises(Interrupted, match=r"^ended by SIGTERM; nothing was changed$"):
+        profile(tree, seconds=1)
 
 
 def test_mistakes_in_python(project):
@@ -161,6 +220,12 @@ USUAL = Facts({"forward and loss": 0.6, "backward": 0.4}, 0.01, None, 32, 32, "a
         ({"shares": {"waiting for data": 0.4}}, "40% of an epoch is spent waiting for data (ArraySource)"),
         ({"shares": {"validation": 0.3}}, "more than 32 rows at once"),
         ({"shares": {"validation": 0.3}, "evaluation_batch_size": 1000}, "less often"),
+        ({"shares": {"validation": 0.4, "waiting for data": 0.3}}, "40% of an epoch is validation"),
+        ({"shares": {"validation": 0.3, "checkpoint": 0.4}}, "40% of an epoch is checkpoints"),
+        ({"shares": {"waiting for data": 0.4}, "workers": 2}, "more than 2 processes"),
+        ({"shares": {"validation": 0.4}, "source": "DatasetSource"}, "several processes"),
+        ({"faster_with_one_thread": 4.2, "threads": 8}, "4.2 times faster with one thread than with 8"),
+        ({"faster_with_one_thread": 1.1, "threads": 8}, "nothing stands out"),
         ({"shares": {"checkpoint": 0.2}}, "train.every.checkpoint"),
         ({"shares": {"log": 0.2}}, "train.every.log"),
         ({"busy": 0.2, "capture": "off"}, "train.capture: auto"),

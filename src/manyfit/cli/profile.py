@@ -8,6 +8,7 @@ import click
 
 from manyfit.cli.common import OverrideVerb, current_overrides, json_option, print_json, run_argument, table
 from manyfit.cli.output import say
+from manyfit.core.names import pluralize
 
 
 @click.command(cls=OverrideVerb)
@@ -36,7 +37,10 @@ def command(run: Path, seconds: float, output: Path | None, json_: bool) -> None
     say(f"{found.steps_per_second:,.0f} steps/s, {found.rows_per_second:,.0f} rows/s while training")
     if found.busy is not None:
         say(f"the GPU computes for {found.busy:.0%} of the time of steps")
-    say(f"timers make steps {max(0.0, found.slower):.0%} slower; {found.measured:,} steps were timed")
+    timers = f"timers make steps {max(0.0, found.slower):.0%} slower; " if found.slower is not None else ""
+    say(f"{timers}{found.measured:,} steps were timed, with {pluralize(found.threads, 'thread')}")
+    if found.end:
+        say(f"the run ended before the time was over: {found.end}")
     say(f"\n{found.advice}")
     if output is not None:
         say(f"wrote {output}; open it at https://ui.perfetto.dev")

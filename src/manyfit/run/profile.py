@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,16 +15,20 @@ from typing import Any, Final
 
 from manyfit.config import load_config
 from manyfit.config.tree.overrides import Overrides
-from manyfit.core.errors import UsageError
+from manyfit.core.errors import Interrupted, UsageError
 from manyfit.core.signals import Watch, watch_signals
 from manyfit.core.stopwatch import Span, Stopwatch, TimedCall, TimedIterator, timing
+from manyfit.data import DatasetSource
+from manyfit.data.dataset import Limited
 from manyfit.data.randomness import own_randomness
 from manyfit.data.walk import Walk
 from manyfit.learn.learner import Learner
 from manyfit.run.advice import Facts, advise
+from manyfit.run.build.builder import threads
 from manyfit.run.loop import trainer
 from manyfit.run.loop.clock import Pace
 from manyfit.run.loop.cohort import Cohort, Member
+from manyfit.run.loop.plan import Boundary
 from manyfit.run.session.batch_rehearsal import rehearse_batch
 from manyfit.run.session.fusing import launch_run
 from manyfit.run.session.session import Opened, open_run, read_together
@@ -70,10 +76,16 @@ class Profile:
     steps_per_second: float
     rows_per_second: float
     """While training, without the timers."""
-    slower: float
-    """How much slower steps are with the timers."""
+    slower: float | None
+    """How much slower steps are with the timers; None if all steps were timed."""
     measured: int
     """Steps that were timed."""
+    threads: int
+    """The number of threads on the CPU."""
+    with_one_thread: float | None
+    """Steps per second with one thread; None if that was not tried."""
+    end: str
+    """Why the run ended before the time was over; empty if it did not."""
     is_extrapolated: bool
     """Whether less than an epoch was trained, so that the epoch is calculated from its parts."""
     busy: float | None
@@ -102,8 +114,9 @@ def profile(
     """
     if not 0 < seconds < float("inf"):
         raise UsageError("seconds must be positive")
-    if trace is not None and not Path(trace).parent.is_dir():
-        raise UsageError(f"the folder {Path(trace).parent} does not exist")
+    file = Path(trace) if trace is not None else None
+    if file is not None:
+        _check_output(file)
     config = load_config(source, overrides)
     with (
         tempfile.TemporaryDirectory(prefix="manyfit-") as place,
@@ -114,7 +127,26 @@ def profile(
         here = stack.enter_context(open_run(config, RunFolder(Path(place) / "run")))
         durable.make_place(here.run.path)
         rehearse_batch(here.built, here.config)
-        return _Profiler(here, watch, stack).run(seconds, Path(trace) if trace is not None else None)
+        text = "ended by {name}; nothing was changed"
+        try:
+            with watch.translate(text):
+                return _Profiler(here, watch, stack).run(seconds, file)
+        except Interrupted:  # of the training, which could be resumed if it were no copy
+            raise Interrupted(text.replace("{name}", watch.name), watch.number) from None
+
+
+def _check_output(file: Path) -> None:
+    """Raise an error if a file cannot be written; it stays as it is."""
+    if not file.parent.is_dir():
+        raise UsageError(f"the folder {file.parent} does not exist")
+    is_new = not file.exists()
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(f"the trace cannot be written to {file}: {error.strerror}") from None
+    if is_new:
+        file.unlink()
 
 
 class _Profiler:
@@ -140,6 +172,10 @@ class _Profiler:
         """Steps that were trained without and with the timers."""
         self._took = {False: 0.0, True: 0.0}
         self._epochs, self._end = 0, built.plan.total
+        self._reached = Counter[str]()
+        """How often something was done between steps."""
+        with threads(None) as count:
+            self._threads = count
 
     def run(self, seconds: float, file: Path | None) -> Profile:
         """Measure, and return the result."""
@@ -147,22 +183,44 @@ class _Profiler:
         is_traced = self._tracing is not None and (file is not None or self._tracing.sees_gpu)
         self._end = plan.total - min(KEPT, plan.total // 4) if is_traced else plan.total
         self._train(pace, time.perf_counter() + WARM * seconds, int(WARM * plan.total))
-        self._steps, self._took, self._epochs = {False: 0, True: 0}, {False: 0.0, True: 0.0}, 0
-        self._stopwatch = Stopwatch(self._stopwatch.wait)
-        self._train(pace, time.perf_counter() + (1 - WARM) * seconds)
+        if self._cohort.active and self._cohort.step < self._end:
+            self._steps, self._took, self._epochs = {False: 0, True: 0}, {False: 0.0, True: 0.0}, 0
+            self._reached.clear()
+            self._stopwatch = Stopwatch(self._stopwatch.wait)
+            self._train(pace, time.perf_counter() + (1 - WARM) * seconds)
+        (member,) = self._cohort.members
+        if error := member.error or (member.ended.error if member.ended is not None else None):
+            raise error
         is_extrapolated = not self._epochs
         if is_extrapolated:
             boundary = replace(plan.at(self._cohort.step), log=True, validate=True, checkpoint=True)
-            with self._time():
-                trainer.reach_boundary(self._cohort, boundary, (), self._watch)
-            self._epochs = 1
-        found = self._summarize(is_extrapolated)
+            self._reach(boundary)
+        end = member.end_reason or ("" if self._cohort.step < self._end else "its last epoch is complete")
+        found = replace(self._summarize(is_extrapolated), end=end)
+        if member.ended is None:
+            found = replace(found, with_one_thread=self._try_one_thread(pace, WARM * seconds))
         busy = self._trace(found.steps_per_second, file)
         return self._add_advice(replace(found, busy=busy))
 
-    def _train(self, pace: Pace, until: float, most: int | None = None) -> None:
-        """Train until a moment, at most until a step; every other stretch is timed."""
-        cohort, is_timed = self._cohort, True
+    def _try_one_thread(self, pace: Pace, seconds: float) -> float | None:
+        """Return the steps per second with one thread, where that may be faster."""
+        cohort, is_cpu = self._cohort, self._tracing is not None and not self._tracing.sees_gpu
+        if not is_cpu or self._threads == 1 or cohort.plan.grain > 1:
+            return None
+        before, self._steps, self._took = (
+            (self._steps, self._took),
+            {False: 0, True: 0},
+            {False: 0.0, True: 0.0},
+        )
+        with threads(1):
+            self._train(pace, time.perf_counter() + seconds, times=False)
+        steps, took = self._steps[False], self._took[False]
+        self._steps, self._took = before
+        return steps / took if steps else None
+
+    def _train(self, pace: Pace, until: float, most: int | None = None, times: bool = True) -> None:
+        """Train until a moment, at most until a step; with `times`, every other stretch is timed."""
+        cohort, is_timed = self._cohort, times
         end = self._end if most is None else most
         while cohort.step < end and time.perf_counter() < until and cohort.active:
             boundary = cohort.plan.next(cohort.step, min(pace.most, end - cohort.step))
@@ -176,11 +234,17 @@ class _Profiler:
             self._steps[is_timed] += steps
             boundary = pace.pause(boundary, steps)
             cohort.step = boundary.step
-            with self._time():
-                trainer.reach_boundary(cohort, boundary, (), self._watch)
-            self._epochs += boundary.ends_epoch
-            is_timed = not is_timed
+            self._reach(boundary, times)
+            is_timed = times and not is_timed
             self._watch.check()
+
+    def _reach(self, boundary: Boundary, is_timed: bool = True) -> None:
+        """Do what is due at a boundary, and count it."""
+        with self._time() if is_timed else ExitStack():
+            trainer.reach_boundary(self._cohort, boundary, (), self._watch)
+        if is_timed:
+            self._epochs += boundary.ends_epoch
+            self._reached += _list_due(boundary)
 
     @contextmanager
     def _time(self, phase: str = "") -> Iterator[None]:
@@ -198,7 +262,12 @@ class _Profiler:
         plan, steps = self._cohort.plan, max(1, self._steps[True])
         per_step = {n: t / steps for n, t in self._stopwatch.seconds.items() if n not in AT_BOUNDARIES}
         each = {n: t * plan.steps_per_epoch for n, t in per_step.items()}
-        each |= {n: self._stopwatch.seconds[n] / self._epochs for n in AT_BOUNDARIES}
+        for name in AT_BOUNDARIES:
+            took = self._stopwatch.seconds[name]
+            if is_extrapolated:
+                each[name] = took / max(1, self._reached[name]) * self._count_due(name)
+            else:
+                each[name] = took / self._epochs
         total = sum(each.values()) or 1.0
         phases = [
             Phase(n, t, t / total, per_step.get(n))
@@ -207,12 +276,18 @@ class _Profiler:
         plain = self._took[False] / max(1, self._steps[False])
         speed = 1 / plain if plain else steps / max(self._took[True], 1e-9)
         between = sum(each[name] for name in AT_BOUNDARIES)
-        slower = self._took[True] / steps * speed - 1 if self._steps[True] else 0.0
+        slower = self._took[True] / steps * speed - 1 if self._steps[True] and plain else None
         return Profile(
             phases, "", plan.steps_per_epoch / speed + between, plan.steps_per_epoch, speed,
-            speed * self._here.built.order.batch_size, slower, self._steps[True], is_extrapolated, None,
-            type(self._learner).__name__, self._stopwatch.spans,
+            speed * self._here.built.order.batch_size, slower, self._steps[True], self._threads, None, "",
+            is_extrapolated, None, type(self._learner).__name__, self._stopwatch.spans,
         )  # fmt: skip
+
+    def _count_due(self, name: str) -> int:
+        """Return how often something is done in an epoch, at least once: a cadence may be a time."""
+        plan = self._cohort.plan
+        first = itertools.takewhile(lambda each: each.step <= plan.steps_per_epoch, plan.boundaries(0))
+        return max(1, sum(_list_due(each)[name] for each in first))
 
     def _trace(self, speed: float, file: Path | None) -> float | None:
         """Trace some steps; return the share of their time in which the GPU computes."""
@@ -220,7 +295,7 @@ class _Profiler:
         left = cohort.plan.total - cohort.step
         if tracing is None or not left or not (file is not None or tracing.sees_gpu):
             if file is not None:
-                durable.write_file(file, json.dumps(_describe_spans(self._stopwatch.spans)))
+                _write_trace(file, json.dumps(_describe_spans(self._stopwatch.spans)))
             return None
         steps = max(1, min(left, int(TRACED * speed), cohort.plan.next(cohort.step, left).step - cohort.step))
         steps = -(-steps // cohort.plan.grain) * cohort.plan.grain
@@ -229,7 +304,9 @@ class _Profiler:
         with tracing, self._time(LOOP):
             trainer.train_to(cohort, boundary, self._watch, is_exact=False)
         if file is not None:
-            tracing.write(file)
+            here = self._here.run.path / "trace.json"
+            tracing.write(here)
+            _write_trace(file, here.read_text())
         return min(1.0, tracing.busy() * speed / steps) if tracing.sees_gpu else None
 
     def _add_advice(self, found: Profile) -> Profile:
@@ -239,8 +316,31 @@ class _Profiler:
             1 / found.steps_per_second, found.busy, here.built.order.batch_size,
             here.built.evaluation_batch_size, config.train.capture, type(here.built.train).__name__,
             launches="launched steps" in {phase.name for phase in found.phases},
+            workers=_count_workers(here.built.train), threads=found.threads,
+            faster_with_one_thread=(found.with_one_thread or 0.0) / found.steps_per_second,
         )  # fmt: skip
         return replace(found, advice=advise(facts))
+
+
+def _count_workers(source: Any) -> int:
+    """Return the number of processes that read the rows of a source."""
+    while type(source) is Limited:
+        source = source.source
+    return source.workers if isinstance(source, DatasetSource) else 0
+
+
+def _list_due(boundary: Boundary) -> Counter[str]:
+    """Return what is done at a boundary."""
+    due = {VALIDATION: boundary.validate, LOG: boundary.log, CHECKPOINT: boundary.checkpoint}
+    return Counter(name for name, is_due in due.items() if is_due)
+
+
+def _write_trace(file: Path, text: str) -> None:
+    """Write to a file, or to what a link leads to."""
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise UsageError(f"the trace cannot be written to {file}: {error.strerror}") from None
 
 
 def _describe_spans(spans: Sequence[Span]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -58,7 +59,13 @@ class OperatorTrace:
         self._profiler: Any = torch.profiler.profile(activities=kinds)
 
     def __enter__(self) -> OperatorTrace:
-        self._profiler.__enter__()
+        was_set = "KINETO_LOG_LEVEL" in os.environ
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it prints when it begins and ends
+        try:
+            self._profiler.__enter__()
+        finally:
+            if not was_set:
+                del os.environ["KINETO_LOG_LEVEL"]
         return self
 
     def __exit__(self, *error: Any) -> None:
