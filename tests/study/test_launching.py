@@ -21,8 +21,8 @@ def programs(monkeypatch):
     """All programs that are made; they have four slots."""
     found, make = [], Program.__init__
 
-    def init(self, *given):
-        make(self, *given)
+    def init(self, *given, **options):
+        make(self, *given, **options)
         found.append(weakref.ref(self))
 
     monkeypatch.setattr(Program, "__init__", init)
