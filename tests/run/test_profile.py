@@ -88,10 +88,10 @@ def test_a_run_is_left_alone(project):
 
 
 @pytest.mark.parametrize(
-    ("data", "words"), [({"train": 0.002}, "waiting for data"), ({"validation": 0.01}, "validation")]
+    ("data", "words"), [({"train": 0.008}, "waiting for data"), ({"validation": 0.02}, "validation")]
 )
 def test_what_takes_long_is_found(slow, data, words):
-    found = profile(slow(**data), seconds=2)
+    found = profile(slow(**data), ["train.threads=1"], seconds=2)
     first = found.phases[0]
     assert first.name == words and first.share > 0.5
     assert words in found.advice
