@@ -22,7 +22,8 @@ from manyfit.data import Batch, once
 from manyfit.data.layout import layout_of
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.metrics_by_run import fetch
-from manyfit.run.build.builder import SPLITS, Built, build, threads, without_callbacks
+from manyfit.run.build.builder import SPLITS, Built, build, without_callbacks
+from manyfit.run.build.modes import compute_as
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.resume_proof import (
     DENSE,
@@ -227,7 +228,7 @@ def rehearse_run(
 
     With `fuses`, also return why it cannot be trained in one pass with others, if so.
     """
-    with own_randomness(), threads(config.run.train.threads):
+    with own_randomness(), compute_as(config.run.train):
         built = without_callbacks(build(config, warm=True, shared=shared))
         rehearse_batch(built, config)
         refused = {"not_fused": why_not_fused(built)} if fuses else {}

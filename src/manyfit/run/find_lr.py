@@ -25,7 +25,8 @@ from manyfit.data.randomness import own_randomness
 from manyfit.learn.metrics_by_run import split_by_run
 from manyfit.learn.rate_sweep import RatePoint, choose_rate, smooth_losses, sweep_rates
 from manyfit.learn.split_metrics import SplitMetrics
-from manyfit.run.build.builder import Built, build, threads
+from manyfit.run.build.builder import Built, build
+from manyfit.run.build.modes import compute_as
 from manyfit.store import durable
 from manyfit.store.folder import RunFolder
 
@@ -96,7 +97,7 @@ def find_lr(
     for seed in range(base.run.seed, base.run.seed + seeds):
         log.info("sweeping with seed %d", seed)
         config = load_config(source, [*overrides, f"seed={seed}"]) if seed != base.run.seed else base
-        with own_randomness(), threads(config.run.train.threads):
+        with own_randomness(), compute_as(config.run.train):
             built = build(config, warm=True)
             if checkpoint is not None and not isinstance(source, Mapping):
                 folder = Path(source) if Path(source).is_dir() else Path(source).parent

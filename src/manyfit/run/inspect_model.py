@@ -12,7 +12,8 @@ from manyfit.data import once
 from manyfit.data.nested import named_arrays
 from manyfit.data.randomness import own_randomness
 from manyfit.learn.rate_sweep import trace_rates
-from manyfit.run.build.builder import build, threads
+from manyfit.run.build.builder import build
+from manyfit.run.build.modes import compute_as
 from manyfit.store.checkpoint import checkpoints, find_damaged, is_checkpoint
 
 
@@ -22,7 +23,7 @@ def list_layers(place: Path, trust: bool = False) -> list[tuple[str, str, int, s
 
     config = load_config(place, trust=trust)
     shapes: dict[str, str] = {}
-    with own_randomness(), threads(config.run.train.threads):
+    with own_randomness(), compute_as(config.run.train):
         built = build(config)
         (model,) = built.learner.models
         if not isinstance(model, torch.nn.Module):
@@ -63,7 +64,7 @@ def list_tensors(folder: Path) -> Iterator[tuple[str, str, str, float]]:
 def trace_schedule(place: Path, trust: bool = False) -> tuple[int, dict[str, list[float]]]:
     """Return the steps per epoch, and the rates (and momentum) of every step, without training."""
     config = load_config(place, trust=trust)
-    with own_randomness(), threads(config.run.train.threads):
+    with own_randomness(), compute_as(config.run.train):
         built = build(config)
         total = built.plan.epochs * built.plan.steps_per_epoch
         found = trace_rates(built.learner, total)

@@ -15,7 +15,8 @@ from manyfit.core.errors import UsageError
 from manyfit.core.json_numbers import as_json_tree, to_json
 from manyfit.data import once
 from manyfit.data.randomness import own_randomness
-from manyfit.run.build.builder import SPLITS, Built, build, threads
+from manyfit.run.build.builder import SPLITS, Built, build
+from manyfit.run.build.modes import compute_as
 from manyfit.run.build.user_code import evaluation_only, hash_imported
 from manyfit.run.callbacks.tracking import mirror_evaluation
 from manyfit.run.evaluation.export import check_formats, export_format, export_weights
@@ -45,7 +46,7 @@ def reopen_run(
     run.load_trained()
     config = load_config(run.resolved, overrides, trust=trust)
     found = run.checkpoint(which)
-    with translate_failures(run, "this"), own_randomness(), threads(config.run.train.threads):
+    with translate_failures(run, "this"), own_randomness(), compute_as(config.run.train):
         built = build(config)
         for source in config.sources:
             check_run_code(hash_imported(source), run, source, allowed, evaluation_only(config, source))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -356,45 +353,3 @@ def device_of(name: str, asked: Origin | None) -> torch.device:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"{asked}: train.device: {name!r} cannot be used here: {reason}") from None
     return device
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[int]:
-    """Use this number of threads, or the current one; yield how many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    if count is not None:
-        tensorflow_threads(count)
-    try:
-        yield torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def round_products(precision: str) -> Iterator[None]:
-    """Let a GPU round the inputs of products in float32 as the precision of a run says."""
-    before = torch.get_float32_matmul_precision()
-    if precision == "tf32" and torch.cuda.is_available():
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def tensorflow_threads(count: int) -> None:
-    """Set the number of threads of TensorFlow, whether it is already imported or not."""
-    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        os.environ[name] = str(count)
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None:
-        return
-    threading = tensorflow.config.threading
-    if threading.get_intra_op_parallelism_threads() == count:
-        return
-    try:
-        threading.set_intra_op_parallelism_threads(count)
-        threading.set_inter_op_parallelism_threads(count)
-    except RuntimeError:
-        log.info("TensorFlow is already initialized in this process: its number of threads stays unchanged")

@@ -19,7 +19,8 @@ from manyfit.learn.fusing import NotFusable, Refusal, Terms
 from manyfit.learn.group import Part
 from manyfit.learn.learner import Learner
 from manyfit.learn.metrics_by_run import fetch_all
-from manyfit.run.build.builder import Built, build, round_products, threads
+from manyfit.run.build.builder import Built, build
+from manyfit.run.build.modes import compute_as
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.session.fusing import COMPARED, find_built_key, release_memory
 
@@ -80,11 +81,9 @@ def measure_steps(
     `budget` returns how many seconds this may take, given the seconds that training one run takes. `check` is
     called now and then, and may raise to end it.
     """
-    train = configs[0].run.train
     with ExitStack() as stack:
         stack.enter_context(own_randomness())
-        stack.enter_context(threads(train.threads))
-        stack.enter_context(round_products(train.precision))
+        stack.enter_context(compute_as(configs[0].run.train))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.callback(release_memory)

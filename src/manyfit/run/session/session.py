@@ -23,7 +23,8 @@ from manyfit.data.walk import Walk, walk_together
 from manyfit.learn.fusing import GroupFailed
 from manyfit.learn.group import GroupLearner, Part
 from manyfit.learn.learner import Learner
-from manyfit.run.build.builder import Built, build, round_products, threads
+from manyfit.run.build.builder import Built, build
+from manyfit.run.build.modes import compute_as
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.build.user_code import evaluation_only, hash_imported, hash_main_classes
 from manyfit.run.loop.cohort import Cohort, Member, keep_of
@@ -152,7 +153,7 @@ def build_again(
         config = patch(config, frozen=frozen)
         changed = resume_check.check_config(config, run, allowed)
     train = config.run.train
-    with threads(train.threads) as thread_count, round_products(train.precision):
+    with compute_as(train) as thread_count:
         built = build(config, warm=state is None, shared=shared)
         data, source = built.fingerprints(), config.project / config.run.src_code_path
         code = {**hash_imported(source), **hash_main_classes(config)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from manyfit.core.errors import classify_error
 from manyfit.core.signals import Watch
 from manyfit.learn.fusing import GroupFailed, Refusal
 from manyfit.learn.learner import Learner
-from manyfit.run.build.builder import round_products, threads
+from manyfit.run.build.modes import compute_as
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.fusing import fuse_runs, launch_run, release_memory, was_fused
 from manyfit.run.session.session import advance
@@ -109,15 +109,9 @@ def _train_group(
             yield from _train_smaller(failed, cause, watch, study, callbacks)
 
 
-@contextmanager
-def _use_modes(slot: TrainingSlot[Result]) -> Iterator[None]:
+def _use_modes(slot: TrainingSlot[Result]) -> AbstractContextManager[object]:
     """Compute as the config says between the turns of several runs; one run has no turns."""
-    if not slot.is_one_of_several:
-        yield
-        return
-    train = slot.here.config.run.train
-    with threads(train.threads), round_products(train.precision):
-        yield
+    return compute_as(slot.here.config.run.train) if slot.is_one_of_several else nullcontext()
 
 
 def _fuse(slots: Sequence[TrainingSlot[Result]]) -> Learner | None:
