@@ -24,7 +24,7 @@ from manyfit.data.randomness import own_randomness
 from manyfit.data.walk import Walk
 from manyfit.learn.learner import Learner
 from manyfit.run.advice import Facts, advise
-from manyfit.run.build.builder import threads
+from manyfit.run.build.modes import threads
 from manyfit.run.loop import trainer
 from manyfit.run.loop.clock import Pace
 from manyfit.run.loop.cohort import Cohort, Member
@@ -181,7 +181,8 @@ class _Profiler:
         """Measure, and return the result."""
         plan, pace = self._cohort.plan, Pace(self._cohort.plan)
         is_traced = self._tracing is not None and (file is not None or self._tracing.sees_gpu)
-        self._end = plan.total - min(KEPT, plan.total // 4) if is_traced else plan.total
+        kept = plan.total // 4 if self._could_use_one_thread() else 0
+        self._end = plan.total - kept - (min(KEPT, plan.total // 4) if is_traced else 0)
         self._train(pace, time.perf_counter() + WARM * seconds, int(WARM * plan.total))
         if self._cohort.active and self._cohort.step < self._end:
             self._steps, self._took, self._epochs = {False: 0, True: 0}, {False: 0.0, True: 0.0}, 0
@@ -195,18 +196,21 @@ class _Profiler:
         if is_extrapolated:
             boundary = replace(plan.at(self._cohort.step), log=True, validate=True, checkpoint=True)
             self._reach(boundary)
-        end = member.end_reason or ("" if self._cohort.step < self._end else "its last epoch is complete")
+        end = member.end_reason or ("" if self._cohort.step < self._end else "it has no more steps")
         found = replace(self._summarize(is_extrapolated), end=end)
-        if member.ended is None:
+        if member.ended is None and kept:
+            self._end += kept
             found = replace(found, with_one_thread=self._try_one_thread(pace, WARM * seconds))
         busy = self._trace(found.steps_per_second, file)
         return self._add_advice(replace(found, busy=busy))
 
+    def _could_use_one_thread(self) -> bool:
+        """Return whether steps are computed by several threads of this process."""
+        is_cpu = self._tracing is not None and not self._tracing.sees_gpu
+        return is_cpu and self._threads > 1 and self._cohort.plan.grain == 1
+
     def _try_one_thread(self, pace: Pace, seconds: float) -> float | None:
-        """Return the steps per second with one thread, where that may be faster."""
-        cohort, is_cpu = self._cohort, self._tracing is not None and not self._tracing.sees_gpu
-        if not is_cpu or self._threads == 1 or cohort.plan.grain > 1:
-            return None
+        """Return the steps per second with one thread."""
         before, self._steps, self._took = (
             (self._steps, self._took),
             {False: 0, True: 0},
