@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.study.test_fusing import fused, states
 
 import manyfit
 from manyfit.learn.torch.fused.launch import launcher, program
@@ -141,3 +142,19 @@ def test_it_says_why_it_is_not_launched(project, caplog, name):
     assert found.metrics == alone.metrics
     (line,) = [record.message for record in caplog.records if "launched one by one" in record.message]
     assert reason in line
+
+
+def test_groups_that_hop(lab, short, marked):
+    """Each visit opens the group anew; the same steps are compiled whatever the size of the group."""
+    lab.project.config(lab.project.changed(data__shards=3, model__dropout=0.2))
+    space, found = {"train.optimizer.lr": [0.003, 0.01, 0.03, 0.1]}, []
+    for fuse in (64, 2):
+        lab.clear()
+        lab.write(space=space, search={"method": "grid", "seeds": 1}, set={"train.epochs": 2, "train.compile": "default"},
+                  execute={"on": "inline", "hop": True, "fuse": fuse})  # fmt: skip
+        lab.sweep()
+        assert fused(lab) == 4
+        found.append((lab.table(), states(lab)))
+    assert found[0][0] == found[1][0]
+    for name, tensors in found[0][1].items():
+        assert all(torch.equal(tensor, found[1][1][name][key]) for key, tensor in tensors.items())
