@@ -113,6 +113,14 @@ def test_steps_are_measured_without_a_trace(project):
     assert not stopped.together and "longer" in stopped.end
 
 
+def test_steps_that_are_launched_are_measured_too(project, monkeypatch):
+    """As on a GPU, where compiling is foreseen."""
+    monkeypatch.setattr(Launching, "is_wanted", lambda self, device: self.capture != "off")
+    config = load_config(project.changed())
+    found = measure_steps([config] * 4, SharedData(), lambda seconds: 60.0)
+    assert found.alone > 0 and [each.runs for each in found.together] == [4]
+
+
 def test_memory_limits_what_is_measured(project, monkeypatch):
     config = load_config(project.changed())
     monkeypatch.setattr(measuring, "_find_free_memory", lambda device: 1e5)

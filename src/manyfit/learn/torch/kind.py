@@ -127,9 +127,9 @@ class TorchKind(LearnerKind):
 
     def foresee_compiling(self, learner: Any) -> Callable[[float], float] | None:
         """Return a prediction, unless steps are not launched."""
-        if not self.launches(learner):
+        if not isinstance(learner, TorchLearner) or not self.launches(learner):
             return None
-        leaves = sum(1 for each in learner.model.parameters() if each.requires_grad)
+        leaves = sum(1 for each in learner.module.parameters() if each.requires_grad)
         return functools.partial(learner.launching.predict, learner.device, leaves)
 
     def fuse(

@@ -158,7 +158,7 @@ def _choose(
         except Interrupted:
             raise
         except (Exception, SystemExit) as error:  # the rehearsal reports it, or the trial
-            log.info("steps could not be measured: %s", failure_of(error).message)
+            log.warning("steps could not be measured: %s", failure_of(error).message)
             return None
         known.append((trials, replace(measured, steps=max(1, round(measured.steps * left)))))
     others = found.trials - len(found.candidates) * len(study.seeds)  # which are proposed later
