@@ -10,6 +10,7 @@ import torch
 
 import manyfit
 from manyfit.core.errors import Interrupted, RunFailed, UsageError
+from manyfit.learn.torch.launching import Launching
 from manyfit.learn.torch.timed_places import PLACES as TORCH_PLACES
 from manyfit.run.advice import Facts, advise
 from manyfit.run.profile import PLACES, profile
@@ -162,7 +163,10 @@ def test_a_full_disk(project):
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_run_that_ends_at_once(project):
+@pytest.mark.parametrize("is_launched", [False, True], ids=["alone", "launched"])
+def test_a_run_that_ends_at_once(project, monkeypatch, is_launched):
+    """Also if it leaves what is launched together."""
+    monkeypatch.setattr(Launching, "is_wanted", lambda self, device: is_launched)
     tree = project.changed(train__stop={"metric": "val_loss", "reach": 100.0}, train__epochs=50)
     found = profile(tree, seconds=1)
     assert found.measured > 0 and found.steps_per_second < 1e6 and "val_loss" in found.end
@@ -185,7 +189,8 @@ def test_what_is_done_within_an_epoch_is_counted(slow):
 def test_one_thread_is_tried(project):
     before = torch.get_num_threads()
     for epochs in (10, 400):  # also if all steps are trained before the time is over
-        found = profile(project.changed(train__threads=2, train__epochs=epochs), seconds=1)
+        tree = project.changed(train__threads=2, train__epochs=epochs, train__device="cpu")
+        found = profile(tree, seconds=1)
         assert found.threads == 2 and found.with_one_thread > 0 and torch.get_num_threads() == before
     assert profile(project.changed(train__threads=1), seconds=0.5).with_one_thread is None
 

@@ -79,7 +79,7 @@ def test_a_compiled_run(project, programs):
 
 
 def test_a_run_that_cannot_be_compiled_says_so(project, caplog):
-    tree = project.changed(train__epochs=1)
+    tree = project.changed(train__epochs=1, train__device="cpu")
     manyfit.train(tree, folder="runs/one", callbacks=[])
     tree["train"] |= {"compile": "default", "epochs": 2}
     manyfit.train(tree, folder="runs/one", callbacks=[])

@@ -160,11 +160,11 @@ class _Profiler:
         if not isinstance(batches, Walk):
             batches = TimedIterator(batches, DATA)
         self._batches = batches
+        self._member = here.join(stack)
+        stack.callback(self._member.writer.close)
         self._cohort = Cohort(
-            [here.join(stack)], self._learner, built.plan, batches, 0, True, launched is not None
+            [self._member], self._learner, built.plan, batches, 0, True, launched is not None
         )
-        for member in self._cohort.members:
-            stack.callback(member.writer.close)
         self._tracing = built.kind.trace(built.learner)
         wait = self._tracing.wait if self._tracing is not None else lambda: None
         self._stopwatch = Stopwatch(wait)
@@ -189,11 +189,11 @@ class _Profiler:
             self._reached.clear()
             self._stopwatch = Stopwatch(self._stopwatch.wait)
             self._train(pace, time.perf_counter() + (1 - WARM) * seconds)
-        (member,) = self._cohort.members
+        member = self._member
         if error := member.error or (member.ended.error if member.ended is not None else None):
             raise error
         is_extrapolated = not self._epochs
-        if is_extrapolated:
+        if is_extrapolated and self._cohort.members:  # a run that has ended may have left
             boundary = replace(plan.at(self._cohort.step), log=True, validate=True, checkpoint=True)
             self._reach(boundary)
         end = member.end_reason or ("" if self._cohort.step < self._end else "it has no more steps")
