@@ -138,9 +138,10 @@ class Project:
         assert len(logs) == trials
         return read_speed(logs[0], rows) * trials, took
 
-    def run(self, model: str, epochs: int = 3, train: str = "", rows: int = ROWS) -> tuple[float, float]:
+    def run(self, model: str, epochs: int = 3, train: str = "", rows: int = ROWS,
+            more: str = "") -> tuple[float, float]:  # fmt: skip
         """Train one run; return its samples per second between epochs, and its seconds."""
-        self.write(model, epochs, 1, train, False, rows, "")
+        self.write(model, epochs, 1, train, False, rows, more)
         config = self.root / "runs/base/config.yaml"
         for entry in config.parent.iterdir():
             if entry != config:
@@ -185,7 +186,7 @@ def main() -> int:
                 )
                 print(f"    different seeds: {speed:,.0f} samples/s; study {took:.1f} s", flush=True)
             if given.single:
-                speed, took = project.run(model, given.epochs, train)
+                speed, took = project.run(model, given.epochs, train, more=given.more)
                 print(f"    one run: {speed:,.0f} samples/s; {took:.1f} s", flush=True)
     return 0
 

@@ -11,10 +11,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from manyfit.learn.torch.fused.launch.products import divide_products
 from manyfit.learn.torch.fused.self_check import LOSS
 
-Step = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-"""A step as a function of its state, which it changes in place, and of a slot; it returns losses."""
+Step = Callable[[list[Tensor], list[Tensor]], object]
+"""A step as a function of what it changes in place, state and losses, and of a slot."""
 MODES: Final = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}
 """The modes of `torch.compile` by their names in a config. Graphs are captured by the learner."""
 FAR: Final = 100.0
@@ -25,8 +26,8 @@ class NotCompiled(Exception):
     """A step that cannot be compiled, or computes something else then."""
 
 
-def compile_step(step: Step, state: Sequence[Tensor], slot: Sequence[Tensor], mode: str, kind: str) -> Step:
-    """Return a compiled step, compared with the given one on a copy of the state.
+def compile_step(step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor], mode: str, kind: str) -> Step:
+    """Return a compiled step, compared with the given one on copies of what it changes.
 
     Raise `NotCompiled` if that fails or differs; `kind` is how precisely the step computes.
     """
@@ -36,28 +37,27 @@ def compile_step(step: Step, state: Sequence[Tensor], slot: Sequence[Tensor], mo
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            traced = make_fx(step)([each.clone() for each in state], list(slot))
+            table = divide_products(changed[0].device)
+            traced = make_fx(step, table)([each.clone() for each in changed], list(slot))
             found: Any = torch.compile(traced, mode=MODES[mode], fullgraph=True, dynamic=False)
-            expected, there = _try(step, state, slot)
-            losses, here = _try(found, state, slot)
+            expected, actual = _try(step, changed, slot), _try(found, changed, slot)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         text = (str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
         raise NotCompiled(f"{type(error).__name__}: {text}") from error
-    for one, other in zip([*expected, *there], [*losses, *here], strict=True):
+    for one, other in zip(expected, actual, strict=True):
         _compare(one, other, LOSS[kind] * FAR)
     compiled: Step = found
     return compiled
 
 
-def _try(
-    step: Step, state: Sequence[Tensor], slot: Sequence[Tensor]
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Call a step on a copy of the state; return its losses and what the state is then."""
-    own = [each.clone() for each in state]
+def _try(step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Call a step on copies of what it changes; return them."""
+    own = [each.clone() for each in changed]
     with torch.no_grad():
-        return step(own, list(slot)), own
+        step(own, list(slot))
+    return own
 
 
 def _compare(one: Tensor, other: Tensor, near: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyfit.learn.torch.fused.launch.compiling import compile_step
-from manyfit.learn.torch.fused.launch.slots import Slots
+from manyfit.learn.torch.fused.launch.slots import Slots, make_aligned
 from manyfit.learn.torch.randomness import cuda_generator
 
 log = logging.getLogger("manyfit")
@@ -36,6 +36,7 @@ class Program:
         self._captures = self._device.type == "cuda"
         self._compiled: Any = None
         self._graphs: dict[int, Any] = {}
+        self._pool: Any = None
         self._names: list[str] = []
         self._results: list[Tensor] = []
 
@@ -47,12 +48,18 @@ class Program:
     def compile(self, mode: str, kind: str) -> None:
         """Compile it; raise `NotCompiled` if that fails. The first slot is filled."""
         self.slots.gather(1)
+        slot, count = self.slots.tensors(0), len(self._state)
+        if not self._results:
+            with torch.no_grad():
+                self._open_results(self._call([each.clone() for each in self._state], slot))
 
-        def step(state: list[Tensor], slot: list[Tensor]) -> list[Tensor]:
-            return self._call(state, slot)
+        def step(changed: list[Tensor], slot: list[Tensor]) -> None:
+            for result, value in zip(changed[count:], self._call(changed[:count], slot), strict=True):
+                result.copy_(value)
 
-        self._compiled = compile_step(step, self._state, self.slots.tensors(0), mode, kind)
+        self._compiled = compile_step(step, self._list_changed(0), slot, mode, kind)
         self._graphs.clear()
+        self._pool = None
         self.has_run = False
 
     def time_copy(self) -> float | None:
@@ -75,8 +82,10 @@ class Program:
         return self._captures and self.has_run and count not in self._graphs
 
     def count_next(self, most: int) -> int:
-        """Return how many slots are computed next: all of them, or one."""
-        return self.slots.steps if self.has_run and most >= self.slots.steps else 1
+        """Return how many slots are computed next: all of them, or a power of two, so that graphs are few."""
+        if not self.has_run:
+            return 1
+        return self.slots.steps if most >= self.slots.steps else 1 << (most.bit_length() - 1)
 
     def run(self, count: int) -> dict[str, Tensor]:
         """Compute the first slots; return the results, each of shape (slots, ...)."""
@@ -98,13 +107,22 @@ class Program:
         self._names = list(found)
         return list(found.values())
 
+    def _open_results(self, examples: Sequence[Tensor]) -> None:
+        self._results = [make_aligned(self.slots.steps, e.shape, e.dtype, e.device) for e in examples]
+
+    def _list_changed(self, number: int) -> list[Tensor]:
+        """Return what a slot changes: the state, and its own results."""
+        return [*self._state, *(results[number] for results in self._results)]
+
     def _compute_slots(self, count: int) -> None:
         self.slots.gather(count)
-        call = self._call if self._compiled is None else self._compiled
         for number in range(count):
-            found = call(self._state, self.slots.tensors(number))
+            if self._compiled is not None:
+                self._compiled(self._list_changed(number), self.slots.tensors(number))
+                continue
+            found = self._call(self._state, self.slots.tensors(number))
             if not self._results:
-                self._results = [value.new_zeros(self.slots.steps, *value.shape) for value in found]
+                self._open_results(found)
             for value, results in zip(found, self._results, strict=True):
                 results[number].copy_(value)
 
@@ -115,7 +133,7 @@ class Program:
         gc.disable()  # if it deleted another graph meanwhile, capturing would fail
         release_workspaces()
         try:
-            with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.no_grad(), torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
                 self._compute_slots(count)
         except BaseException:
             if generator is not None and before is not None:  # it would stay in the mode of a capture
@@ -125,6 +143,7 @@ class Program:
             release_workspaces()  # those of the graph stay in its own memory, and go with it
             gc.enable()
         self._graphs[count] = graph
+        self._pool = graph.pool()  # they are replayed one after another, and leave nothing there
 
     def _give_up(self, error: Exception) -> None:
         """Compute one slot after another from now on."""
@@ -132,6 +151,7 @@ class Program:
         log.warning("%s is launched operation by operation, as it cannot be captured: %s", self._what, text)
         self._captures = False
         self._graphs.clear()
+        self._pool = None
         torch.cuda.empty_cache()
 
 

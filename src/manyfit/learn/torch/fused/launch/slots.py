@@ -5,9 +5,10 @@ Each of the next steps has a slot for its rows, its keys of dropout and the fact
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -116,9 +117,9 @@ class Slots:
             self._index = torch.zeros(shape, dtype=torch.int64, device=device)
         self._keys: Tensor | None = None
         if layout.keys is not None:
-            self._keys = torch.zeros((steps, *layout.keys), dtype=torch.int32, device=device)
+            self._keys = make_aligned(steps, layout.keys, torch.int32, device)
         self._factors = [
-            torch.zeros((steps, len(own), len(f.leaf.tensor)), dtype=f.leaf.tensor.dtype, device=device)
+            make_aligned(steps, (len(own), len(f.leaf.tensor)), f.leaf.tensor.dtype, device)
             for f, own in zip(layout.fields, layout.names, strict=True)
         ]
 
@@ -135,9 +136,9 @@ class Slots:
         count = len(rows)
         for buffer, found in zip(self._factors, factors, strict=True):
             values = np.stack([np.broadcast_to(v, (count, buffer.shape[-1])) for v in found.values()], axis=1)
-            _send(torch.from_numpy(values).to(buffer.dtype), buffer[:count])
+            _send_aligned(torch.from_numpy(values), buffer[:count])
         if self._keys is not None and keys is not None:
-            _send(torch.from_numpy(keys), self._keys[:count])
+            _send_aligned(torch.from_numpy(keys), self._keys[:count])
         if self._index is None:
             for number, batch in enumerate(rows):
                 assert isinstance(batch, StackedBatch)
@@ -166,9 +167,28 @@ class Slots:
 
 def _send(values: Tensor, to: Tensor) -> None:
     """Copy values to the device without waiting for it."""
-    if to.is_cuda and not values.is_cuda:
+    if to.is_cuda and not values.is_cuda and not values.is_pinned():
         values = values.pin_memory()
     to.copy_(values, non_blocking=True)
+
+
+ALIGNED: Final = 64
+"""Bytes. Compiled code copies tensors that begin elsewhere than the first one that it saw."""
+
+
+def make_aligned(steps: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros of shape (steps, *shape), in which each step begins at a multiple of `ALIGNED`."""
+    step = -(-math.prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED // dtype.itemsize
+    whole = torch.zeros(steps, step, dtype=dtype, device=device)
+    return whole[:, : math.prod(shape)].view(steps, *shape)
+
+
+def _send_aligned(values: Tensor, to: Tensor) -> None:
+    """Copy values to an aligned tensor on the device, with what lies in between."""
+    size = to.stride(0)
+    whole = torch.zeros(len(values), size, dtype=to.dtype, pin_memory=to.is_cuda)
+    whole[:, : values[0].numel()] = values.flatten(1)
+    _send(whole, to.as_strided((len(to), size), (size, 1)))
 
 
 def _repeat(example: Tensor, steps: int) -> Tensor:
