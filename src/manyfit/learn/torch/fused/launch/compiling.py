@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,15 @@ from manyfit.learn.torch.fused.self_check import LOSS
 
 Step = Callable[[list[Tensor], list[Tensor]], object]
 """A step as a function of what it changes in place, state and losses, and of a slot."""
-MODES: Final = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}
-"""The modes of `torch.compile` by their names in a config. Graphs are captured by the learner."""
+MODES: Final[Mapping[str, dict[str, Any]]] = {
+    "default": {"deterministic": True},
+    "max-autotune": {"max_autotune": True, "coordinate_descent_tuning": True},
+}
+"""The options of `torch.compile` by their names in a config. Graphs are captured by the learner.
+
+By default, no kernel is chosen by its time, as another one may round in another way: a run that is resumed
+without the cache has the same bits.
+"""
 FAR: Final = 100.0
 """How much farther than a loss a parameter may be, as an optimizer divides by small numbers."""
 
@@ -39,7 +46,7 @@ def compile_step(step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor], 
             warnings.simplefilter("ignore")
             table = divide_products(changed[0].device)
             traced = make_fx(step, table)([each.clone() for each in changed], list(slot))
-            found: Any = torch.compile(traced, mode=MODES[mode], fullgraph=True, dynamic=False)
+            found: Any = torch.compile(traced, options=MODES[mode], fullgraph=True, dynamic=False)
             expected, actual = _try(step, changed, slot), _try(found, changed, slot)
     except torch.OutOfMemoryError:
         raise
