@@ -1,7 +1,8 @@
-"""Studies and single runs on a GPU compared with bare loops: 60,000 rows of 28 x 28 numbers, batches of 32.
+"""Studies and single runs on a GPU compared with bare loops, Lightning and JAX: 60,000 rows, batches of 32.
 
-Each study is timed from the call of `manyfit.sweep` to the finished ledger; its speed is also read from its logs, from
-the end of the first epoch to that of the last one. It validates, logs and writes checkpoints as usual.
+A study is validated, logged and checkpointed after each epoch, and writes its ledger. Its speed is that between the
+first epoch and the last one; its time is that of the command `manyfit sweep`, from its start to the report. What it is
+compared with (`bare_gpu`) only trains.
 """
 
 from __future__ import annotations
@@ -9,186 +10,202 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
+import platform
 import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import manyfit
 
-ROWS, HELD_OUT, BATCH = 60_000, 10_000, 32
-CODE = """
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
-from manyfit.data import ArraySource
-
-class Images:
-    def __init__(self, batch_size: int = 32, rows: int = 60_000):
-        self.batch_size, self.rows = batch_size, rows
-
-    def source(self, split):
-        count, seed = {"train": (self.rows, 0), "validation": (10_000, 1)}.get(split, (0, 0))
-        if not count:
-            return None
-        made = np.random.default_rng(seed)
-        target = made.integers(0, 10, count)
-        images = made.standard_normal((count, 1, 28, 28), dtype=np.float32)
-        images[np.arange(count), 0, 0, target] += 2
-        return ArraySource(images, target)
-
-class Mlp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(784, 512), nn.Linear(512, 10)
-
-    def forward(self, x):
-        return self.last(F.relu(self.first(x.flatten(1))))
-
-class LeNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(1, 6, 5), nn.Conv2d(6, 16, 5)
-        self.dense = nn.ModuleList([nn.Linear(256, 120), nn.Linear(120, 84), nn.Linear(84, 10)])
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.first(x)), 2)
-        x = F.max_pool2d(F.relu(self.second(x)), 2).flatten(1)
-        return self.dense[2](F.relu(self.dense[1](F.relu(self.dense[0](x)))))
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        rows, length, width = x.shape
-        parts = self.project(self.before(x)).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
-        query, key, value = parts[0], parts[1], parts[2]
-        seen = ((query @ key.transpose(-1, -2)) * (width // 4) ** -0.5).softmax(-1) @ value
-        x = x + self.out(seen.transpose(1, 2).reshape(rows, length, width))
-        return x + self.narrow(F.gelu(self.widen(self.between(x))))
-
-class Transformer(nn.Module):
-    def __init__(self, width: int = 128):
-        super().__init__()
-        self.embed, self.place = nn.Linear(28, width), nn.Parameter(torch.zeros(28, width))
-        self.blocks, self.head = nn.Sequential(Block(width), Block(width)), nn.Linear(width, 10)
-
-    def forward(self, x):
-        return self.head(self.blocks(self.embed(x.squeeze(1)) + self.place).mean(1))
-"""
+HERE = Path(__file__).parent
+ROWS, BATCH, TRIALS, EPOCHS = 60_000, 32, 64, 20
 MODELS = {"mlp": "Mlp", "lenet": "LeNet", "transformer": "Transformer"}
 STUDY = """
 base: ../../runs/base/config.yaml
 objective: {{metric: val_loss, mode: min}}
 search: {{method: grid{seeds}}}
 space: {{train.optimizer.lr: {rates}}}
-execute: {{on: inline, fuse: {trials}}}
+execute: {execute}
 """
 CONFIG = """
 seed: 7
 data: {{class: images.Images, batch_size: 32, rows: {rows}}}
 model: {{class: images.{model}}}
 train: {{epochs: {epochs}, loss: cross_entropy, metrics: [accuracy], optimizer: {{class: adam, lr: 1e-3}}, {train}}}
-{more}
+evaluate: {{batch_size: 1000}}
 """
+LEAST: Mapping[str, tuple[float, float, float]] = {
+    "64 trials, compiled / stacked by hand, compiled": (0.85, 0.85, 0.85),
+    "64 trials, compiled / JAX, 64 models": (1, 1, 1),
+    "64 trials, compiled / Lightning": (200, 200, 50),
+    "64 trials, captured / stacked by hand, captured": (0.85, 0.85, 0.85),
+    "64 seeds / 64 trials, compiled": (0.7, 0.7, 0.7),
+    "one run / JAX, one model": (0.9, 0.9, 0.9),
+    "one run / loop": (15, 9, 8),
+    "whole study / Lightning, one after another": (50, 50, 35),
+    "second study / first study": (1.3, 1.3, 1.3),
+}
+"""What is asked for: of the MLP, of LeNet and of the transformer."""
 
 
 class Project:
     """A project with one base config and one study."""
 
-    def __init__(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="manyfit-bench-"))
+    def __init__(self, rows: int = ROWS) -> None:
+        self.rows, self.root = rows, Path(tempfile.mkdtemp(prefix="manyfit-bench-"))
         (self.root / "src").mkdir()
-        (self.root / "src/images.py").write_text(CODE)
+        shutil.copy(HERE / "images.py", self.root / "src")
+        os.environ["XDG_CACHE_HOME"] = str(self.root / "cache")  # nothing is compiled yet
 
-    def write(
-        self, model: str, epochs: int, trials: int, train: str, seeds: bool, rows: int, more: str
-    ) -> Path:
-        """Write the config and the study; return the folder of the study."""
+    def write(self, model: str, epochs: int, train: str, trials: int = 1, seeds: bool = False,
+              execute: str = "{}") -> Path:  # fmt: skip
+        """Write the config and the study, without what they trained before; return the folder of the study."""
         rates = [1e-4 * 100 ** (i / max(1, trials - 1)) for i in range(1 if seeds else trials)]
-        config = self.root / "runs/base/config.yaml"
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(
-            CONFIG.format(rows=rows, model=MODELS[model], epochs=epochs, train=train, more=more)
-        )
-        folder = self.root / "studies/s"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        text = STUDY.format(rates=rates, trials=trials, seeds=f", seeds: {trials}" if seeds else "")
+        config, folder = self.root / "runs/base/config.yaml", self.root / "studies/s"
+        for each in (config.parent, folder):
+            shutil.rmtree(each, ignore_errors=True)
+            each.mkdir(parents=True)
+        config.write_text(CONFIG.format(rows=self.rows, model=MODELS[model], epochs=epochs, train=train))
+        text = STUDY.format(rates=rates, seeds=f", seeds: {trials}" if seeds else "", execute=execute)
         (folder / "study.yaml").write_text(text)
         return folder
 
-    def study(self, model: str, trials: int = 64, epochs: int = 3, train: str = "", seeds: bool = False,
-              rows: int = ROWS, more: str = "") -> tuple[float, float]:  # fmt: skip
-        """Run a study; return its samples per second between epochs, and its seconds."""
-        folder = self.write(model, epochs, trials, train, seeds, rows, more)
+    def command(self, model: str, trials: int, epochs: int) -> tuple[list[float], float]:
+        """Train a study by the command line; return the seconds of its epochs, and those of the command."""
+        folder = self.write(model, epochs, "", trials, execute="{on: auto, fuse: auto}")
         began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "manyfit", "sweep", "studies/s"],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+        )
+        took = time.perf_counter() - began
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = done.stderr.splitlines()
+        begin = next((i for i, line in enumerate(lines) if line.startswith("planned")), len(lines))
+        print(*(f"    {line[:150]}" for line in lines[begin : begin + 6]), sep="\n", flush=True)
+        return read_epochs(folder / "trials", trials), took
+
+    def study(self, model: str, trials: int, epochs: int, train: str, seeds: bool = False) -> list[float]:
+        """Train a study in this process, as one group; return the seconds of its epochs."""
+        folder = self.write(model, epochs, train, trials, seeds, f"{{on: inline, fuse: {trials}}}")
         found = manyfit.sweep(folder, progress=False)
-        took = time.perf_counter() - began
-        assert len(found.ranked) in (1, trials), found.failures
-        logs = list(folder.glob("trials/*/metrics.jsonl"))
-        assert len(logs) == trials
-        return read_speed(logs[0], rows) * trials, took
+        assert not found.failures, found.failures
+        return read_epochs(folder / "trials", trials)
 
-    def run(self, model: str, epochs: int = 3, train: str = "", rows: int = ROWS,
-            more: str = "") -> tuple[float, float]:  # fmt: skip
-        """Train one run; return its samples per second between epochs, and its seconds."""
-        self.write(model, epochs, 1, train, False, rows, more)
-        config = self.root / "runs/base/config.yaml"
-        for entry in config.parent.iterdir():
-            if entry != config:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        began = time.perf_counter()
-        manyfit.train(config, callbacks=[])
-        took = time.perf_counter() - began
-        return read_speed(config.parent / "metrics.jsonl", rows), took
+    def run(self, model: str, epochs: int, train: str) -> list[float]:
+        """Train one run; return the seconds of its epochs."""
+        self.write(model, epochs, train)
+        manyfit.train(self.root / "runs/base/config.yaml", callbacks=[])
+        return read_epochs(self.root / "runs", 1)
 
 
-def read_speed(file: Path, rows: int) -> float:
-    """Return samples per second of the fastest epoch but the first."""
-    times = [json.loads(line)["time"] for line in file.read_text().splitlines()]
-    return rows / min(b - a for a, b in itertools.pairwise(times))
+def read_epochs(folder: Path, trials: int) -> list[float]:
+    """Return the seconds of each epoch but the first."""
+    logs = list(folder.glob("*/metrics.jsonl"))
+    assert len(logs) == trials, len(logs)
+    times = [json.loads(line)["time"] for line in logs[0].read_text().splitlines()]
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+def measure(project: Project, name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Return samples per second, and seconds, by what was measured."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "bare_gpu.py"), name, "--models", str(given.trials),
+         "--seconds", str(given.seconds)],
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found: dict[str, Any] = {"by hand": json.loads(done.stdout.splitlines()[-1])}
+    print(f"{name}: {show(found['by hand'])}", flush=True)
+
+    def note(what: str, epochs: Sequence[float], runs: int, seconds: float | None = None) -> None:
+        all_ = [project.rows * runs / each for each in epochs]
+        found[what] = {"best": max(all_), "median": statistics.median(all_), "least": min(all_)}
+        if seconds is not None:
+            found[what] |= {"seconds": seconds, "epochs": len(epochs) + 1, "epoch": statistics.median(epochs)}
+        print(f"{name}, {what}: {show(found[what])}", flush=True)
+
+    trials = given.trials
+    for what, epochs in (("first study", given.epochs), ("second study", given.second)):
+        each, took = project.command(name, trials, epochs)
+        note(what, each, trials, took)
+    note("one run", project.run(name, 6, "compile: default"), 1)
+    note("captured", project.study(name, trials, 3, "compile: off"), trials)
+    if not given.no_seeds:
+        note("seeds", project.study(name, trials, 3, "compile: default", seeds=True), trials)
+    return found
+
+
+def show(values: Mapping[str, float]) -> str:
+    """Return values by name as text."""
+    return ", ".join(f"{name} {value:,.{0 if value > 999 else 1}f}" for name, value in values.items())
+
+
+def compare(found: Mapping[str, Any], trials: int, rows: int) -> dict[str, float]:
+    """Return the quotients that are asked for."""
+    bare = found["by hand"]
+    best = {what: values["best"] for what, values in found.items() if what != "by hand"}
+    whole = {  # of 20 epochs, also if fewer were trained
+        what: found[what]["seconds"] + (EPOCHS - found[what]["epochs"]) * found[what]["epoch"]
+        for what in ("first study", "second study")
+    }
+    quotients = {
+        "64 trials, compiled / stacked by hand, compiled": (best["first study"], bare.get("stacked, compiled")),
+        "64 trials, compiled / JAX, 64 models": (best["first study"], bare.get("jax")),
+        "64 trials, compiled / Lightning": (best["first study"], bare.get("lightning")),
+        "64 trials, captured / stacked by hand, captured": (best["captured"], bare.get("stacked")),
+        "64 seeds / 64 trials, compiled": (best.get("seeds"), best["first study"]),
+        "one run / JAX, one model": (best["one run"], bare.get("jax, one")),
+        "one run / loop": (best["one run"], bare.get("loop")),
+        "whole study / Lightning, one after another": (
+            rows * EPOCHS * trials / whole["first study"], bare.get("lightning")
+        ),
+        "second study / first study": (whole["first study"], whole["second study"]),
+    }  # fmt: skip
+    return {name: one / other for name, (one, other) in quotients.items() if one and other}
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser()
+    arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--models", default=",".join(MODELS))
-    arguments.add_argument("--modes", default="off,default")
-    arguments.add_argument("--epochs", type=int, default=4)
-    arguments.add_argument("--trials", type=int, default=64)
-    arguments.add_argument("--single", action="store_true")
-    arguments.add_argument("--seeds", action="store_true")
-    arguments.add_argument("--more", default="evaluate: {batch_size: 1000}")
+    arguments.add_argument("--trials", type=int, default=TRIALS)
+    arguments.add_argument("--rows", type=int, default=ROWS)
+    arguments.add_argument("--epochs", type=int, default=EPOCHS, help="of the first study")
+    arguments.add_argument("--second", type=int, default=EPOCHS, help="epochs of the second study")
+    arguments.add_argument("--seconds", type=float, default=1.5, help="of each loop by hand")
+    arguments.add_argument("--no-seeds", action="store_true")
+    arguments.add_argument("--out", type=Path, help="a JSON file, to which the results are added")
     given = arguments.parse_args()
-    project = Project()
-    print(
-        f"torch {torch.__version__}, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'}"
-    )
-    for model in given.models.split(","):
-        for mode in given.modes.split(","):
-            train = "capture: off" if mode == "eager" else f"compile: {mode}"
-            speed, took = project.study(model, given.trials, given.epochs, train, more=given.more)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    known = json.loads(given.out.read_text()) if given.out and given.out.exists() else {"models": {}}
+    known |= {
+        "device": device, "torch": torch.__version__, "python": platform.python_version(),
+        "command": f"python benchmarks/bench_gpu.py --models {','.join([*known['models'], given.models])}",
+    }  # fmt: skip
+    print(f"{device}, torch {torch.__version__}")
+    enough = True
+    for name in given.models.split(","):
+        found = known["models"][name] = measure(Project(given.rows), name, given)
+        found["quotients"] = compare(found, given.trials, given.rows)
+        for what, quotient in found["quotients"].items():
+            least = LEAST[what][list(MODELS).index(name)]
+            enough = enough and quotient >= least
             print(
-                f"{model} x{given.trials}, compile {mode}: {speed:,.0f} samples/s; study {took:.1f} s",
-                flush=True,
+                f"{name}: {what} = {quotient:.2f} (at least {least}){'' if quotient >= least else ' MISSED'}"
             )
-            if given.seeds:
-                speed, took = project.study(
-                    model, given.trials, given.epochs, train, seeds=True, more=given.more
-                )
-                print(f"    different seeds: {speed:,.0f} samples/s; study {took:.1f} s", flush=True)
-            if given.single:
-                speed, took = project.run(model, given.epochs, train, more=given.more)
-                print(f"    one run: {speed:,.0f} samples/s; {took:.1f} s", flush=True)
-    return 0
+        if given.out:
+            given.out.write_text(json.dumps(known, indent=1) + "\n")
+    return 0 if enough else 1
 
 
 if __name__ == "__main__":

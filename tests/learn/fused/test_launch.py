@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.data import ArraySource, DatasetSource
 from manyfit.learn.torch.fused.launch import launcher, program
-from manyfit.learn.torch.fused.launch.slots import flatten_batch
+from manyfit.learn.torch.fused.launch.slots import Slots, flatten_batch
 from manyfit.learn.torch.launching import Launching
 from manyfit.learn.torch.update import Frozen
 
@@ -113,6 +113,29 @@ def test_a_resumed_group_has_the_same_bits(at, short):
     resumed, _ = train((fuse(runs, start=at), walk(runs, start=at)), 20 - at)
     for one, two in zip(bits(whole), bits(resumed), strict=True):
         assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="there is no GPU")
+def test_no_memory_is_left_while_steps_are_captured(short, monkeypatch, caplog):
+    """They go on operation by operation, and the next group is captured as usual."""
+    one, first = train(group(EAGER), 12)
+    gather = Slots.gather
+
+    def fill_memory(self, count):
+        if torch.cuda.is_current_stream_capturing():
+            torch.empty(1 << 50, dtype=torch.uint8, device=DEVICE)
+        gather(self, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "gather", fill_memory)
+        other, second = train(group(), 12)
+    assert "cannot be captured: CUDA out of memory" in caplog.text
+    assert not any(program._graphs for program in other._launcher._programs.values())
+    assert first == pytest.approx(second, rel=1e-4)
+    is_near(one, other)
+    third, _ = train(group(), 12)
+    assert any(program._graphs for program in third._launcher._programs.values())
+    is_near(one, third)
 
 
 def averaged(**settings):
