@@ -7,6 +7,8 @@ import pytest
 
 import manyfit
 from manyfit.core.errors import RunConflict
+from manyfit.learn.torch.launching import Launching
+from manyfit.run.resume_proof import Probe
 
 
 def test_a_split_that_is_gone(project):
@@ -82,3 +84,22 @@ def test_a_schedule_is_trained_past_its_end_if_that_is_asked_for(project):
     )
     rates = [e.values["lr"] for e in result.history]
     assert rates[1] == rates[2] == rates[3] or rates[2] == rates[3] < rates[1]
+
+
+def test_the_rows_of_launched_steps_are_traced(project, monkeypatch, tmp_path):
+    """They are read before they are launched, and `check --resume` sees the same ones."""
+    found = []
+    for is_launched in (False, True):
+        monkeypatch.setattr(Launching, "is_wanted", lambda self, device, it=is_launched: it)
+        trace = tmp_path / f"{is_launched}.trace"
+        probe = Probe(trace, None)
+        manyfit.train("runs/a", ["train.epochs=2"], folder=tmp_path / f"{is_launched}", callbacks=[probe])
+        found.append(([json.loads(line) for line in trace.read_text().splitlines()], probe._counts))
+    assert found[0] == found[1]
+    assert {"step", "validation", "epoch"} <= found[0][1].keys()
+
+
+def test_a_compiled_run_is_checked(project, cli):
+    answer = cli("check", "--resume", project.run, "train.compile=default")
+    assert answer.code == 0 and "not compiled" not in answer.err, answer.err
+    assert answer.out.count("killed in validation batch") == 2

@@ -11,15 +11,17 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 from manyfit.config.tree.overrides import Overrides
 from manyfit.core.errors import ManyfitError, RunFailed
 from manyfit.core.state import State
 from manyfit.data import Batch, Order, Source
 from manyfit.data.native import NativeBatches
+from manyfit.data.resident import Resident, RowNumbers, find_resident
+from manyfit.data.walk import Walk
 from manyfit.run.loop.cohort import Cohort
 from manyfit.run.loop.plan import Boundary
 from manyfit.store import durable
@@ -116,8 +118,11 @@ class Probe:
 
     def on_start(self, cohort: Cohort) -> None:
         """Wrap the data of the cohort."""
-        member, batches = cohort.members[0], cast("Iterator[Batch]", cohort.batches)
-        cohort.batches = Traced(batches, cohort.step, self._trace, self)
+        member, steps = cohort.members[0], _Steps(cohort.step, self._trace, self)
+        if isinstance(cohort.batches, Walk):
+            cohort.batches = TracedWalk(cohort.batches, steps)
+        else:
+            cohort.batches = Traced(cohort.batches, steps)
         if member.validation is not None:
             member.validation = Watched(member.validation, self)
         if self._kill is not None and self._kill.where == "write":
@@ -139,17 +144,51 @@ class Probe:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class _Steps:
+    """A record of the rows of each step."""
+
+    def __init__(self, step: int, trace: Path, probe: Probe) -> None:
+        self._step, self._trace, self._probe = step, trace, probe
+
+    def add(self, rows: list[int]) -> None:
+        """Record a step."""
+        with self._trace.open("a") as file:
+            file.write(json.dumps([self._step, rows]) + "\n")
+        self._probe.passes("step")
+        self._step += 1
+
+
+class TracedWalk(Walk):
+    """A walk of a single run that is launched, whose rows are recorded when they are read."""
+
+    def __init__(self, walk: Walk, steps: _Steps) -> None:
+        self.__dict__ = walk.__dict__
+        self._trace = steps
+
+    def __next__(self) -> tuple[Batch, ...]:
+        is_numbered = bool(self._rows)  # then, their numbers are read first
+        found = super().__next__()
+        if not is_numbered:
+            self._trace.add(found[0].index.tolist())
+        return found
+
+    def next_rows(self, steps: int) -> list[tuple[RowNumbers, ...]]:
+        """Return the row numbers of the next steps."""
+        found = super().next_rows(steps)
+        for (rows,) in found:
+            self._trace.add(list(map(int, rows)))
+        return found
+
+
 class Traced(Iterator[Batch]):
     """Batches whose rows are recorded for each step.
 
     A framework that reads batches itself still does so, one at a time; then the rows are unknown.
     """
 
-    def __init__(self, batches: Iterator[Batch], step: int, trace: Path, probe: Probe) -> None:
+    def __init__(self, batches: Iterator[Batch], steps: _Steps) -> None:
         self._batches = batches
-        self._step = step
-        self._trace = trace
-        self._probe = probe
+        self._steps = steps
 
     @property
     def framework(self) -> str:
@@ -160,19 +199,13 @@ class Traced(Iterator[Batch]):
         """Return the iterator of the framework, for one batch."""
         assert isinstance(self._batches, NativeBatches)
         found = self._batches.native(1)
-        self._pass([])
+        self._steps.add([])
         return found
 
     def __next__(self) -> Batch:
         batch = next(self._batches)
-        self._pass(batch.index.tolist())
+        self._steps.add(batch.index.tolist())
         return batch
-
-    def _pass(self, rows: list[int]) -> None:
-        with self._trace.open("a") as file:
-            file.write(json.dumps([self._step, rows]) + "\n")
-        self._probe.passes("step")
-        self._step += 1
 
 
 class Watched:
@@ -190,6 +223,20 @@ class Watched:
         for batch in self._source.batches(order, start):
             self._probe.passes("validation")
             yield batch
+
+    def resident(self, order: Order) -> Resident | str:
+        """Return the same rows, whose numbers are counted when they are read."""
+        found = find_resident(self._source, order)
+        if isinstance(found, str):
+            return found
+        read = found.rows
+
+        def count(start: int) -> Iterator[RowNumbers]:
+            for rows in read(start):
+                self._probe.passes("validation")
+                yield rows
+
+        return replace(found, rows=count)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
