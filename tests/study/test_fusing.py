@@ -252,7 +252,7 @@ def test_a_study_that_is_killed_at_a_disk_operation_resumes(study, then, loses, 
     """
     study.write(
         space=GRID, search={"method": "grid", "seeds": 1}, execute={"on": "inline", "fuse": 64},
-        set={"train.epochs": 3, "train.every.checkpoint": "3ba"},
+        set={"train.epochs": 3, "train.every.checkpoint": "3ba", "train.device": "cpu"},
     )  # fmt: skip
     script = Path(__file__).with_name("crash_matrix.py")
     words = json.dumps([f"execute.{then}"])
@@ -346,7 +346,8 @@ def test_a_trial_that_is_stopped_leaves_the_others_as_they_are(study, monkeypatc
     """By a person, in the middle of its group."""
     from manyfit.study.executors.inline import Inline
 
-    changes = {"space": GRID, "search": {"method": "grid", "seeds": 1}, "set": {"train.epochs": 3}}
+    changes = {"space": GRID, "search": {"method": "grid", "seeds": 1},
+               "set": {"train.epochs": 3, "train.device": "cpu"}}  # fmt: skip
     study.write(**changes, execute={"on": "inline", "fuse": 64})
     study.sweep()
     undisturbed = states(study)

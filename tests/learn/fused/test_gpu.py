@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.learn.fused.conftest import (
+    MLP,
     MODELS,
     OPTIONS,
     LeNet,
@@ -14,8 +15,10 @@ from tests.learn.fused.conftest import (
     train_together,
     walk,
 )
+from torch import nn
 
 from manyfit.data import Order
+from manyfit.learn.fusing import NotFusable
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -62,3 +65,22 @@ def test_other_optimizers(optimizer, deterministic):
     together = train_together(group, walk(alone, data=data), 20)
     for i, each in enumerate(alone):
         assert together[:, i] == pytest.approx(train_alone(each, Order(8, seed=5), 20, data), rel=1e-6)
+
+
+class Noisy(nn.Module):
+    """Its noise is smaller than the tolerance of the comparison with each run alone."""
+
+    def __init__(self, rate=0.0):
+        super().__init__()
+        self.layers = MLP(rate)
+
+    def forward(self, x):
+        return self.layers(x + 1e-9 * torch.randn_like(x))
+
+
+@cuda
+def test_random_numbers_of_the_device_are_noticed():
+    before = torch.cuda.get_rng_state()
+    with pytest.raises(NotFusable, match="draws random numbers other than dropout"):
+        fuse([run(Noisy, i, {"lr": 1e-3}, device=torch.device("cuda")) for i in range(2)])
+    assert torch.equal(before, torch.cuda.get_rng_state())

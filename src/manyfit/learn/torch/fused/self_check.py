@@ -21,6 +21,7 @@ from manyfit.learn.torch.fused.dropout import CounterDropout
 from manyfit.learn.torch.fused.stacked_loss import stack_losses
 from manyfit.learn.torch.fused.structure import Opaque, describe_module
 from manyfit.learn.torch.learner import TorchLearner
+from manyfit.learn.torch.randomness import cuda_generator
 
 LOSS: Final[Mapping[str, float]] = {"exact": 1e-9, "single": 1e-4, "rough": 5e-2}
 GRADIENT: Final[Mapping[str, float]] = {"exact": 1e-8, "single": 2e-3, "rough": 2e-1}
@@ -143,7 +144,8 @@ def _train_alone(
         before = describe_module(module)
     except (Opaque, RuntimeError, TypeError) as error:
         raise NotFusable(f"the module cannot be copied: {error}") from error
-    randomness = RandomStates.read()
+    randomness, generator = RandomStates.read(), cuda_generator(run.device)
+    seeded = None if generator is None else generator.get_state()
     try:
         loss, _ = compute_loss(run, module, batch, mode)
         gradients = _differentiate(loss, dict(module.named_parameters()), trained)
@@ -153,7 +155,11 @@ def _train_alone(
         raise NotFusable(_explain(error)) from error
     now = RandomStates.read()
     randomness.restore()
-    if not _are_equal(randomness, now):
+    draws = not _are_equal(randomness, now)
+    if generator is not None and seeded is not None and not torch.equal(seeded, generator.get_state()):
+        generator.set_state(seeded)
+        draws = True
+    if draws:
         raise NotFusable("the model draws random numbers other than dropout")
     try:
         if describe_module(module) != before:
