@@ -3,6 +3,8 @@
 import pytest
 import torch
 from tests.study.test_fusing import fused, states
+from tests.study.test_hopping import train_alone, trained
+from tests.study.test_traveling import travel_inline
 
 import manyfit
 from manyfit.learn.torch.fused.launch import launcher, program
@@ -159,3 +161,21 @@ def test_groups_that_hop(lab, short, marked):
     assert found[0][0] == found[1][0]
     for name, tensors in found[0][1].items():
         assert all(torch.equal(tensor, found[1][1][name][key]) for key, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("how", ["hop", "travel"])
+def test_trials_that_are_visited_one_by_one(lab, short, marked, how):
+    """Where they have no folder, they are launched as anywhere else: with the same bits."""
+    changes = {"data__shards": 3} if how == "hop" else {}
+    lab.project.config(lab.project.changed(model__dropout=0.2, train__compile="default", **changes))
+    lab.write(search__seeds=1, execute={"on": "inline", "hop": how == "hop"})
+    if how == "hop":
+        assert not lab.sweep().failures
+    else:
+        assert not lab.execute(travel_inline).failures
+    folders = sorted((lab.folder / "trials").iterdir())
+    for folder in folders[:3]:
+        (state, events), (alone, rows) = (trained(each) for each in (folder, train_alone(lab, folder.name)))
+        assert [row[:2] for row in events] == [row[:2] for row in rows]
+        assert state.values["compiled"] == alone.values["compiled"] == "default"
+        assert all(torch.equal(tensor, alone.tensors[name]) for name, tensor in state.tensors.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from manyfit.config import Config
 from manyfit.core.position import Position
@@ -15,7 +15,6 @@ from manyfit.run.build.shared_data import SharedData
 from manyfit.run.loop.cohort import Member
 from manyfit.run.loop.journal import log_only_to, translate_failures
 from manyfit.run.loop.process_state import own_process
-from manyfit.run.loop.stopping import Ending
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.fusing import Fuse
 from manyfit.run.session.session import Opened
@@ -27,12 +26,13 @@ from manyfit.run.travel.visit import (
     Delivery,
     Visit,
     VisitFailed,
+    Visiting,
     goal_of,
     log_messages,
     open_visit,
     train_visit,
 )
-from manyfit.run.travel.visitor import StateCollector, Visitor
+from manyfit.run.travel.visitor import StateCollector
 from manyfit.store.checkpoint import Checkpoint
 from manyfit.store.folder import RunFolder
 
@@ -92,22 +92,6 @@ def train_visits(
         yield slot.request, slot.explain(found), slot.how
 
 
-@dataclass(frozen=True)
-class _Visiting(Opened):
-    """An open run whose folder is elsewhere."""
-
-    visitor: Visitor = field(kw_only=True)
-
-    @property
-    def ending(self) -> Ending | None:
-        """Why the run has stopped early, if it has."""
-        return self.visitor.ended
-
-    def join(self, stack: ExitStack) -> Member:
-        """Return the run as a member of a cohort."""
-        return self.visitor
-
-
 class _VisitSlot(TrainingSlot[Parcel]):
     """A run that is trained without its folder."""
 
@@ -150,18 +134,10 @@ class _VisitSlot(TrainingSlot[Parcel]):
         visit = self._visit = stack.enter_context(
             open_visit(request.config, luggage, self._text, request.deliver, self._allowed, self._shared)
         )
-        visitor, built = visit.visitor, visit.built
-        visitor.watch, visitor.turn = request.watch, self._log_here
-        if self._until is not None:  # nothing is read beyond the goal
-            built = replace(built, order=replace(built.order, until=goal_of(built, self._until)))
+        visit.visitor.watch, visit.visitor.turn = request.watch, self._log_here
         self._visits.append(visit)
-        last = None
-        if luggage.note is not None and luggage.state is not None:
-            last = Checkpoint(luggage.path, luggage.note, luggage.state.values, {})
-        return _Visiting(
-            visitor.config, self.folder, built, last, visit.facts, request.watch,
-            Part(built.learner, self.turn), luggage.puts_off, visitor=visitor,
-        )  # fmt: skip
+        part = Part(visit.built.learner, self.turn)
+        return Visiting.open(visit, luggage, self._until, request.watch, part)
 
     @property
     def goal(self) -> int:

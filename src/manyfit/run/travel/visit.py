@@ -9,8 +9,8 @@ import io
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,19 +19,22 @@ from manyfit.core.errors import UsageError
 from manyfit.core.position import Position
 from manyfit.core.redaction import has_secrets
 from manyfit.core.signals import Watch
+from manyfit.learn.fusing import GroupFailed
+from manyfit.learn.group import Part
 from manyfit.run.build.builder import Built
 from manyfit.run.build.shared_data import SharedData
-from manyfit.run.loop.cohort import Cohort, MeasuredPart
+from manyfit.run.loop.cohort import Cohort, MeasuredPart, Member
 from manyfit.run.loop.journal import Redacting, log_only_to, translate_failures
 from manyfit.run.loop.plan import Boundary
 from manyfit.run.loop.stopping import Ending
 from manyfit.run.loop.trainer import Callback, train_cohort
 from manyfit.run.loop.validation import count_visits, measure_visit
-from manyfit.run.session.session import build_again, follow
+from manyfit.run.session.fusing import launch_run
+from manyfit.run.session.session import Opened, build_again, follow, read_together
 from manyfit.run.travel.luggage import Luggage, Parcel
 from manyfit.run.travel.visitor import Visitor
 from manyfit.store import durable
-from manyfit.store.checkpoint import check_state
+from manyfit.store.checkpoint import Checkpoint, check_state
 from manyfit.store.folder import RunFolder
 
 log = logging.getLogger("manyfit")
@@ -123,12 +126,11 @@ def train_visit(
             open_visit(config, luggage, text, deliver, allowed, shared) as visit,
         ):
             visitor, built = visit.visitor, visit.built
-            cohort, goal = join_cohort(visitor, built, luggage, until)
+            cohort, goal = join_cohort(Visiting.open(visit, luggage, until, watch), luggage, until)
             if cohort.measuring is not None:
                 visitor.measured = measure_next(cohort, watch)
             if not visitor.measured:
-                for _ in train_cohort(cohort, [*callbacks, Delivery([visit])], watch, until=goal):
-                    pass
+                _train(cohort, [*callbacks, Delivery([visit])], watch, goal)
             if visitor.ended is not None and visitor.ended.error is not None:
                 raise visitor.ended.error
             if visitor.is_over(built):
@@ -138,6 +140,18 @@ def train_visit(
     except BaseException as error:
         raise VisitFailed(error, visit.wrap() if visit is not None else None) from error
     return visit.wrap()
+
+
+def _train(cohort: Cohort, callbacks: Sequence[Callback], watch: Watch, goal: int) -> None:
+    """Train a run, and raise its error: as a group of one, it is only noted."""
+    (member,) = cohort.members
+    try:
+        for _ in train_cohort(cohort, callbacks, watch, until=goal):
+            pass
+    except GroupFailed as error:
+        raise error.__cause__ or error from None
+    if member.error is not None:
+        raise member.error
 
 
 def bring_file(project: Path, name: str, data: bytes) -> None:
@@ -200,25 +214,54 @@ def check_shards(config: Config, built: Built) -> None:
         )
 
 
-def join_cohort(
-    visitor: Visitor, built: Built, luggage: Luggage, until: Position | None
-) -> tuple[Cohort, int]:
-    """Return the run as a cohort that reads nothing beyond its goal, and the step of this goal."""
-    note = luggage.note
-    step, is_measured = (0, True) if note is None else (note.step, note.measured)
-    goal = built.plan.total if until is None else goal_of(built, until)
-    order = built.order if until is None else replace(built.order, until=goal)
-    batches = built.train.batches(order, step)
-    measuring = None
-    if luggage.measures_at is not None:
+@dataclass(frozen=True)
+class Visiting(Opened):
+    """An open run whose folder is elsewhere."""
+
+    visitor: Visitor = field(kw_only=True)
+
+    @staticmethod
+    def open(
+        visit: Visit, luggage: Luggage, until: Position | None, watch: Watch, part: Part | None = None
+    ) -> Visiting:
+        """Return the run of a visit, which reads nothing beyond its goal."""
+        visitor, built = visit.visitor, visit.built
+        if until is not None:
+            built = replace(built, order=replace(built.order, until=goal_of(built, until)))
+        last = None
+        if luggage.note is not None and luggage.state is not None:
+            last = Checkpoint(luggage.path, luggage.note, luggage.state.values, {})
+        return Visiting(
+            visitor.config, RunFolder(luggage.path), built, last, visit.facts, watch, part, luggage.puts_off,
+            visitor=visitor,
+        )  # fmt: skip
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why the run has stopped early, if it has."""
+        return self.visitor.ended
+
+    def join(self, stack: ExitStack) -> Member:
+        """Return the run as a member of a cohort."""
+        return self.visitor
+
+
+def join_cohort(here: Visiting, luggage: Luggage, until: Position | None) -> tuple[Cohort, int]:
+    """Return the run as a cohort, whose steps are launched together if possible, and the step of its goal."""
+    visitor, built = here.visitor, here.built
+    measuring, launched = None, None
+    if luggage.measures_at is None:
+        launched = launch_run(here)
+    else:
         measuring = (
             MeasuredPart.unpack(luggage.measured) if luggage.measured else MeasuredPart.begin([visitor])
         )
     cohort = Cohort(
-        [visitor], built.learner, built.plan, batches, step, is_measured,
+        [visitor], launched or built.learner, built.plan, read_together([here], launched is not None),
+        here.step, luggage.note is None or luggage.note.measured, launched is not None,
         measuring=measuring, puts_off=luggage.puts_off and luggage.measures_at is None,
     )  # fmt: skip
-    return cohort, goal
+    return cohort, built.plan.total if until is None else goal_of(built, until)
 
 
 def measure_next(cohort: Cohort, watch: Watch) -> bytes:
