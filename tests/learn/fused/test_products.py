@@ -67,31 +67,6 @@ def test_the_products_of_parts_are_those_of_the_whole(gpu, is_transposed):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("is_right", [False, True])
-def test_products_with_a_shared_matrix_are_one_product(gpu, is_right):
-    """As the forward pass of a first layer, and the gradient of its weights."""
-    shared, weights, ahead = torch.randn(8, 48), torch.randn(4, 63, 48), torch.randn(4, 8, 63)
-
-    def multiply(shared, weights, ahead):
-        every = shared.expand(4, 8, 48)
-        if is_right:
-            return weights @ every.transpose(1, 2), ahead.transpose(1, 2) @ every
-        return every @ weights.transpose(1, 2), every.transpose(1, 2) @ ahead
-
-    traced = make_fx(multiply, divide_products(gpu))(shared, weights, ahead)
-    assert count(traced, "mm") == 2 and not count(traced, "bmm")
-    for one, other in zip(traced(shared, weights, ahead), multiply(shared, weights, ahead), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-def test_large_matrices_are_not_copied_for_one_product(gpu):
-    shared, weights = torch.randn(32, 96), torch.randn(4, 96, 48)
-    traced = make_fx(lambda x, w: x.expand(4, 32, 96) @ w, divide_products(gpu))(shared, weights)
-    assert count(traced, "bmm") == 1
-    own = torch.randn(4, 32, 96)
-    assert count(make_fx(torch.bmm, divide_products(gpu))(own, weights), "bmm") == 1
-
-
 def test_what_is_not_divided(gpu):
     a, b, bias = torch.randn(32, 784), torch.randn(784, 512), torch.randn(512)
     half = [each.bfloat16() for each in (a, b, bias)]  # the parts would be rounded

@@ -1,11 +1,8 @@
-"""Matrix products that are computed in another way to use more of a GPU.
+"""Matrix products that leave most of a GPU idle: small results of long sums.
 
-- Small results of long sums leave most of it idle: they are computed in parts, side by side, whose sum is
-  fused with what follows when it is compiled.
-- Products of one matrix, such as a batch that all runs share, with a matrix of each run are one product with
-  all of these below each other.
-
-This depends on shapes alone, not on measured times, so that a run that is resumed has the same bits.
+Such a product is computed in parts, side by side, whose sum is fused with what follows when it is compiled.
+Into how many parts depends on shapes alone, not on measured times, so that a run that is resumed has the same
+bits.
 """
 
 from __future__ import annotations
@@ -23,8 +20,6 @@ LEAST: Final = 64
 """The shortest sum that is divided."""
 SHORTEST: Final = 15
 """The shortest sum of a part."""
-COPIED: Final = 0.25
-"""The largest size of matrices that are copied, as a share of the size of the result."""
 PARTS: Final = (16, 8, 4, 2)
 
 
@@ -58,27 +53,7 @@ def divide_products(device: torch.device) -> Mapping[Any, Callable[..., Any]]:
             return NotImplemented
         return bias + _multiply(a, b, parts)
 
-    aten = torch.ops.aten
-    return {aten.mm.default: mm, aten.addmm.default: addmm, aten.bmm.default: multiply_shared}
-
-
-def multiply_shared(a: Tensor, b: Tensor) -> Any:
-    """Return the products of pairs of matrices as one product if one side is the same matrix in all pairs."""
-    if len(a) > 1 and b.stride(0) == 0:
-        return _multiply_below(a, b[0])
-    if len(a) > 1 and a.stride(0) == 0:  # as the transposed product, whose result has the layout of weights
-        found = _multiply_below(b.transpose(1, 2), a[0].t())
-        return found if found is NotImplemented else found.transpose(1, 2)
-    return NotImplemented
-
-
-def _multiply_below(each: Tensor, shared: Tensor) -> Any:
-    """Return the products of matrices with a shared one, unless that copies large matrices."""
-    runs, rows, length = each.shape
-    is_below = each.stride(0) == rows * each.stride(1)
-    if not is_below and length > COPIED * shared.shape[1]:
-        return NotImplemented
-    return (each.reshape(runs * rows, length) @ shared).view(runs, rows, -1)
+    return {torch.ops.aten.mm.default: mm, torch.ops.aten.addmm.default: addmm}
 
 
 def _multiply(a: Tensor, b: Tensor, parts: int) -> Tensor:
