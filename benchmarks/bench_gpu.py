@@ -137,6 +137,8 @@ def measure(project: Project, name: str, given: argparse.Namespace) -> dict[str,
 
     trials = given.trials
     for what, epochs in (("first study", given.epochs), ("second study", given.second)):
+        if not epochs:
+            continue
         each, took = project.command(name, trials, epochs)
         note(what, each, trials, took)
     note("one run", project.run(name, 6, "compile: default"), 1)
@@ -158,6 +160,7 @@ def compare(found: Mapping[str, Any], trials: int, rows: int) -> dict[str, float
     whole = {  # of 20 epochs, also if fewer were trained
         what: found[what]["seconds"] + (EPOCHS - found[what]["epochs"]) * found[what]["epoch"]
         for what in ("first study", "second study")
+        if what in found
     }
     quotients = {
         "64 trials, compiled / stacked by hand, compiled": (best["first study"], bare.get("stacked, compiled")),
@@ -170,7 +173,7 @@ def compare(found: Mapping[str, Any], trials: int, rows: int) -> dict[str, float
         "whole study / Lightning, one after another": (
             rows * EPOCHS * trials / whole["first study"], bare.get("lightning")
         ),
-        "second study / first study": (whole["first study"], whole["second study"]),
+        "second study / first study": (whole["first study"], whole.get("second study")),
     }  # fmt: skip
     return {name: one / other for name, (one, other) in quotients.items() if one and other}
 
@@ -181,7 +184,7 @@ def main() -> int:
     arguments.add_argument("--trials", type=int, default=TRIALS)
     arguments.add_argument("--rows", type=int, default=ROWS)
     arguments.add_argument("--epochs", type=int, default=EPOCHS, help="of the first study")
-    arguments.add_argument("--second", type=int, default=EPOCHS, help="epochs of the second study")
+    arguments.add_argument("--second", type=int, default=EPOCHS, help="epochs of the second study; 0: none")
     arguments.add_argument("--seconds", type=float, default=1.5, help="of each loop by hand")
     arguments.add_argument("--no-seeds", action="store_true")
     arguments.add_argument("--out", type=Path, help="a JSON file, to which the results are added")
