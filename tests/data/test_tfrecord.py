@@ -353,7 +353,7 @@ def mutations(tmp_path, count, seed, read):
 
 def test_a_mutated_file_is_an_error_with_its_record_or_right(tmp_path):
     tracemalloc.start()
-    mutations(tmp_path, 600, seed=1, read=None)
+    mutations(tmp_path, 300, seed=1, read=None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 << 20

@@ -162,7 +162,7 @@ class TracedWalk(Walk):
     """A walk of a single run that is launched, whose rows are recorded when they are read."""
 
     def __init__(self, walk: Walk, steps: _Steps) -> None:
-        self.__dict__ = walk.__dict__
+        self.__dict__.update(walk.__dict__)
         self._trace = steps
 
     def __next__(self) -> tuple[Batch, ...]:
