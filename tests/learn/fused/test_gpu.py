@@ -80,7 +80,8 @@ class Noisy(nn.Module):
 
 @cuda
 def test_random_numbers_of_the_device_are_noticed():
+    runs = [run(Noisy, i, {"lr": 1e-3}, device=torch.device("cuda")) for i in range(2)]
     before = torch.cuda.get_rng_state()
     with pytest.raises(NotFusable, match="draws random numbers other than dropout"):
-        fuse([run(Noisy, i, {"lr": 1e-3}, device=torch.device("cuda")) for i in range(2)])
+        fuse(runs)
     assert torch.equal(before, torch.cuda.get_rng_state())
