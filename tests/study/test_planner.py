@@ -56,6 +56,7 @@ def test_the_first_way_is_the_fastest(known, rest, counts):
         (Measured(10, 0.01, 10e-3, [StepTime(4, 60e-3)], ""), 8, (1, 1)),
         (Measured(100_000, 0.01, 1e-3, [StepTime(4, 2e-3), StepTime(16, 7.9e-3)], ""), 64, (2, 16)),
         (Measured(250, 0.01, 24e-3, [StepTime(4, 77e-3)], ""), 12, (2, 1)),
+        (Measured(250, 0.01, 30e-3, [StepTime(4, 80e-3)], "", saves=5e-3), 12, (2, 1)),
     ],
     ids=[
         "small models fuse",
@@ -63,6 +64,7 @@ def test_the_first_way_is_the_fastest(known, rest, counts):
         "a short study starts no processes",
         "both",
         "hardly faster",
+        "too good to be true",
     ],
 )
 def test_ways(measured, trials, expected):

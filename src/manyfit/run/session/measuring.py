@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import time
@@ -34,6 +35,8 @@ WORSE: Final = 1.25
 """How much slower per run a group may be than the best one before larger ones are not measured."""
 SHARE: Final = 0.5
 """The share of the free memory that the runs of a group may take."""
+LAUNCHING, LAUNCHING_TENSOR = 1e-3, 1e-4
+"""Seconds for launching the operations of a step on a CPU, at most, and for each tensor of the state."""
 COPIES: Final = 4
 """How many times the memory of a state a run takes: also gradients, and states being written."""
 
@@ -68,6 +71,8 @@ class Measured:
     """Why no larger groups were measured."""
     compiling: Callable[[float], float] | None = None
     """Turns the seconds of all steps of a group into those with compiling; None if that is never done."""
+    saves: float = float("inf")
+    """The most seconds of a step that a run can save in a group."""
 
 
 def measure_steps(
@@ -94,27 +99,37 @@ def measure_steps(
         steps = first.plan.total
         if first.learner.grain != 1 or first.learner.reads_data:
             return Measured(steps, building, float("inf"), [], "the model trains whole epochs itself")
-        compiling = first.kind.foresee_compiling(first.learner)
+        describe = functools.partial(
+            Measured, compiling=first.kind.foresee_compiling(first.learner), saves=_find_most_saved(first)
+        )
         alone = _time_alone(first, check)
         until = began + budget(steps * alone)
         found = list[StepTime]()
         for count in _grow(len(configs)):
             if reason := _refuse(runs, count, alone, found, until):
-                return Measured(steps, building, alone, found, reason, compiling)
+                return describe(steps, building, alone, found, reason)
             for config in configs[len(runs) : count]:
                 check()
                 runs.append(build(config, warm=True, shared=shared))
             try:
                 found.append(StepTime(count, _time_together(runs, check)))
             except NotFusable as error:
-                return Measured(steps, building, alone, found, str(error), compiling)
+                return describe(steps, building, alone, found, str(error))
             except Exception as error:
                 if classify_error(error) != "out of memory":
                     raise
-                return Measured(steps, building, alone, found, f"memory ran out for {count} runs", compiling)
+                return describe(steps, building, alone, found, f"memory ran out for {count} runs")
             # Their tensors are one memory now, which must not be in use when more are stacked.
             runs = [build(config, warm=True, shared=shared) for config in configs[:1]]
-        return Measured(steps, building, alone, found, "", compiling)
+        return describe(steps, building, alone, found, "")
+
+
+def _find_most_saved(built: Built) -> float:
+    """Return the most seconds of a step that a run can save: on a CPU, those of launching its operations."""
+    tensors = [tensor for state in built.learner.state() for tensor in state.tensors.values()]
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return float("inf")
+    return LAUNCHING + LAUNCHING_TENSOR * len(tensors)
 
 
 def _grow(most: int) -> Iterator[int]:

@@ -255,8 +255,13 @@ def _limit_size(measured: Measured, most: int) -> int:
 
 
 def _interpolate(measured: Measured, runs: int) -> float:
-    """Return the seconds of a step of some runs in one pass, between those that were measured."""
-    known = [(1, measured.alone), *((each.runs, each.seconds) for each in measured.together)]
+    """Return the seconds of a step of some runs in one pass, between those that were measured.
+
+    What runs seem to save beyond what they can is lost when others compute as well.
+    """
+    least = measured.alone - measured.saves
+    together = [(each.runs, max(each.seconds, each.runs * least)) for each in measured.together]
+    known = [(1, measured.alone), *together]
     sizes, seconds = zip(*known, strict=True)
     return float(np.interp(runs, sizes, seconds))
 
