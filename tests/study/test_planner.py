@@ -122,6 +122,12 @@ def test_steps_are_measured_without_a_trace(project):
     assert not stopped.together and "longer" in stopped.end
 
 
+def test_groups_are_not_measured_if_they_could_save_little(project, monkeypatch):
+    monkeypatch.setattr(measuring, "_time_alone", lambda built, check: 1.0)
+    found = measure_steps([load_config(project.changed())] * 8, SharedData(), lambda seconds: 60.0)
+    assert not found.together and "save little" in found.end and 0 < found.saves < 0.25
+
+
 def test_steps_that_are_launched_are_measured_too(project, monkeypatch):
     """As on a GPU, where compiling is foreseen."""
     monkeypatch.setattr(Launching, "is_wanted", lambda self, device: self.capture != "off")

@@ -35,6 +35,9 @@ WORSE: Final = 1.25
 """How much slower per run a group may be than the best one before larger ones are not measured."""
 SHARE: Final = 0.5
 """The share of the free memory that the runs of a group may take."""
+LEAST_SAVED: Final = 0.25
+"""The least share of the time of its runs alone that a group must save. What it saves in a few steps on an
+idle machine is less in a study of larger models: groups fill its caches, and wait for its memory."""
 LAUNCHING, LAUNCHING_TENSOR = 1e-3, 1e-4
 """Seconds for launching the operations of a step on a CPU, at most, and for each tensor of the state."""
 COPIES: Final = 4
@@ -74,6 +77,10 @@ class Measured:
     saves: float = float("inf")
     """The most seconds of a step that a run can save in a group."""
 
+    def pays(self, runs: int, seconds: float) -> bool:
+        """Return whether a group whose step takes so long saves enough of the time of its runs alone."""
+        return seconds < (1 - LEAST_SAVED) * runs * self.alone
+
 
 def measure_steps(
     configs: Sequence[Config],
@@ -103,6 +110,8 @@ def measure_steps(
             Measured, compiling=first.kind.foresee_compiling(first.learner), saves=_find_most_saved(first)
         )
         alone = _time_alone(first, check)
+        if describe.keywords["saves"] < LEAST_SAVED * alone:
+            return describe(steps, building, alone, [], "groups could save little of such long steps")
         until = began + budget(steps * alone)
         found = list[StepTime]()
         for count in _grow(len(configs)):
@@ -127,7 +136,7 @@ def measure_steps(
 def _find_most_saved(built: Built) -> float:
     """Return the most seconds of a step that a run can save: on a CPU, those of launching its operations."""
     tensors = [tensor for state in built.learner.state() for tensor in state.tensors.values()]
-    if any(tensor.device.type != "cpu" for tensor in tensors):
+    if built.kind.launches(built.learner) or any(tensor.device.type != "cpu" for tensor in tensors):
         return float("inf")
     return LAUNCHING + LAUNCHING_TENSOR * len(tensors)
 

@@ -44,9 +44,6 @@ START: Final = 2.5
 """Seconds until worker processes train, besides building data and models again."""
 CROWDED: Final = 1.15
 """How much slower steps are while others are computed on the other cores."""
-SAVES: Final = 0.75
-"""The largest share of the time of its runs alone that a group may take. What it saves in a few steps on an
-idle machine is less in a study of larger models: groups fill its caches, and wait for its memory."""
 MOST_STRUCTURES: Final = 3
 """How many structures are measured: those with the most trials."""
 
@@ -251,7 +248,7 @@ def _predict_steps(measured: Measured, runs: int) -> float:
 def _limit_size(measured: Measured, most: int) -> int:
     """Return the size of the groups in which runs train, of at most some size; 1 if that saves too little."""
     size = min(most, max((each.runs for each in measured.together), default=1))
-    return size if _interpolate(measured, size) < SAVES * size * measured.alone else 1
+    return size if measured.pays(size, _interpolate(measured, size)) else 1
 
 
 def _interpolate(measured: Measured, runs: int) -> float:
