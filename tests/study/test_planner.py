@@ -128,6 +128,32 @@ def test_groups_are_not_measured_if_they_could_save_little(project, monkeypatch)
     assert not found.together and "save little" in found.end and 0 < found.saves < 0.25
 
 
+LOOP = """
+import torch
+from torch import nn
+
+class Loop(nn.Module):
+    def __init__(self, hidden: int = 16):
+        super().__init__()
+        self.read, self.go, self.out = nn.Linear(8, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 10)
+
+    def forward(self, images):
+        state = torch.zeros(len(images), self.go.in_features)
+        for part in images.flatten(1).unflatten(1, (8, 8)).repeat(1, 4, 1).unbind(1):
+            state = torch.tanh(self.read(part) + self.go(state))
+        return self.out(state)
+"""
+
+
+def test_groups_of_models_with_few_parameters_and_many_operations_are_measured(project):
+    project.write("src/loop.py", LOOP)
+    config = load_config(project.changed(model={"class": "loop.Loop"}))
+    found = measure_steps([config] * 4, SharedData(), lambda seconds: 60.0)
+    assert [each.runs for each in found.together] == [4]
+    assert found.saves > 200 * measuring.LAUNCHING
+    assert found.pays(4, found.together[0].seconds)
+
+
 def test_steps_that_are_launched_are_measured_too(project, monkeypatch):
     """As on a GPU, where compiling is foreseen."""
     monkeypatch.setattr(Launching, "is_wanted", lambda self, device: self.capture != "off")

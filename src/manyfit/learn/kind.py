@@ -180,6 +180,10 @@ class LearnerKind(ABC):
         """
         return None
 
+    def count_operations(self, do: Callable[[], object]) -> float:
+        """Return how many operations a function launches; infinity if that is not known."""
+        return float("inf")
+
     def fuse(
         self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], terms: Terms
     ) -> tuple[Learner, str]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyfit.config import Config
 from manyfit.config.typed.roles import MODULE, has_base
@@ -36,6 +37,21 @@ log = logging.getLogger("manyfit")
 
 AVERAGED: Final = "module."
 """The prefix that `AveragedModel` adds to the names of a module."""
+
+
+class _Counting(TorchDispatchMode):
+    """While it is active, operations are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Count an operation, and call it."""
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 class TorchKind(LearnerKind):
@@ -131,6 +147,13 @@ class TorchKind(LearnerKind):
             return None
         leaves = sum(1 for each in learner.module.parameters() if each.requires_grad)
         return functools.partial(learner.launching.predict, learner.device, leaves)
+
+    def count_operations(self, do: Callable[[], object]) -> float:
+        """Return how many operations of torch a function calls, also in backward passes on the CPU."""
+        counting = _Counting()
+        with counting:
+            do()
+        return counting.count
 
     def fuse(
         self, parts: Sequence[Part], first: Sequence[Sequence[Batch]], terms: Terms

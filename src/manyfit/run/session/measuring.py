@@ -38,8 +38,8 @@ SHARE: Final = 0.5
 LEAST_SAVED: Final = 0.25
 """The least share of the time of its runs alone that a group must save. What it saves in a few steps on an
 idle machine is less in a study of larger models: groups fill its caches, and wait for its memory."""
-LAUNCHING, LAUNCHING_TENSOR = 1e-3, 1e-4
-"""Seconds for launching the operations of a step on a CPU, at most, and for each tensor of the state."""
+LAUNCHING: Final = 2e-5
+"""Seconds for launching an operation on a CPU, at most."""
 COPIES: Final = 4
 """How many times the memory of a state a run takes: also gradients, and states being written."""
 
@@ -106,11 +106,11 @@ def measure_steps(
         steps = first.plan.total
         if first.learner.grain != 1 or first.learner.reads_data:
             return Measured(steps, building, float("inf"), [], "the model trains whole epochs itself")
+        alone, saves = _time_alone(first, check), _find_most_saved(first)
         describe = functools.partial(
-            Measured, compiling=first.kind.foresee_compiling(first.learner), saves=_find_most_saved(first)
+            Measured, compiling=first.kind.foresee_compiling(first.learner), saves=saves
         )
-        alone = _time_alone(first, check)
-        if describe.keywords["saves"] < LEAST_SAVED * alone:
+        if saves < LEAST_SAVED * alone:
             return describe(steps, building, alone, [], "groups could save little of such long steps")
         until = began + budget(steps * alone)
         found = list[StepTime]()
@@ -135,10 +135,16 @@ def measure_steps(
 
 def _find_most_saved(built: Built) -> float:
     """Return the most seconds of a step that a run can save: on a CPU, those of launching its operations."""
-    tensors = [tensor for state in built.learner.state() for tensor in state.tensors.values()]
-    if built.kind.launches(built.learner) or any(tensor.device.type != "cpu" for tensor in tensors):
+    if isinstance(find_built_key(built), Refusal) or built.kind.launches(built.learner):
         return float("inf")
-    return LAUNCHING + LAUNCHING_TENSOR * len(tensors)
+    if any(tensor.device.type != "cpu" for tensor in _list_tensors(built)):
+        return float("inf")
+    batches = built.train.batches(built.order)
+    return LAUNCHING * built.kind.count_operations(lambda: built.learner.train(batches, 1))
+
+
+def _list_tensors(built: Built) -> list[Any]:
+    return [tensor for state in built.learner.state() for tensor in state.tensors.values()]
 
 
 def _grow(most: int) -> Iterator[int]:
@@ -161,7 +167,7 @@ def _refuse(runs: Sequence[Built], count: int, alone: float, found: Sequence[Ste
     each = found[-1].per_run if found else alone
     if count * (3 * alone + 5 * each) > until - time.perf_counter():
         return f"measuring {count} runs would take longer than it may save"
-    tensors = [tensor for state in runs[0].learner.state() for tensor in state.tensors.values()]
+    tensors = _list_tensors(runs[0])
     devices = {tensor.device for tensor in tensors}
     size = sum(tensor.nbytes for tensor in tensors) * COPIES * count
     if any(size > SHARE * _find_free_memory(device) for device in devices):
