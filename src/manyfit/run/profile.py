@@ -162,9 +162,7 @@ class _Profiler:
         self._batches = batches
         self._member = here.join(stack)
         stack.callback(self._member.writer.close)
-        self._cohort = Cohort(
-            [self._member], self._learner, built.plan, batches, 0, True, launched is not None
-        )
+        self._cohort = Cohort([self._member], self._learner, built.plan, batches, 0, True)
         self._tracing = built.kind.trace(built.learner)
         wait = self._tracing.wait if self._tracing is not None else lambda: None
         self._stopwatch = Stopwatch(wait)
@@ -193,7 +191,7 @@ class _Profiler:
         if error := member.error or (member.ended.error if member.ended is not None else None):
             raise error
         is_extrapolated = not self._epochs
-        if is_extrapolated and self._cohort.members:  # a run that has ended may have left
+        if is_extrapolated:
             boundary = replace(plan.at(self._cohort.step), log=True, validate=True, checkpoint=True)
             self._reach(boundary)
         end = member.end_reason or ("" if self._cohort.step < self._end else "it has no more steps")

@@ -247,7 +247,7 @@ class Cohort:
     measured: bool = True
     """Whether everything that is due at this step has been done."""
     is_group: bool = False
-    """Whether the learner is that of several runs: each may leave, fail or end without the others."""
+    """Whether there are several runs, or were: each may leave, fail or end without the others."""
     measuring: MeasuredPart | None = None
     """The validation that was begun elsewhere, at the current step."""
     puts_off: bool = False
@@ -276,7 +276,9 @@ class Cohort:
             member.error = error
 
     def fail(self, errors: Mapping[int, BaseException]) -> None:
-        """Record the errors of failed runs."""
+        """Record the errors of failed runs; a single run raises its error."""
+        if not self.is_group:
+            raise next(iter(errors.values()))
         for i, error in errors.items():
             self.members[i].error = error
 

@@ -76,7 +76,7 @@ def _passes(cohort: Cohort, watch: Watch | None, visit: int | None = None) -> It
         shard = (first + visit) % layout.shards
         return watching(once_over(source, layout, member.batch_size, shard), watch)
 
-    if not cohort.is_group:
+    if not isinstance(cohort.batches, Walk):
         return once_through(cohort.members[0])
     make: dict[object, Callable[[], Iterator[Batch]]] = {}
     keys = [_stream_key(member, visit) or number for number, member in enumerate(cohort.members)]

@@ -265,7 +265,7 @@ def advance(
         cohort = Cohort(
             list(members), learner or _learner(runs), first.built.plan,
             read_together(runs, learner is not None), first.step, measured,
-            is_group or learner is not None,
+            is_group,
             writer=_write_together(members, group) if group is not None else None,
             puts_off=first.puts_off,
         )  # fmt: skip

@@ -143,15 +143,12 @@ def train_visit(
 
 
 def _train(cohort: Cohort, callbacks: Sequence[Callback], watch: Watch, goal: int) -> None:
-    """Train a run, and raise its error: as a group of one, it is only noted."""
-    (member,) = cohort.members
+    """Train a run, and raise its error also if its steps are launched."""
     try:
         for _ in train_cohort(cohort, callbacks, watch, until=goal):
             pass
     except GroupFailed as error:
         raise error.__cause__ or error from None
-    if member.error is not None:
-        raise member.error
 
 
 def bring_file(project: Path, name: str, data: bytes) -> None:
@@ -258,7 +255,7 @@ def join_cohort(here: Visiting, luggage: Luggage, until: Position | None) -> tup
         )
     cohort = Cohort(
         [visitor], launched or built.learner, built.plan, read_together([here], launched is not None),
-        here.step, luggage.note is None or luggage.note.measured, launched is not None,
+        here.step, luggage.note is None or luggage.note.measured,
         measuring=measuring, puts_off=luggage.puts_off and luggage.measures_at is None,
     )  # fmt: skip
     return cohort, built.plan.total if until is None else goal_of(built, until)
