@@ -4,7 +4,14 @@ import pytest
 
 import manyfit
 from manyfit.core.errors import RunFailed
+from manyfit.learn.torch.launching import Launching
 from manyfit.store.folder import RunFolder
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["alone", "launched"])
+def is_launched(request, monkeypatch):
+    """On a GPU, steps of a run are launched together."""
+    monkeypatch.setattr(Launching, "is_wanted", lambda self, device: request.param)
 
 
 def test_a_run_stops_early_and_goes_on_when_one_is_more_patient(project):

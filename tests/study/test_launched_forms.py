@@ -34,6 +34,15 @@ DATA = """
             x, y, _ = rows(self.split, 61)
             return iter(list(zip(x, (int(v) for v in y))))
 
+    class Drawing(ArraySource):
+        def batches(self, order, start=0):
+            for batch in super().batches(order, start):
+                yield type(batch)(batch.inputs * np.float32(np.random.rand()), batch.target, batch.index)
+
+    class Drawn(Weighted):
+        def source(self, split):
+            return Drawing(*rows(split, 61)[:2])
+
     class Streams:
         def __init__(self, batch_size: int = 16):
             self.batch_size = batch_size
@@ -84,6 +93,10 @@ REFUSED = {
     "stream": (
         {"data": {"class": "kinds.Streams", "batch_size": 16}},
         "IterableSource may depend on random numbers",
+    ),
+    "source that draws": (
+        {"data": {"class": "kinds.Drawn", "batch_size": 16}},
+        "rows of Drawing may depend on random numbers",
     ),
 }
 

@@ -62,7 +62,10 @@ def _refuse_source(source: Any) -> str:
     """Return why the rows of a run cannot be read for several runs at once; empty if they can."""
     while type(source) is Limited:
         source = source.source
-    if getattr(source, "is_constant", False) or isinstance(source, DatasetSource):
+    declares: Any = next(
+        (cls for cls in type(source).__mro__ if "is_constant" in vars(cls) or cls is DatasetSource), None
+    )
+    if declares is not None and type(source).batches is declares.batches:  # a subclass may draw
         return ""
     return f"rows of {type(source).__name__} may depend on random numbers of the run that reads them"
 
