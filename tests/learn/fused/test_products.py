@@ -1,4 +1,4 @@
-"""Matrix products that are computed in parts, so that they fill a GPU."""
+"""Products and convolutions that are computed in another way on a GPU."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from manyfit.learn.torch.fused.launch.products import count_parts, divide_products
+from manyfit.learn.torch.fused.launch import convolutions
+from manyfit.learn.torch.fused.launch.convolutions import multiply_convolutions
+from manyfit.learn.torch.fused.launch.products import count_parts, replace_products
 
 H200 = 132
 """The processors of a GPU."""
@@ -61,7 +63,7 @@ def test_the_products_of_parts_are_those_of_the_whole(gpu, is_transposed):
         found = a @ b
         return torch.addmm(bias, a, b), found, found[:, :8] @ b[:8, :20]
 
-    traced = make_fx(multiply, divide_products(gpu))(a, b, bias)
+    traced = make_fx(multiply, replace_products(gpu, 4))(a, b, bias)
     assert count(traced, "bmm") == 2 and count(traced, "mm") == 1 and not count(traced, "addmm")
     for one, other in zip(traced(a, b, bias), multiply(a, b, bias), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -70,7 +72,73 @@ def test_the_products_of_parts_are_those_of_the_whole(gpu, is_transposed):
 def test_what_is_not_divided(gpu):
     a, b, bias = torch.randn(32, 784), torch.randn(784, 512), torch.randn(512)
     half = [each.bfloat16() for each in (a, b, bias)]  # the parts would be rounded
-    for given_, table in ((half, divide_products(gpu)), ([a, b, bias], divide_products(a.device))):
+    for given_, table in ((half, replace_products(gpu, 4)), ([a, b, bias], replace_products(a.device, 4))):
         assert count(make_fx(torch.addmm, table)(given_[2], *given_[:2]), "addmm") == 1
-    scaled = make_fx(lambda: torch.addmm(bias, a, b, beta=2), divide_products(gpu))()
+    scaled = make_fx(lambda: torch.addmm(bias, a, b, beta=2), replace_products(gpu, 4))()
     assert count(scaled, "addmm") == 1
+
+
+def test_gradients_of_stacked_weights_have_their_layout(gpu):
+    x, weight = torch.randn(4, 9, 48), torch.randn(4, 63, 48)
+
+    def differentiate(x, weight):
+        weight = weight.detach().requires_grad_()
+        return torch.autograd.grad((x @ weight.transpose(1, 2)).square().sum(), weight)[0]
+
+    for runs, is_contiguous in ((4, True), (3, False)):  # otherwise the products belong to something else
+        traced = make_fx(differentiate, replace_products(gpu, runs))(x, weight)
+        found = traced(x, weight)
+        assert found.is_contiguous() is is_contiguous and count(traced, "bmm") == 2
+        torch.testing.assert_close(found, differentiate(x, weight))
+
+
+@pytest.mark.parametrize(("rows", "is_one"), [(8, True), (49, False)])
+def test_a_small_shared_batch_is_multiplied_once(gpu, rows, is_one):
+    x, weight = torch.randn(rows, 48), torch.randn(4, 63, 48)
+
+    def multiply(x, weight):
+        return x.expand(4, rows, 48) @ weight.transpose(1, 2)
+
+    traced = make_fx(multiply, replace_products(gpu, 4))(x, weight)
+    assert count(traced, "mm") == is_one and count(traced, "bmm") == (not is_one)
+    torch.testing.assert_close(traced(x, weight), multiply(x, weight))
+
+
+def convolve(x, weight, padding, groups):
+    """A convolution and its gradients."""
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    found = torch.conv2d(x, weight, padding=padding, groups=groups)
+    return found, *torch.autograd.grad(found.sin().sum(), (x, weight))
+
+
+@given(
+    st.integers(1, 3), st.integers(2, 4), st.integers(1, 3), st.integers(4, 6), st.integers(5, 8),
+    st.tuples(st.integers(1, 5), st.integers(1, 5)), st.tuples(st.integers(0, 2), st.integers(0, 2)),
+)  # fmt: skip
+def test_convolutions_of_several_runs_are_products(rows, runs, channels, results, size, kernel, padding):
+    x, weight = (
+        torch.randn(rows, runs * channels, size, size + 1),
+        torch.randn(runs * results, channels, *kernel),
+    )
+    table = {**multiply_convolutions(torch.device("cuda"))}
+    traced = make_fx(lambda x, w: convolve(x, w, padding, runs), table)(x, weight)
+    assert not count(traced, "convolution") and not count(traced, "convolution_backward")
+    for one, other in zip(traced(x, weight), convolve(x, weight, padding, runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change", ["one run", "few channels", "large windows", "half", "stride", "a large kernel", "cpu"]
+)
+def test_convolutions_that_are_no_products(monkeypatch, change):
+    runs, stride = 1 if change == "one run" else 2, 2 if change == "stride" else 1
+    size = 6 if change == "a large kernel" else 3
+    weight = torch.randn((2 if change == "few channels" else 4) * runs, 3, size, size)
+    x = torch.randn(2, 3 * runs, 8, 8)
+    if change == "half":
+        x, weight = x.bfloat16(), weight.bfloat16()
+    if change == "large windows":
+        monkeypatch.setattr(convolutions, "LARGEST", 1000)
+    table = multiply_convolutions(torch.device("cpu" if change == "cpu" else "cuda"))
+    traced = make_fx(lambda x, w: torch.conv2d(x, w, stride=stride, groups=runs), table)(x, weight)
+    assert count(traced, "convolution") == 1

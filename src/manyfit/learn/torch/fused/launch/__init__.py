@@ -6,7 +6,8 @@
 | `program` | what is done for one batch size: computed now, captured, or compiled |
 | `feed` | the rows of the next steps |
 | `slots` | the memory that a graph reads: rows, factors and keys of the next steps |
-| `products` | matrix products that are computed in parts |
+| `products` | matrix products that are computed in another way |
+| `convolutions` | convolutions of several runs that are computed as products |
 | `compiling` | a step as a graph of tensor operations, compiled |
 | `launched` | the losses of steps |
 """

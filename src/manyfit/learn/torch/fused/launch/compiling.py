@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from manyfit.learn.torch.fused.launch.products import divide_products
+from manyfit.learn.torch.fused.launch.convolutions import multiply_convolutions
+from manyfit.learn.torch.fused.launch.products import replace_products
 from manyfit.learn.torch.fused.self_check import LOSS
 
 Step = Callable[[list[Tensor], list[Tensor]], object]
@@ -44,7 +45,8 @@ def compile_step(step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor], 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            table = divide_products(changed[0].device)
+            device = changed[0].device
+            table = {**replace_products(device, len(changed[0])), **multiply_convolutions(device)}
             traced = make_fx(step, table)([each.clone() for each in changed], list(slot))
             found: Any = torch.compile(traced, options=MODES[mode], fullgraph=True, dynamic=False)
             expected, actual = _try(step, changed, slot), _try(found, changed, slot)

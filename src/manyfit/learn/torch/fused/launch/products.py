@@ -1,8 +1,12 @@
-"""Matrix products that leave most of a GPU idle: small results of long sums.
+"""Matrix products that are computed in another way than they are written, as it is faster on a GPU.
 
-Such a product is computed in parts, side by side, whose sum is fused with what follows when it is compiled.
-Into how many parts depends on shapes alone, not on measured times, so that a run that is resumed has the same
-bits.
+- Small results of long sums leave most of it idle: they are computed in parts, side by side, whose sum is
+  fused with what follows when it is compiled.
+- Gradients of stacked weights are computed as the transposed product: the result has the layout of the
+  weights, which the optimizer reads with it.
+- The product of a small batch that all runs share with the weights of each is one product with all of them.
+
+This depends on shapes alone, not on measured times, so that a run that is resumed has the same bits.
 """
 
 from __future__ import annotations
@@ -32,8 +36,8 @@ def count_parts(rows: int, columns: int, length: int, processors: int) -> int:
     return 1
 
 
-def divide_products(device: torch.device) -> Mapping[Any, Callable[..., Any]]:
-    """Return how products are computed in parts on this device, by operation, for tracing."""
+def replace_products(device: torch.device, runs: int) -> Mapping[Any, Callable[..., Any]]:
+    """Return how products are computed on this device, by operation, for tracing; `runs` are stacked."""
     if device.type != "cuda":
         return {}
     processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -53,7 +57,41 @@ def divide_products(device: torch.device) -> Mapping[Any, Callable[..., Any]]:
             return NotImplemented
         return bias + _multiply(a, b, parts)
 
-    return {torch.ops.aten.mm.default: mm, torch.ops.aten.addmm.default: addmm}
+    aten = torch.ops.aten
+    return {aten.mm.default: mm, aten.addmm.default: addmm, aten.bmm.default: _StackedProduct(runs)}
+
+
+class _StackedProduct:
+    """A product for each run."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs = runs
+        self._is_inside = False
+
+    def __call__(self, a: Tensor, b: Tensor) -> Any:
+        if self._is_inside or len(a) != self._runs or self._runs == 1:
+            return NotImplemented
+        if _is_shared(a, b):
+            every = b.transpose(1, 2).reshape(-1, b.shape[1])
+            return (a[0] @ every.t()).view(a.shape[1], self._runs, -1).transpose(0, 1)
+        if not _is_gradient(a, b):
+            return NotImplemented
+        self._is_inside = True
+        try:
+            return torch.bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
+        finally:
+            self._is_inside = False
+
+
+def _is_shared(a: Tensor, b: Tensor) -> bool:
+    """Return whether a small batch of all runs is multiplied with weights that lie below each other."""
+    _, length, columns = b.shape
+    return a.stride(0) == 0 and a.shape[1] <= length and b.stride() == (length * columns, 1, length)
+
+
+def _is_gradient(a: Tensor, b: Tensor) -> bool:
+    """Return whether a transposed batch is multiplied with gradients."""
+    return a.stride(1) == 1 and a.stride(2) >= a.shape[1] and b.stride(2) == 1
 
 
 def _multiply(a: Tensor, b: Tensor, parts: int) -> Tensor:
