@@ -11,6 +11,7 @@ import manyfit
 from manyfit.learn.torch.fused.launch import launcher
 from manyfit.learn.torch.fused.launch.program import Program
 from manyfit.learn.torch.learner import TorchLearner
+from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
 
 COMPILED = {"train.epochs": 3, "train.compile": "default"}
@@ -74,7 +75,12 @@ def test_a_compiled_run(project, programs):
     part = manyfit.train(tree, ["train.epochs=1"], folder="runs/three", callbacks=[])
     assert part.step < found.step
     manyfit.train(tree, folder="runs/three", callbacks=[])
-    one, two = (RunFolder(project.root / "runs" / each).checkpoints()[-1].load() for each in ("two", "three"))
+    folders = [RunFolder(project.root / "runs" / each) for each in ("two", "three")]
+    one, two = (
+        [Event.parse(line).values for line in each.metrics.read_text().splitlines()] for each in folders
+    )
+    assert [values["val_loss"] for values in one] == [values["val_loss"] for values in two]
+    one, two = (folder.checkpoints()[-1].load() for folder in folders)
     assert all(torch.equal(tensor, two.tensors[name]) for name, tensor in one.tensors.items())
 
 

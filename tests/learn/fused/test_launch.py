@@ -346,6 +346,22 @@ def test_compiled_steps(short):
     is_near(one, other)
 
 
+def test_validation_is_compiled_like_the_steps(short):
+    from manyfit.data import Order
+    from manyfit.data.walk import walk_together
+
+    data, found = source(rows=20), []
+    for options in (EAGER, Everywhere(compile="default")):
+        learner, _ = train(group(options, metrics={"near": near_zero}), 5)
+        once = walk_together([data] * len(OPTIONS), [Order(8, epochs=1)] * len(OPTIONS))
+        found.append(learner.measure(once))
+    assert {size: each.is_compiled for size, each in learner._launcher._measuring.items()} == {
+        8: True, 4: False
+    }  # fmt: skip
+    for name, values in found[0].items():
+        assert np.asarray(found[1][name]) == pytest.approx(np.asarray(values), rel=1e-4)
+
+
 def test_large_batches_are_compiled_too(monkeypatch):
     """There is one slot for them."""
     monkeypatch.setattr(launcher, "MOST_BYTES", 1)

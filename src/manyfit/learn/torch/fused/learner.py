@@ -260,7 +260,8 @@ class FusedLearner(GroupLearner):
             run.evaluated.eval()
         tensors, sums = self._step.list_evaluated(), dict[str, RowSums]()
         with torch.no_grad(), self._updating(further) as update:
-            for each in self._not_launched(batches, further):
+            launcher = None if any(further) else self._launcher
+            for each in batches if launcher is None else ():
                 batch = self._stack_batch(each)
                 if self._measures_together is None:
                     self._check_rows(tensors, batch)
@@ -270,18 +271,12 @@ class FusedLearner(GroupLearner):
                 )
                 targets = [self._base.objective.targets(own) for own in each] if any(further) else []
                 update(functools.partial(_update, further, output, every, targets))
-            if self._launcher is not None and not any(further):
-                for rows in self._launcher.measure(batches):
+            if launcher is not None:
+                check = functools.partial(self._check_rows, tensors) if not self._measures_together else None
+                for rows in launcher.measure(batches, check):
                     self._add_rows(sums, rows)
             update(lambda i: further[i].values())  # which may draw random numbers
         return {name: found.mean() for name, found in sums.items()}
-
-    def _not_launched(self, batches: Walk, further: Sequence[SplitMetrics]) -> Iterator[Sequence[Batch]]:
-        """Yield the batches that are measured one by one: all, or at most the first."""
-        for each in batches if self._launcher is None or any(further) or not self._measures_together else ():
-            yield each
-            if self._launcher is not None and not any(further):
-                return
 
     def _add_rows(self, sums: dict[str, RowSums], rows: Mapping[str, Tensor]) -> None:
         """Add per-row values of some batches, each of shape (batches, stack, rows)."""
@@ -317,7 +312,7 @@ class FusedLearner(GroupLearner):
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return the outputs of all runs and their per-row values; raise `NotFusable` if that fails."""
         try:
-            return self._step.measure(self.checked, batch)
+            return self._step.measure(self.checked, tensors, batch)
         except NotFusable:
             raise
         except Exception as error:

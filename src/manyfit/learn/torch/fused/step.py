@@ -81,11 +81,11 @@ class StackedStep:
         if self.averages:
             self.averages["n_averaged"] += steps
 
-    def measure(self, checked: Checked, batch: StackedBatch) -> tuple[Any, Losses]:
-        """Return the outputs of all runs and their per-row values."""
-        return compute_rows(
-            self.caller, self.list_evaluated(), batch, checked.replaces, checked.splits, self.values
-        )
+    def measure(
+        self, checked: Checked, tensors: Mapping[str, Tensor], batch: StackedBatch
+    ) -> tuple[Any, Losses]:
+        """Return the outputs of all runs and their per-row values; `tensors` as from `list_evaluated`."""
+        return compute_rows(self.caller, tensors, batch, checked.replaces, checked.splits, self.values)
 
     def list_evaluated(self) -> dict[str, Tensor]:
         """Return the tensors of the modules that are evaluated."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from manyfit.learn.torch.fused.launch.convolutions import multiply_convolutions
 from manyfit.learn.torch.fused.launch.products import replace_products
-from manyfit.learn.torch.fused.self_check import LOSS
 
 Step = Callable[[list[Tensor], list[Tensor]], object]
 """A step as a function of what it changes in place, state and losses, and of a slot."""
@@ -26,18 +25,18 @@ MODES: Final[Mapping[str, dict[str, Any]]] = {
 By default, no kernel is chosen by its time, as another one may round in another way: a run that is resumed
 without the cache has the same bits.
 """
-FAR: Final = 100.0
-"""How much farther than a loss a parameter may be, as an optimizer divides by small numbers."""
 
 
 class NotCompiled(Exception):
     """A step that cannot be compiled, or computes something else then."""
 
 
-def compile_step(step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor], mode: str, kind: str) -> Step:
+def compile_step(
+    step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor], mode: str, nears: Sequence[float]
+) -> Step:
     """Return a compiled step, compared with the given one on copies of what it changes.
 
-    Raise `NotCompiled` if that fails or differs; `kind` is how precisely the step computes.
+    Raise `NotCompiled` if that fails, or if something differs by more than these shares of its norm.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -55,8 +54,8 @@ def compile_step(step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor], 
     except Exception as error:
         text = (str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
         raise NotCompiled(f"{type(error).__name__}: {text}") from error
-    for one, other in zip(expected, actual, strict=True):
-        _compare(one, other, LOSS[kind] * FAR)
+    for one, other, near in zip(expected, actual, nears, strict=True):
+        _compare(one, other, near)
     compiled: Step = found
     return compiled
 

@@ -24,7 +24,7 @@ from manyfit.learn.torch.fused.launch.compiling import NotCompiled
 from manyfit.learn.torch.fused.launch.feed import DeviceRows, RowFeed, count_alike, find_batch_size
 from manyfit.learn.torch.fused.launch.launched import Launched
 from manyfit.learn.torch.fused.launch.program import Program, release_workspaces
-from manyfit.learn.torch.fused.launch.slots import DeviceColumns, SlotLayout, Slots, flatten_batch
+from manyfit.learn.torch.fused.launch.slots import SlotLayout, Slots, flatten_batch
 from manyfit.learn.torch.fused.options import OptionTable
 from manyfit.learn.torch.fused.self_check import Checked, precision_of
 from manyfit.learn.torch.fused.step import StackedStep
@@ -101,26 +101,39 @@ class Launcher:
         if self._is_cuda:
             torch.cuda.current_stream().synchronize()
 
-    def measure(self, walk: Walk) -> Iterator[dict[str, Tensor]]:
-        """Yield the per-row values of the rest of a walk by name, each of shape (steps, stack, rows)."""
+    def measure(
+        self, walk: Walk, check: Callable[[StackedBatch], object] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the per-row values of the rest of a walk by name, each of shape (steps, stack, rows).
+
+        `check` is called with the first batch.
+        """
         feed = RowFeed(walk, self._rows, self._on_device, self._stack)
         while ahead := feed.read(STEPS):
             while ahead:
                 alike = ahead[: count_alike(ahead)]
-                size = find_batch_size(alike[0])
-                if size not in self._measuring:
-                    layout = SlotLayout(feed.make_batch(alike[0]), None, (), ())
-                    self._measuring[size] = self._open_measuring(layout, feed.columns)
-                program = self._measuring[size]
+                if check is not None:
+                    check(feed.make_batch(alike[0]))
+                    check = None
+                program = self._find_measuring(feed, alike[0])
                 count = program.count_next(len(alike))
                 program.slots.fill(alike[:count], None, ())
+                if program.compiles and not program.is_compiled and self.compiled not in ("", OFF):
+                    self._compile(program, self.compiled)
                 yield program.run(count)
                 ahead = ahead[count:]
 
-    def _open_measuring(self, layout: SlotLayout, columns: DeviceColumns | None) -> Program:
-        slots = Slots(layout, self._count_slots(layout.batch), columns)
-        compute = functools.partial(_measure_slot, self._step, self._checked, layout)
-        return Program("validation", compute, [], slots)
+    def _find_measuring(self, feed: RowFeed, rows: Any) -> Program:
+        """Return the program that measures these rows."""
+        size = find_batch_size(rows)
+        if size not in self._measuring:
+            layout, evaluated = SlotLayout(feed.make_batch(rows), None, (), ()), self._step.list_evaluated()
+            slots = Slots(layout, self._count_slots(layout.batch), feed.columns)
+            compute = functools.partial(_measure_slot, self._step, self._checked, layout, list(evaluated))
+            is_full = size >= feed.walk.full
+            state = list(evaluated.values())
+            self._measuring[size] = Program("validation", compute, state, slots, compiles=is_full)
+        return self._measuring[size]
 
     def _launch(
         self, feed: RowFeed, rows: Sequence[Any], step: int, table: OptionTable, number: int, found: Launched
@@ -138,8 +151,8 @@ class Launcher:
         if program.compiles and not program.is_compiled:
             if self._wanted is None:
                 self._wanted = self._decide(program, step)
-            if self._wanted != OFF:
-                self._compile(program, self._wanted)
+            if self._wanted != OFF and not self._compile(program, self._wanted):
+                self._wanted = OFF
         losses = program.run(count)
         self._step.count(moved, count)
         found.extend(losses, [find_batch_size(rows[0])] * count)
@@ -161,7 +174,7 @@ class Launcher:
             slots = Slots(layout, self._count_slots(batch) if is_full else 1, feed.columns)
             compute = functools.partial(_train_slot, self._step, self._checked, layout)
             state = [state[name] for state, name in self._step.places()]
-            self._programs[key] = Program("each step", compute, state, slots, compiles=is_full)
+            self._programs[key] = Program("the step", compute, state, slots, compiles=is_full)
         return self._programs[key]
 
     @staticmethod
@@ -192,16 +205,18 @@ class Launcher:
         left = (self._total - step) * seconds
         return self._options.choose_mode(self._step.base.device, left, len(self._step.leaves))
 
-    def _compile(self, program: Program, mode: str) -> None:
+    def _compile(self, program: Program, mode: str) -> bool:
+        """Compile a program, and return whether that succeeded."""
         kind = precision_of(self._step.base, self._step.leaves[self._step.trained[0]])
         began = time.perf_counter()
         try:
             program.compile(mode, kind)
         except (NotCompiled, torch.OutOfMemoryError) as error:
-            log.warning("steps are not compiled: %s", str(error).partition("\n")[0])
-            self._wanted = OFF
-        else:
-            log.info("compiled the steps in %.1f s", time.perf_counter() - began)
+            log.warning("%s is not compiled: %s", program.what, str(error).partition("\n")[0])
+            program.compiles = False
+            return False
+        log.info("compiled %s in %.1f s", program.what, time.perf_counter() - began)
+        return True
 
 
 def _train_slot(
@@ -214,9 +229,14 @@ def _train_slot(
 
 
 def _measure_slot(
-    step: StackedStep, checked: Checked, layout: SlotLayout, state: list[Tensor], slot: list[Tensor]
+    step: StackedStep,
+    checked: Checked,
+    layout: SlotLayout,
+    names: Sequence[str],
+    state: list[Tensor],
+    slot: list[Tensor],
 ) -> Mapping[str, Tensor]:
-    """Return the per-row values of the batch of a slot."""
+    """Return the per-row values of the batch of a slot; `state` has the tensors of these names."""
     batch, _, _ = layout.read(slot)
-    found = step.measure(checked, batch)[1]
+    found = step.measure(checked, dict(zip(names, state, strict=True)), batch)[1]
     return {name: spread_rows(value, batch) for name, value in found.items()}

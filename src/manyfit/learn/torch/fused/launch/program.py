@@ -6,17 +6,22 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from manyfit.learn.torch.fused.launch.compiling import compile_step
 from manyfit.learn.torch.fused.launch.slots import Slots, make_aligned
+from manyfit.learn.torch.fused.self_check import LOSS
 from manyfit.learn.torch.randomness import cuda_generator
 
 log = logging.getLogger("manyfit")
 
+FAR: Final = 100.0
+"""How much farther than a loss a parameter may be, as an optimizer divides by small numbers."""
+ON_EDGE: Final = 0.1
+"""How far metrics may be: a few rows may be on the edge between two classes."""
 Compute = Callable[[list[Tensor], list[Tensor]], Mapping[str, Tensor]]
 """A function of a state, which it may change in place, and of a slot; it returns results by name."""
 
@@ -28,10 +33,10 @@ class Program:
         self, what: str, compute: Compute, state: Sequence[Tensor], slots: Slots, compiles: bool = False
     ) -> None:
         """`what` it computes is named in messages. With `compiles`, it is worth compiling."""
-        self.slots, self.compiles = slots, compiles
+        self.what, self.slots, self.compiles = what, slots, compiles
         self.has_run = False
         """Whether it was computed for a slot, after which it can be captured."""
-        self._what, self._compute, self._state = what, compute, list(state)
+        self._compute, self._state = compute, list(state)
         self._device = slots.device
         self._captures = self._device.type == "cuda"
         self._compiled: Any = None
@@ -57,7 +62,9 @@ class Program:
             for result, value in zip(changed[count:], self._call(changed[:count], slot), strict=True):
                 result.copy_(value)
 
-        self._compiled = compile_step(step, self._list_changed(0), slot, mode, kind)
+        near = LOSS[kind] * FAR
+        nears = [near if name in ("", "loss") else max(near, ON_EDGE) for name in [""] * count + self._names]
+        self._compiled = compile_step(step, self._list_changed(0), slot, mode, nears)
         self._graphs.clear()
         self._pool = None
         self.has_run = False
@@ -65,7 +72,7 @@ class Program:
     def time_copy(self) -> float | None:
         """Return the seconds of a slot, captured, on a copy of the state; None if it cannot be captured."""
         try:
-            copied = Program(self._what, self._compute, [each.clone() for each in self._state], self.slots)
+            copied = Program(self.what, self._compute, [each.clone() for each in self._state], self.slots)
             copied.run(1)
             copied._capture(self.slots.steps)
             torch.cuda.synchronize(self._device)
@@ -148,7 +155,7 @@ class Program:
     def _give_up(self, error: Exception) -> None:
         """Compute one slot after another from now on."""
         text = (str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
-        log.warning("%s is launched operation by operation, as it cannot be captured: %s", self._what, text)
+        log.warning("%s is launched operation by operation, as it cannot be captured: %s", self.what, text)
         self._captures = False
         self._graphs.clear()
         self._pool = None
