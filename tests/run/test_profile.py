@@ -124,6 +124,7 @@ def test_the_command(project, cli):
 
 def test_a_model_that_is_no_module(project):
     """It has phases, but no parts of a step; its trace has the phases alone."""
+    pytest.importorskip("skops")
     tree = project.changed(model={"class": "sklearn.naive_bayes.GaussianNB"})
     tree["train"] = {"epochs": 1, "loss": None, "optimizer": None}
     tree["data"] = {"class": "slow.Slow"}

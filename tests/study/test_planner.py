@@ -124,7 +124,8 @@ def test_steps_are_measured_without_a_trace(project):
 
 def test_groups_are_not_measured_if_they_could_save_little(project, monkeypatch):
     monkeypatch.setattr(measuring, "_time_alone", lambda built, check: 1.0)
-    found = measure_steps([load_config(project.changed())] * 8, SharedData(), lambda seconds: 60.0)
+    config = load_config(project.changed(train__device="cpu"))
+    found = measure_steps([config] * 8, SharedData(), lambda seconds: 60.0)
     assert not found.together and "save little" in found.end and 0 < found.saves < 0.25
 
 
@@ -147,7 +148,7 @@ class Loop(nn.Module):
 
 def test_groups_of_models_with_few_parameters_and_many_operations_are_measured(project):
     project.write("src/loop.py", LOOP)
-    config = load_config(project.changed(model={"class": "loop.Loop"}))
+    config = load_config(project.changed(model={"class": "loop.Loop"}, train__device="cpu"))
     found = measure_steps([config] * 4, SharedData(), lambda seconds: 60.0)
     assert [each.runs for each in found.together] == [4]
     assert found.saves > 200 * measuring.LAUNCHING
