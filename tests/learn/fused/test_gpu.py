@@ -85,3 +85,38 @@ def test_random_numbers_of_the_device_are_noticed():
     with pytest.raises(NotFusable, match="draws random numbers other than dropout"):
         fuse(runs)
     assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+class Noise(nn.Module):
+    def __init__(self, rate=0.0):
+        super().__init__()
+        self.layers = MLP(rate)
+
+    def forward(self, x):
+        return self.layers(x + torch.randn_like(x))
+
+
+@cuda
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_that_draws_random_numbers_on_the_device_is_launched_step_by_step(accumulate):
+    """It has the numbers that it draws when it is trained operation by operation, wherever it is resumed."""
+    found, states = [], []
+    for capture, cuts in (("off", [20]), ("auto", [20]), ("auto", [3, 1, 9, 7])):
+        device = torch.device("cuda")
+        runs = [run(Noise, 3, {"lr": 1e-3}, device=device, accumulate=accumulate)]
+        if capture == "off":
+            learner, batches = runs[0], source().batches(Order(8, seed=5), 0)
+        else:
+            learner, batches = fuse(runs), walk(runs)
+        for steps in cuts:
+            learner.train(batches, steps)
+        states.append(learner.state()[0].tensors)
+        if capture == "auto":
+            programs = learner._launcher._programs.values()
+            assert learner.checked.draws and any(each._graphs for each in programs)
+            assert all(each._graphs.keys() <= {1} for each in programs)
+        found.append(learner.take()["train_loss"][0])
+    assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-5)
+    for name, tensor in states[1].items():
+        torch.testing.assert_close(tensor, states[0][name], rtol=1e-3, atol=1e-5)
+        assert torch.equal(tensor, states[2][name])

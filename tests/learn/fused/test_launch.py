@@ -359,7 +359,7 @@ def test_validation_is_compiled_like_the_steps(short):
         8: True, 4: False
     }  # fmt: skip
     for name, values in found[0].items():
-        assert np.asarray(found[1][name]) == pytest.approx(np.asarray(values), rel=1e-4)
+        assert [float(each) for each in found[1][name]] == pytest.approx([float(v) for v in values], rel=1e-4)
 
 
 def test_large_batches_are_compiled_too(monkeypatch):

@@ -30,7 +30,7 @@ from manyfit.learn.step_log import logging_to
 from manyfit.learn.torch.learner import DTYPES, TorchLearner
 from manyfit.learn.torch.loss_sums import EpochSums
 from manyfit.learn.torch.outputs import to_numpy
-from manyfit.learn.torch.randomness import seed_slow
+from manyfit.learn.torch.randomness import seed_slow, seed_torch
 
 log = logging.getLogger("manyfit")
 
@@ -191,7 +191,7 @@ class FunctionLearner(TorchLearner):
 
     def seed_all(self, seed: int) -> None:
         """Seed all global random generators."""
-        self._seed(seed)
+        seed_torch(seed, self.device)
         seed_slow(seed)
 
     # -- what is said before it costs a training --------------------------------------------------
@@ -259,7 +259,7 @@ class FunctionLearner(TorchLearner):
         """Seed the generators for a batch of an evaluation; for the first one, also the slow ones."""
         if number < 0:
             seed_slow(self._measuring)
-        self._seed(self._measuring + max(0, number))
+        seed_torch(self._measuring + max(0, number), self.device)
 
     def predict(self, batch: Batch, model: Any = None) -> Nested:
         """Return the outputs for a batch."""

@@ -30,7 +30,7 @@ from manyfit.learn.torch.launching import Launching
 from manyfit.learn.torch.loss_sums import RowSums, Sums
 from manyfit.learn.torch.objective import TorchObjective
 from manyfit.learn.torch.outputs import fetch_outputs, return_both, to_numpy
-from manyfit.learn.torch.randomness import cuda_generator, random_state, seed_slow, set_random_state
+from manyfit.learn.torch.randomness import random_state, seed_slow, seed_torch, set_random_state
 from manyfit.learn.torch.row_metrics import RowMetric, check_rows, measure_batch
 from manyfit.learn.torch.update import Update
 
@@ -67,7 +67,6 @@ class TorchLearner(BaseLearner):
         self.step_log = StepLog(self.taken)
         self._found = self._find_state()
         self.update.watch(self._found.optimizers())
-        self._cuda = cuda_generator(self.device)
         self._simple = self.update.plain and self.accumulate == 1 and self.precision not in DTYPES
 
     def _find_state(self) -> FoundState:
@@ -250,9 +249,9 @@ class TorchLearner(BaseLearner):
         between = self.step % self.update.steps_per_epoch == 0  # then there is no random state to preserve
         with nullcontext() if between else own_randomness():
             seed_slow(self._measuring)
-            self._seed(self._measuring)  # for the source of the first batch
+            seed_torch(self._measuring, self.device)  # for the source of the first batch
             for number, batch in enumerate(batches):
-                self._seed(self._measuring + number)
+                seed_torch(self._measuring + number, self.device)
                 output, target, rows, every = self.evaluate_batch(module, batch, self.step_log)
                 yield batch, output, target, rows, every
 
@@ -383,15 +382,9 @@ class TorchLearner(BaseLearner):
 
     def _reseed(self) -> None:
         seed = self.stream + self.step
-        self._seed(seed)
+        seed_torch(seed, self.device)
         if self.step % self.update.steps_per_epoch == 0:
             seed_slow(seed)
-
-    def _seed(self, seed: int) -> None:
-        # torch's CPU generator uses 32 bits of its seed; consecutive seeds stay distinct in them.
-        torch.default_generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
-        if self._cuda is not None:
-            self._cuda.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context that computes in the precision of the config."""

@@ -185,6 +185,7 @@ class FusedLearner(GroupLearner):
             elif (each := next(batches, None)) is not None:
                 batch, trained = self._stack_batch(each), 1
                 keys = self._keys(begin + done, batch.rows)
+                self._step.seed(self.checked, begin + done)
                 found.add(step.train(self.checked, batch, keys, table.at(done)), batch.rows)
             done += trained
             if not trained:
@@ -245,7 +246,7 @@ class FusedLearner(GroupLearner):
 
     def measure(self, batches: Walk, further: Sequence[SplitMetrics] = ()) -> Metrics:
         """Return the means of each run, computed in one pass if that gives the same values as alone."""
-        if self._measures_together is False:
+        if self._measures_together is False or self.checked.draws:
             return super().measure(batches, further)
         try:
             return self._measure(batches, further)

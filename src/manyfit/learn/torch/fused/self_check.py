@@ -21,7 +21,7 @@ from manyfit.learn.torch.fused.dropout import CounterDropout
 from manyfit.learn.torch.fused.stacked_loss import stack_losses
 from manyfit.learn.torch.fused.structure import Opaque, describe_module
 from manyfit.learn.torch.learner import TorchLearner
-from manyfit.learn.torch.randomness import cuda_generator
+from manyfit.learn.torch.randomness import cuda_generator, own_cuda_randomness
 
 LOSS: Final[Mapping[str, float]] = {"exact": 1e-9, "single": 1e-4, "rough": 5e-2}
 GRADIENT: Final[Mapping[str, float]] = {"exact": 1e-8, "single": 2e-3, "rough": 2e-1}
@@ -39,6 +39,8 @@ class Pass:
     gradients: Mapping[str, Tensor | None]
     tensors: Mapping[str, Tensor]
     """Parameters and buffers afterwards."""
+    draws: bool = False
+    """Whether random numbers were drawn on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Checked:
     """Seconds of the same in one pass."""
     moved: Sequence[str] = ()
     """The parameters that had gradients."""
+    draws: bool = False
+    """Whether the model of a single run draws from the generator of its GPU."""
 
     def describe(self, runs: int) -> str:
         """Describe what was measured."""
@@ -85,7 +89,7 @@ def check_group(
     for number, run in enumerate(runs):
         row = list(rows).index(number)
         mode = CounterDropout(keys[row])
-        alone.append(_train_alone(run, trained, batch.of(row), mode))
+        alone.append(_train_alone(run, trained, batch.of(row), mode, may_draw=len(rows) == 1))
         seen.append(mode.seen)
         needed, splits = needed or mode.is_needed, splits or mode.is_split
     if any(not torch.equal(a, b) for a, b in zip(inputs, _tensors(batch), strict=True)):
@@ -108,14 +112,18 @@ def check_group(
         some = {i % len(runs): runs[i % len(runs)] for i in (number, -1 - number)}
         own = {i: list(rows).index(i) for i in some}
         modes = {i: CounterDropout(keys[own[i]]) for i in some}
-        found = {i: _train_alone(run, trained, batch.of(own[i]), modes[i]) for i, run in some.items()}
+        found = {
+            i: _train_alone(r, trained, batch.of(own[i]), modes[i], len(rows) == 1) for i, r in some.items()
+        }
         if any(len(mode.seen) != len(seen[0]) for mode in modes.values()):
             raise NotFusable("the model calls dropout a different number of times in each step")
         masks = keys if needed else None
         together, seconds = _train_together(caller, values, trained, state, batch, masks, rates, splits)
         took = min(took, seconds) if batch.rows == alike[0].rows else took
         _compare(runs, rows, trained, found, together)
-    return Checked(needed, rates, splits, _time_alone(runs[0], batches[0][0].of(0)) * len(runs), took, moved)
+    seconds = _time_alone(runs[0], batches[0][0].of(0)) * len(runs)
+    draws = any(each.draws for each in alone)
+    return Checked(needed, rates, splits, seconds, took, moved, draws)
 
 
 def _time_alone(run: TorchLearner, batch: StackedBatch) -> float:
@@ -136,9 +144,12 @@ def _time_alone(run: TorchLearner, batch: StackedBatch) -> float:
 
 
 def _train_alone(
-    run: TorchLearner, trained: Sequence[str], batch: StackedBatch, mode: CounterDropout
+    run: TorchLearner, trained: Sequence[str], batch: StackedBatch, mode: CounterDropout, may_draw: bool
 ) -> Pass:
-    """Compute the loss and the gradients of one run as it is trained alone, with a copy of its module."""
+    """Compute the loss and the gradients of one run as it is trained alone, with a copy of its module.
+
+    With `may_draw`, the module may draw random numbers on its GPU.
+    """
     try:
         module = copy.deepcopy(run.module)
         before = describe_module(module)
@@ -155,11 +166,11 @@ def _train_alone(
         raise NotFusable(_explain(error)) from error
     now = RandomStates.read()
     randomness.restore()
-    draws = not _are_equal(randomness, now)
+    draws = False
     if generator is not None and seeded is not None and not torch.equal(seeded, generator.get_state()):
         generator.set_state(seeded)
         draws = True
-    if draws:
+    if (draws and not may_draw) or not _are_equal(randomness, now):
         raise NotFusable("the model draws random numbers other than dropout")
     try:
         if describe_module(module) != before:
@@ -168,7 +179,8 @@ def _train_alone(
         raise NotFusable(f"the model changes an attribute while it trains: {error}") from error
     if trained and all(gradient is None for gradient in gradients.values()):
         raise NotFusable("no gradient of the loss reaches a parameter")
-    return Pass(loss.detach(), gradients, {**dict(module.named_parameters()), **dict(module.named_buffers())})
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return Pass(loss.detach(), gradients, tensors, draws)
 
 
 def _train_together(
@@ -190,8 +202,9 @@ def _train_together(
             state[name].requires_grad_()
         began = time.perf_counter()
         try:
-            losses, _ = compute_losses(caller, state, batch, keys, rates, splits, values)
-            gradients = _differentiate(losses.sum(), state, trained)
+            with own_cuda_randomness(caller.device):
+                losses, _ = compute_losses(caller, state, batch, keys, rates, splits, values)
+                gradients = _differentiate(losses.sum(), state, trained)
         except (NotFusable, torch.OutOfMemoryError):
             raise
         except Exception as error:

@@ -17,6 +17,7 @@ from manyfit.learn.torch.fused.options import StepOptions
 from manyfit.learn.torch.fused.self_check import Checked
 from manyfit.learn.torch.fused.update import StackedUpdate
 from manyfit.learn.torch.learner import TorchLearner
+from manyfit.learn.torch.randomness import seed_torch
 
 Losses = dict[str, Tensor]
 """What a step returns: the loss of each run and what the models have logged, by name, of shape (rows,)."""
@@ -59,6 +60,11 @@ class StackedStep:
                 self.averages["n_averaged"] += 1
         self._has_averaged = bool(self.averages)
         return losses
+
+    def seed(self, checked: Checked, step: int) -> None:
+        """Seed the generators for a step, if the model draws from them."""
+        if checked.draws:
+            seed_torch(self.base.stream + step, self.base.device)
 
     def launch(
         self, checked: Checked, batch: StackedBatch, keys: Sequence[Tensor | None], factors: Factors

@@ -70,6 +70,10 @@ class Launcher:
             self._wanted = known if self._is_cuda and self._total is not None else known or OFF
         if terms.is_brief:
             self._wanted = OFF
+        if checked.draws:
+            if self._wanted not in (None, OFF):
+                log.warning("the steps are not compiled, as the model draws random numbers by itself")
+            self._wanted = OFF
 
     @property
     def compiled(self) -> str:
@@ -153,6 +157,7 @@ class Launcher:
                 self._wanted = self._decide(program, step)
             if self._wanted != OFF and not self._compile(program, self._wanted):
                 self._wanted = OFF
+        self._step.seed(self._checked, step)
         losses = program.run(count)
         self._step.count(moved, count)
         found.extend(losses, [find_batch_size(rows[0])] * count)
@@ -171,7 +176,8 @@ class Launcher:
             keys = (parts, len(self._rows), layers, 2) if self._checked.replaces else None
             layout = SlotLayout(batch, keys, fields, names, parts)
             is_full = find_batch_size(rows) >= feed.walk.full  # wherever the run was resumed
-            slots = Slots(layout, self._count_slots(batch) if is_full else 1, feed.columns)
+            steps = self._count_slots(batch) if is_full and not self._checked.draws else 1
+            slots = Slots(layout, steps, feed.columns)
             compute = functools.partial(_train_slot, self._step, self._checked, layout)
             state = [state[name] for state, name in self._step.places()]
             self._programs[key] = Program("the step", compute, state, slots, compiles=is_full)
