@@ -8,6 +8,7 @@ compared with (`bare_gpu`) only trains.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,10 @@ def read_epochs(folder: Path, trials: int) -> list[float]:
     return [b - a for a, b in itertools.pairwise(times)]
 
 
-def measure(project: Project, name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Return samples per second, and seconds, by what was measured."""
+def measure(
+    project: Project, name: str, given: argparse.Namespace, save: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
+    """Return samples per second, and seconds, by what was measured; save them after each measurement."""
     done = subprocess.run(
         [sys.executable, str(HERE / "bare_gpu.py"), name, "--models", str(given.trials),
          "--seconds", str(given.seconds)],
@@ -127,6 +130,7 @@ def measure(project: Project, name: str, given: argparse.Namespace) -> dict[str,
     )  # fmt: skip
     found: dict[str, Any] = {"by hand": json.loads(done.stdout.splitlines()[-1])}
     print(f"{name}: {show(found['by hand'])}", flush=True)
+    save(found)
 
     def note(what: str, epochs: Sequence[float], runs: int, seconds: float | None = None) -> None:
         all_ = [project.rows * runs / each for each in epochs]
@@ -134,6 +138,7 @@ def measure(project: Project, name: str, given: argparse.Namespace) -> dict[str,
         if seconds is not None:
             found[what] |= {"seconds": seconds, "epochs": len(epochs) + 1, "epoch": statistics.median(epochs)}
         print(f"{name}, {what}: {show(found[what])}", flush=True)
+        save(found)
 
     trials = given.trials
     for what, epochs in (("first study", given.epochs), ("second study", given.second)):
@@ -197,8 +202,14 @@ def main() -> int:
     }  # fmt: skip
     print(f"{device}, torch {torch.__version__}")
     enough = True
+
+    def save(name: str, found: dict[str, Any]) -> None:
+        known["models"][name] = found
+        if given.out:
+            given.out.write_text(json.dumps(known, indent=1) + "\n")
+
     for name in given.models.split(","):
-        found = known["models"][name] = measure(Project(given.rows), name, given)
+        found = measure(Project(given.rows), name, given, functools.partial(save, name))
         found["quotients"] = compare(found, given.trials, given.rows)
         for what, quotient in found["quotients"].items():
             least = LEAST[what][list(MODELS).index(name)]
@@ -206,8 +217,7 @@ def main() -> int:
             print(
                 f"{name}: {what} = {quotient:.2f} (at least {least}){'' if quotient >= least else ' MISSED'}"
             )
-        if given.out:
-            given.out.write_text(json.dumps(known, indent=1) + "\n")
+        save(name, found)
     return 0 if enough else 1
 
 
