@@ -128,12 +128,14 @@ def test_convolutions_of_several_runs_are_products(rows, runs, channels, results
 
 
 @pytest.mark.parametrize(
-    "change", ["one run", "few channels", "large windows", "half", "stride", "a large kernel", "cpu"]
+    "change",
+    ["one run", "few channels", "many channels", "large windows", "half", "stride", "a large kernel", "cpu"],
 )
 def test_convolutions_that_are_no_products(monkeypatch, change):
     runs, stride = 1 if change == "one run" else 2, 2 if change == "stride" else 1
     size = 6 if change == "a large kernel" else 3
-    weight = torch.randn((2 if change == "few channels" else 4) * runs, 3, size, size)
+    channels = {"few channels": 2, "many channels": 33}.get(change, 4)
+    weight = torch.randn(channels * runs, 3, size, size)
     x = torch.randn(2, 3 * runs, 8, 8)
     if change == "half":
         x, weight = x.bfloat16(), weight.bfloat16()

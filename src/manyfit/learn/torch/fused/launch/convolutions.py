@@ -21,7 +21,8 @@ LARGEST: Final = 1 << 28
 MOST_TAPS: Final = 25
 """The most weights between two channels."""
 FEWEST: Final = 4
-"""The fewest channels of a run that are computed."""
+MOST: Final = 32
+"""How many channels of a run are computed: with fewer, and with more, cuDNN has better kernels."""
 
 
 def multiply_convolutions(device: torch.device) -> Mapping[Any, Callable[..., Any]]:
@@ -78,7 +79,7 @@ def _is_product(
         return False
     sizes = [s + 2 * p - k + 1 for s, p, k in zip(x.shape[2:], padding, weight.shape[2:], strict=True)]
     size = len(x) * groups * math.prod(weight.shape[1:]) * math.prod(sizes) * x.itemsize
-    return len(weight) // groups >= FEWEST and size <= LARGEST
+    return FEWEST <= len(weight) // groups <= MOST and size <= LARGEST
 
 
 def _list_windows(
