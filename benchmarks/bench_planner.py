@@ -137,7 +137,8 @@ def measure(root: Path, workload: str, way: str, scale: float) -> tuple[float, s
     assert done.returncode == 0, done.stderr[-2000:]
     if way == "auto":
         lines = done.stderr.splitlines()
-        begin = next(i for i, line in enumerate(lines) if line.startswith("planned"))
+        begin = next((i for i, line in enumerate(lines) if line.startswith("planned")), None)
+        assert begin is not None, "no plan was printed"
         print(*(f"    {line}" for line in lines[begin : begin + 7]), sep="\n")
         way = find_way(lines[begin + 1])
     return took, way

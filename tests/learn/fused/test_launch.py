@@ -26,6 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from manyfit.data import ArraySource, DatasetSource
 from manyfit.learn.torch.fused.launch import launcher, program
+from manyfit.learn.torch.fused.launch.compiling import NotCompiled
 from manyfit.learn.torch.fused.launch.slots import Slots, flatten_batch
 from manyfit.learn.torch.launching import Launching
 from manyfit.learn.torch.update import Frozen
@@ -355,7 +356,7 @@ def test_validation_is_compiled_like_the_steps(short):
         learner, _ = train(group(options, metrics={"near": near_zero}), 5)
         once = walk_together([data] * len(OPTIONS), [Order(8, epochs=1)] * len(OPTIONS))
         found.append(learner.measure(once))
-    assert {size: each.is_compiled for size, each in learner._launcher._measuring.items()} == {
+    assert {size: each.is_compiled for (size, *_), each in learner._launcher._measuring.items()} == {
         8: True, 4: False
     }  # fmt: skip
     for name, values in found[0].items():
@@ -486,3 +487,58 @@ def test_all_slots_can_be_computed_before_they_are_filled(data, short):
     copied.run(1)
     for one, other in zip(before, bits(learner), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def measure_once(learner, data=None):
+    from manyfit.data import Order
+    from manyfit.data.walk import walk_together
+
+    return learner.measure(
+        walk_together([data or source(rows=20)] * learner.n, [Order(8, epochs=1)] * learner.n)
+    )
+
+
+def test_validation_while_everything_is_frozen(short):
+    runs = []
+    for number, options in enumerate(OPTIONS[:3]):
+        each = run(MLP, number, options, device=DEVICE, scheduled=False)
+        frozen = [Frozen(list(each.module.parameters()), 6, [])]
+        update = each.update
+        each.update = type(update)(update.optimizers, update.schedulers, steps_per_epoch=10, frozen=frozen)
+        each.launching = Everywhere(compile="default")
+        runs.append(each)
+    learner = fuse(runs)
+    learner.train(walk(runs), 3)
+    assert not learner._step.trained and np.isfinite(float(measure_once(learner)["loss"][0]))
+
+
+def test_nothing_stays_compiled_if_something_cannot_be(short, monkeypatch):
+    """The state says that nothing is, so that a run that resumes has the same bits."""
+    compiled = []
+
+    def compile_step(step, *_):
+        if len(compiled) == 2:
+            raise NotCompiled("there is no compiler")
+        compiled.append(step)
+        return step
+
+    monkeypatch.setattr(program, "compile_step", compile_step)
+    runs, data = plainly_frozen_runs(Everywhere(compile="default")), source(80)
+    learner, batches = fuse(runs, data=data), walk(runs, data=data)
+    learner.train(batches, 4)
+    measure_once(learner)
+    assert all(each.is_compiled for each in learner._launcher._programs.values()) and len(compiled) == 2
+    learner.train(batches, 8)
+    measure_once(learner)
+    programs = [*learner._launcher._programs.values(), *learner._launcher._measuring.values()]
+    assert programs and not any(each.is_compiled for each in programs)
+    assert learner.state()[0].values["compiled"] == "off"
+
+
+def test_splits_with_batches_of_the_same_size_are_told_apart(short):
+    learner, _ = train(group(), 5)
+    other = source(rows=20)
+    other = type(other)(other.inputs * 5, other.target)
+    one, two = measure_once(learner), measure_once(learner, other)
+    again, _ = train(group(), 5)
+    assert float(two["loss"][0]) == float(measure_once(again, other)["loss"][0]) != float(one["loss"][0])

@@ -85,10 +85,11 @@ def test_gradients_of_stacked_weights_have_their_layout(gpu):
         weight = weight.detach().requires_grad_()
         return torch.autograd.grad((x @ weight.transpose(1, 2)).square().sum(), weight)[0]
 
-    for runs, is_contiguous in ((4, True), (3, False)):  # otherwise the products belong to something else
+    for runs, is_weight in ((4, True), (3, False)):  # otherwise the products belong to something else
         traced = make_fx(differentiate, replace_products(gpu, runs))(x, weight)
-        found = traced(x, weight)
-        assert found.is_contiguous() is is_contiguous and count(traced, "bmm") == 2
+        found, products = traced(x, weight), [n for n in traced.graph.nodes if "bmm" in str(n.target)]
+        assert tuple(products[-1].meta["tensor_meta"].shape[1:]) == ((63, 48) if is_weight else (48, 63))
+        assert len(products) == 2
         torch.testing.assert_close(found, differentiate(x, weight))
 
 
@@ -101,7 +102,9 @@ def test_a_small_shared_batch_is_multiplied_once(gpu, rows, is_one):
 
     traced = make_fx(multiply, replace_products(gpu, 4))(x, weight)
     assert count(traced, "mm") == is_one and count(traced, "bmm") == (not is_one)
-    torch.testing.assert_close(traced(x, weight), multiply(x, weight))
+    found = traced(x, weight)
+    torch.testing.assert_close(found, multiply(x, weight))
+    assert found.is_contiguous()  # models may take views
 
 
 def convolve(x, weight, padding, groups):
@@ -120,10 +123,25 @@ def test_convolutions_of_several_runs_are_products(rows, runs, channels, results
         torch.randn(rows, runs * channels, size, size + 1),
         torch.randn(runs * results, channels, *kernel),
     )
-    table = {**multiply_convolutions(torch.device("cuda"))}
+    table = multiply_convolutions(torch.device("cuda"), runs)
     traced = make_fx(lambda x, w: convolve(x, w, padding, runs), table)(x, weight)
     assert not count(traced, "convolution") and not count(traced, "convolution_backward")
     for one, other in zip(traced(x, weight), convolve(x, weight, padding, runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        assert one.is_contiguous() and other.is_contiguous()  # models may take views
+
+
+def test_convolutions_with_a_bias_and_with_named_padding(gpu):
+    x, weight, bias = torch.randn(2, 6, 7, 8), torch.randn(8, 3, 3, 2), torch.randn(8)
+
+    def compute(x, weight, bias):
+        one = torch.nn.functional.conv2d(x, weight, bias, padding="valid", groups=2)
+        other = torch.nn.functional.conv2d(x, weight, bias, padding="same", groups=2)
+        return one.relu().view(2, -1), other.view(2, -1)
+
+    traced = make_fx(compute, multiply_convolutions(gpu, 2))(x, weight, bias)
+    assert not count(traced, "convolution")
+    for one, other in zip(traced(x, weight, bias), compute(x, weight, bias), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -141,6 +159,6 @@ def test_convolutions_that_are_no_products(monkeypatch, change):
         x, weight = x.bfloat16(), weight.bfloat16()
     if change == "large windows":
         monkeypatch.setattr(convolutions, "LARGEST", 1000)
-    table = multiply_convolutions(torch.device("cpu" if change == "cpu" else "cuda"))
+    table = multiply_convolutions(torch.device("cpu" if change == "cpu" else "cuda"), runs)
     traced = make_fx(lambda x, w: torch.conv2d(x, w, stride=stride, groups=runs), table)(x, weight)
     assert count(traced, "convolution") == 1

@@ -157,6 +157,8 @@ class FusedLearner(GroupLearner):
             self._sums.divide([run.sums for run in self._runs])
         super().keep(indices)
         moved, rates = self._step.moved, self.checked.rates
+        if self._launcher is not None and self._launcher.compiled:
+            self._terms = replace(self._terms, compiled=self._launcher.compiled)
         self._stack()
         if rates is not None:
             self.checked = replace(self.checked, rates=rates[[indices[owner] for owner in self._rows]])

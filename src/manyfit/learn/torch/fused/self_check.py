@@ -107,6 +107,7 @@ def check_group(
     times = max(1, TIMED + 1 - len(alike))
     together, took = _train_together(caller, values, trained, state, batch, masks, rates, splits, times)
     _compare(runs, rows, trained, dict(enumerate(alone)), together)
+    draws = any(each.draws for each in alone)
     moved = [name for name, gradient in together.gradients.items() if gradient is not None]
     for number, (batch, keys) in enumerate(batches[1:]):
         some = {i % len(runs): runs[i % len(runs)] for i in (number, -1 - number)}
@@ -121,8 +122,8 @@ def check_group(
         together, seconds = _train_together(caller, values, trained, state, batch, masks, rates, splits)
         took = min(took, seconds) if batch.rows == alike[0].rows else took
         _compare(runs, rows, trained, found, together)
+        draws = draws or any(each.draws for each in found.values())
     seconds = _time_alone(runs[0], batches[0][0].of(0)) * len(runs)
-    draws = any(each.draws for each in alone)
     return Checked(needed, rates, splits, seconds, took, moved, draws)
 
 

@@ -20,14 +20,14 @@ LARGEST: Final = 1 << 28
 """The most bytes of the windows of an input."""
 MOST_TAPS: Final = 25
 """The most weights between two channels."""
-FEWEST: Final = 4
-MOST: Final = 32
-"""How many channels of a run are computed: with fewer, and with more, cuDNN has better kernels."""
+FEWEST_CHANNELS: Final = 4
+MOST_CHANNELS: Final = 32
+"""How many channels of a group are computed: few are left to cuDNN, and many, which fill tensor cores."""
 
 
-def multiply_convolutions(device: torch.device) -> Mapping[Any, Callable[..., Any]]:
+def multiply_convolutions(device: torch.device, runs: int) -> Mapping[Any, Callable[..., Any]]:
     """Return how convolutions of several runs are computed on this device, by operation, for tracing."""
-    if device.type != "cuda":
+    if device.type != "cuda" or runs == 1:
         return {}
     aten = torch.ops.aten
     return {aten.convolution.default: convolve, aten.convolution_backward.default: differentiate}
@@ -43,7 +43,8 @@ def convolve(
     windows, size = _list_windows(x, weight, padding, groups)
     found = weight.reshape(groups, -1, windows.shape[1]) @ windows
     found = found.view(groups, -1, len(x), *size).permute(2, 0, 1, 3, 4).reshape(len(x), len(weight), *size)
-    return found if bias is None else found + bias[:, None, None]
+    found = found if bias is None else found + bias[:, None, None]
+    return found.contiguous()  # as models may take views of it
 
 
 def differentiate(
@@ -77,17 +78,24 @@ def _is_product(
     is_simple = weight.ndim == 4 and not transposed and {*stride, *dilation} == {1}
     if not is_simple or groups == 1 or x.dtype != torch.float32 or math.prod(weight.shape[2:]) > MOST_TAPS:
         return False
-    sizes = [s + 2 * p - k + 1 for s, p, k in zip(x.shape[2:], padding, weight.shape[2:], strict=True)]
+    places = zip(x.shape[2:], _make_pair(padding), weight.shape[2:], strict=True)
+    sizes = [size + 2 * more - kernel + 1 for size, more, kernel in places]
     size = len(x) * groups * math.prod(weight.shape[1:]) * math.prod(sizes) * x.itemsize
-    return FEWEST <= len(weight) // groups <= MOST and size <= LARGEST
+    return FEWEST_CHANNELS <= len(weight) // groups <= MOST_CHANNELS and size <= LARGEST
+
+
+def _make_pair(values: Sequence[int]) -> Sequence[int]:
+    """Return a number for height and one for width; one alone is that of both."""
+    return values if len(values) == 2 else [values[0], values[0]]
 
 
 def _list_windows(
     x: Tensor, weight: Tensor, padding: Sequence[int], groups: int
 ) -> tuple[Tensor, Sequence[int]]:
     """Return what each result is computed from, of shape (groups, weights, rows x places), and the places."""
-    if any(padding):
-        x = pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    above, left = _make_pair(padding)
+    if above or left:
+        x = pad(x, (left, left, above, above))
     height, width = weight.shape[2:]
     found = x.reshape(len(x), groups, -1, *x.shape[2:]).unfold(3, height, 1).unfold(4, width, 1)
     size = found.shape[3:5]
@@ -104,5 +112,6 @@ def _add_windows(each: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
     for i in range(height):
         for j in range(width):
             found = found + pad(each[:, i, j], (j, width - 1 - j, i, height - 1 - i))
-    found = found[..., padding[0] : padding[0] + x.shape[2], padding[1] : padding[1] + x.shape[3]]
-    return found.transpose(0, 1)
+    above, left = _make_pair(padding)
+    found = found[..., above : above + x.shape[2], left : left + x.shape[3]]
+    return found.transpose(0, 1).contiguous()

@@ -59,7 +59,7 @@ class Launcher:
         self._on_device = DeviceRows(step.base.objective.tensor)
         self._feed: RowFeed | None = None
         self._programs: dict[tuple[object, ...], Program] = {}
-        self._measuring: dict[int, Program] = {}
+        self._measuring: dict[tuple[int, ...], Program] = {}
         if self._is_cuda:
             weakref.finalize(self, release_workspaces).atexit = False
         self._total, self._options = terms.total, options
@@ -130,14 +130,15 @@ class Launcher:
     def _find_measuring(self, feed: RowFeed, rows: Any) -> Program:
         """Return the program that measures these rows."""
         size = find_batch_size(rows)
-        if size not in self._measuring:
+        key = size, *(id(each) for each in (feed.columns.tensors if feed.columns is not None else ()))
+        if key not in self._measuring:
             layout, evaluated = SlotLayout(feed.make_batch(rows), None, (), ()), self._step.list_evaluated()
             slots = Slots(layout, self._count_slots(layout.batch), feed.columns)
             compute = functools.partial(_measure_slot, self._step, self._checked, layout, list(evaluated))
             is_full = size >= feed.walk.full
             state = list(evaluated.values())
-            self._measuring[size] = Program("validation", compute, state, slots, compiles=is_full)
-        return self._measuring[size]
+            self._measuring[key] = Program("validation", compute, state, slots, compiles=is_full)
+        return self._measuring[key]
 
     def _launch(
         self, feed: RowFeed, rows: Sequence[Any], step: int, table: OptionTable, number: int, found: Launched
@@ -156,7 +157,9 @@ class Launcher:
             if self._wanted is None:
                 self._wanted = self._decide(program, step)
             if self._wanted != OFF and not self._compile(program, self._wanted):
-                self._wanted = OFF
+                self._wanted = OFF  # the state says so: a run that resumes compiles nothing, either
+                self._programs.clear()
+                self._measuring.clear()
         self._step.seed(self._checked, step)
         losses = program.run(count)
         self._step.count(moved, count)
@@ -213,7 +216,7 @@ class Launcher:
 
     def _compile(self, program: Program, mode: str) -> bool:
         """Compile a program, and return whether that succeeded."""
-        kind = precision_of(self._step.base, self._step.leaves[self._step.trained[0]])
+        kind = precision_of(self._step.base, next(iter(self._step.leaves.values())))
         began = time.perf_counter()
         try:
             program.compile(mode, kind)

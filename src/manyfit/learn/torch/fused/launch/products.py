@@ -73,12 +73,13 @@ class _StackedProduct:
             return NotImplemented
         if _is_shared(a, b):
             every = b.transpose(1, 2).reshape(-1, b.shape[1])
-            return (a[0] @ every.t()).view(a.shape[1], self._runs, -1).transpose(0, 1)
+            return (a[0] @ every.t()).view(a.shape[1], self._runs, -1).transpose(0, 1).contiguous()
         if not _is_gradient(a, b):
             return NotImplemented
-        self._is_inside = True
+        self._is_inside = True  # the transposed product is not to be transposed again
         try:
-            return torch.bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
+            found = torch.bmm(b.transpose(1, 2), a.transpose(1, 2))
+            return found.transpose(1, 2).contiguous()  # compiled, this is an index, not a copy
         finally:
             self._is_inside = False
 

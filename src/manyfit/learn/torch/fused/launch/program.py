@@ -20,8 +20,8 @@ log = logging.getLogger("manyfit")
 
 FAR: Final = 100.0
 """How much farther than a loss a parameter may be, as an optimizer divides by small numbers."""
-ON_EDGE: Final = 0.1
-"""How far metrics may be: a few rows may be on the edge between two classes."""
+ON_EDGE: Final = 0.05
+"""The share of the values of a metric that may differ: a few rows may be on the edge between two classes."""
 Compute = Callable[[list[Tensor], list[Tensor]], Mapping[str, Tensor]]
 """A function of a state, which it may change in place, and of a slot; it returns results by name."""
 
@@ -62,9 +62,8 @@ class Program:
             for result, value in zip(changed[count:], self._call(changed[:count], slot), strict=True):
                 result.copy_(value)
 
-        near = LOSS[kind] * FAR
-        nears = [near if name in ("", "loss") else max(near, ON_EDGE) for name in [""] * count + self._names]
-        self._compiled = compile_step(step, self._list_changed(0), slot, mode, nears)
+        shares = [0.0] * count + [0.0 if name == "loss" else ON_EDGE for name in self._names]
+        self._compiled = compile_step(step, self._list_changed(0), slot, mode, LOSS[kind] * FAR, shares)
         self._graphs.clear()
         self._pool = None
         self.has_run = False
