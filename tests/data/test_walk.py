@@ -77,17 +77,23 @@ def test_runs_that_leave_are_not_read_for():
 @given(
     orders=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 2)), min_size=1, max_size=4),
     start=st.integers(0, 9),
-    segments=st.lists(st.tuples(st.booleans(), st.integers(1, 6)), min_size=1, max_size=5),
+    segments=st.lists(st.tuples(st.booleans(), st.integers(0, 6), st.booleans()), min_size=1, max_size=5),
     limit=st.integers(3, 23),
+    leaves_at=st.integers(0, 5),
 )
-def test_row_numbers_are_those_of_the_batches(orders, start, segments, limit):
+def test_row_numbers_are_those_of_the_batches(orders, start, segments, limit, leaves_at):
     source = Limited(make(), limit, 1)
     orders = [Order(size, seed) for size, seed in orders]
     walk, alone = walk_together([source] * len(orders), orders, start), []
     alone = walk_together([source] * len(orders), orders, start)
     columns = walk.columns()
     assert len(columns) == 23
-    for by_number, steps in segments:
+    for number, (by_number, steps, looks_ahead) in enumerate(segments):
+        if looks_ahead:
+            walk.look_ahead()
+        if number == leaves_at:
+            for each in (walk, alone):
+                each.keep(range(1, each.n) or [0])
         if by_number:
             for index in walk.next_rows(steps):
                 expected = next(alone)
@@ -104,6 +110,7 @@ def test_row_numbers_are_those_of_the_batches(orders, start, segments, limit):
 def test_rows_that_end():
     walk = walk_together([make()], [Order(10, epochs=1)])
     assert [len(rows) for (rows,) in walk.next_rows(9)] == [10, 10, 3]
+    walk.look_ahead()
     assert walk.next_rows(1) == []
     assert next(walk, None) is None
 

@@ -165,7 +165,7 @@ def test_steps_that_are_launched_are_measured_too(project, monkeypatch):
 
 def test_memory_limits_what_is_measured(project, monkeypatch):
     config = load_config(project.changed())
-    monkeypatch.setattr(measuring, "_find_free_memory", lambda device: 1e5)
+    monkeypatch.setattr(measuring, "find_free_memory", lambda device: 1e5)
     found = measure_steps([config] * 64, SharedData(), lambda seconds: 60.0)
     assert "may not fit into memory" in found.end and len(found.together) < 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -43,6 +44,8 @@ class Walk(Iterator[tuple[Batch, ...]]):
         self._step = start
         self._streams: dict[int, Iterator[Batch]] = {}
         self._rows: dict[int, Iterator[RowNumbers]] = {}
+        self._ahead: dict[int, RowNumbers] = {}
+        """The row numbers of the next step, by stream, if they were read already."""
 
     @property
     def n(self) -> int:
@@ -95,17 +98,25 @@ class Walk(Iterator[tuple[Batch, ...]]):
 
         From then on, batches are made of these rows, too.
         """
-        found: list[tuple[RowNumbers, ...]] = []
-        for number in self.used:
+        used = self.used
+        for number in used:
             if number not in self._rows:
                 self._rows[number] = self._at(number).rows(self._step)
-        for _ in range(steps):
-            index = tuple(next(self._rows[number], None) for number in self.used)
-            if any(rows is None for rows in index):
-                break
-            found.append(index)  # type: ignore[arg-type]
+        found, ahead = list[tuple[RowNumbers, ...]](), self._ahead
+        if ahead and steps:
+            found, self._ahead = [tuple(ahead[number] for number in used)], {}
+        found += itertools.islice(self._zip_rows(), steps - len(found))
         self._step += len(found)
         return found
+
+    def look_ahead(self) -> None:
+        """Read the row numbers of the next step, if they are read: the first of an epoch take a while."""
+        if self._rows and not self._ahead:
+            for index in itertools.islice(self._zip_rows(), 1):
+                self._ahead = dict(zip(self.used, index, strict=True))
+
+    def _zip_rows(self) -> Iterator[tuple[RowNumbers, ...]]:
+        return zip(*(self._rows[number] for number in self.used), strict=False)
 
     def _at(self, number: int) -> Resident:
         found = self._resident[number]

@@ -30,6 +30,8 @@ class Terms:
     """The step at which training ends, if it is known."""
     is_brief: bool = False
     """Whether it trains a few steps only, for which nothing is compiled."""
+    waits: bool = True
+    """Whether training waits for the device at its end; if not, others can launch their steps meanwhile."""
     compiled: str = ""
     """The mode in which the steps before were compiled, or `off`; empty if there were none."""
 

@@ -78,7 +78,8 @@ def train(
         begin_run(here, provenance.session(config.project, here.facts))
         trackers = mirrors(here.config, run)
         with record_failure(run), finish_trackers(trackers, run):
-            ((_, member),) = advance([here], [*trackers, *shown], watch, learner=launch_run(here))
+            found = advance([here], [*trackers, *shown], watch, learner=launch_run(here))
+            ((_, member),) = filter(None, found)
             here.built.learner.end()
             with watch.translate(
                 f"ended while evaluating {run.path}; run the same command again to evaluate it"

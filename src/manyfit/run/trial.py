@@ -56,12 +56,14 @@ def train_until(
     allowed: Collection[str] = (),
     shared: SharedData | None = None,
     fuse: Fuse = "off",
+    streams: int = 1,
 ) -> Iterator[tuple[Request, Reached | BaseException]]:
     """Train runs until a position, or to the end; yield the outcome of each as soon as it is known.
 
     Runs with the same plan train together; those that are behind catch up first. One may fail, end or be
     interrupted without the others. `study` is where versions and code are recorded, `shared` is data that
-    other runs of this process have built. `fuse` is whether runs of one structure are trained in one pass.
+    other runs of this process have built. `fuse` is whether runs of one structure are trained in one pass,
+    `streams` is how many such groups train side by side.
     """
     several = len(requests) > 1 or fuse != "off"
     slots = [_FolderSlot(request, until, several, fuse, allowed, shared) for request in requests]
@@ -77,7 +79,7 @@ def train_until(
             )
         return found
 
-    for slot, found in train_together(slots, watch, study, callbacks, train_alone):
+    for slot, found in train_together(slots, watch, study, callbacks, train_alone, streams):
         assert isinstance(slot, _FolderSlot)
         yield slot.request, replace(found, how=slot.how) if isinstance(found, Reached) else found
 

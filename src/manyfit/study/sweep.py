@@ -153,7 +153,7 @@ def run(
     study = apply_plan(study, planned)
     work = Training(
         base, metric, allowed=tuple(allowed), ready=ready, shared=shared, carried=mine,
-        fuse=study.execute.fuse,
+        fuse=study.execute.fuse, streams=1 if study.execute.streams == "auto" else study.execute.streams,
     )  # fmt: skip
     found.configs.clear()
     discard_leftovers(folder.groups)

@@ -75,6 +75,9 @@ class Execute:
     """The GPUs of the workers. A number is the part of a GPU that each worker uses, such as 0.5."""
     fuse: Literal["off", "auto"] | Annotated[int, Gt(1), Le(4096)] = "off"
     """Whether trials of one structure train in one pass: `auto` if that is faster, or up to this many."""
+    streams: Literal["auto"] | Annotated[int, Gt(0), Le(64)] = "auto"
+    """How many groups of different structures a worker trains side by side on its GPU; `auto` is one, unless
+    more are planned."""
     hop: bool = False
     """Whether trials visit one shard of the training rows after another, each on the worker that has it."""
     order: Literal["cyclic", "free"] = "cyclic"

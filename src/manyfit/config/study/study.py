@@ -135,6 +135,7 @@ def load_study(
         base = _with_folds(base, described.search.folds, space, laid, problems)
     if described is not None:
         _check_hop(laid, described.execute, space, base, problems)
+        _check_streams(laid, described.execute, problems)
     if problems or base is None or described is None:
         raise ConfigError(problems)
     return StudyConfig(
@@ -285,6 +286,21 @@ def _check_hop(
     if given is not None:
         text = "the order of visits is fixed, but that of trials that hop follows from execute.order"
         problems.append(Problem("data.visits", given.origin, text))
+
+
+def _check_streams(laid: Map, execute: Execute, problems: list[Problem]) -> None:
+    """Check that the streams of the workers are used."""
+    given = find(laid, ("execute", "streams"))
+    if given is None or execute.streams in ("auto", 1):
+        return
+    reasons = {
+        "groups train side by side only if trials are fused": ("fuse: auto", execute.fuse == "off"),
+        "trials that hop train one group at a time": ("hop: false", execute.hop),
+        "a worker on Ray trains one group at a time": ("on: processes, or on: inline", execute.is_ray),
+    }
+    for text, (expected, is_wrong) in reasons.items():
+        if is_wrong:
+            problems.append(Problem("execute.streams", given.origin, text, expected))
 
 
 def _method(tree: Map) -> str:

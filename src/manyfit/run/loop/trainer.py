@@ -52,8 +52,11 @@ def train_cohort(
     watch: Watch | None = None,
     pace: Pace | None = None,
     until: int | None = None,
-) -> Iterator[Member]:
-    """Train as `fit` does, and yield each run of a group as soon as it has left the cohort."""
+) -> Iterator[Member | None]:
+    """Train as `fit` does, and yield each run of a group as soon as it has left the cohort.
+
+    Yield None after the steps before a pause: a GPU may still compute them while others launch theirs.
+    """
     watch, pace = watch or Watch(), pace or Pace(cohort.plan)
     is_exact = cohort.learner.stands_between_batches
     end, this = cohort.plan.total if until is None else min(until, cohort.plan.total), os.getpid()
@@ -73,6 +76,7 @@ def train_cohort(
             train_to(cohort, boundary, watch, is_exact)
             if os.getpid() != this:  # user code has forked; only one process may write to the folder
                 os._exit(0)
+            yield None
             boundary = pace.pause(boundary, boundary.step - cohort.step)
             if boundary.step == end:
                 boundary = replace(boundary, checkpoint=True)

@@ -9,5 +9,7 @@
 | `together` | train the runs of several slots, and go on with fewer after a failure |
 | `fusing` | which runs train in one pass |
 | `measuring` | how long steps take, alone and in one pass |
+| `measuring_streams` | how long steps of several groups take side by side |
+| `side_by_side` | groups that train side by side, each on a stream of a GPU |
 | `finish` | export and evaluate the best checkpoint |
 """

@@ -75,8 +75,11 @@ def was_fused(here: Opened) -> bool:
     return here.last is not None and here.last.values.get("learner") == FUSED
 
 
-def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
-    """Return the learner of runs with equal keys; it is compared with each run alone before it trains."""
+def fuse_runs(runs: Sequence[Opened], fuse: Fuse, waits: bool = True) -> Fused:
+    """Return the learner of runs with equal keys; it is compared with each run alone before it trains.
+
+    `waits` is whether it waits for the device at each pause.
+    """
     parts = [here.part or Part(here.built.learner) for here in runs]
     began = [was_fused(here) for here in runs]
     must_pay = fuse == "auto" and not any(began)
@@ -89,7 +92,8 @@ def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
             if not first:
                 return Fused(None, "alone: there are no rows")
             compiled = [here.last.values.get("compiled", "") for here in runs if here.last is not None]
-            terms = Terms(must_pay, runs[0].built.plan.total, compiled=next(filter(None, compiled), ""))
+            known = next(filter(None, compiled), "")
+            terms = Terms(must_pay, runs[0].built.plan.total, waits=waits, compiled=known)
             learner, measured = runs[0].built.kind.fuse(parts, first, terms)
     except NotFusable as error:
         if any(began):
@@ -98,7 +102,7 @@ def fuse_runs(runs: Sequence[Opened], fuse: Fuse) -> Fused:
     return Fused(learner, f"in one pass; {measured}")
 
 
-def launch_run(here: Opened) -> Learner | None:
+def launch_run(here: Opened, waits: bool = True) -> Learner | None:
     """Return a learner that launches several steps of a single run at once, if it can, or None.
 
     A run goes on as it was begun, so that it has the same bits as without a pause.
@@ -109,7 +113,7 @@ def launch_run(here: Opened) -> Learner | None:
         fused = Fused(None, "the run goes on as it was begun")
     else:
         found = find_built_key(here.built)
-        fused = Fused(None, found.reason) if isinstance(found, Refusal) else fuse_runs([here], 1)
+        fused = Fused(None, found.reason) if isinstance(found, Refusal) else fuse_runs([here], 1, waits)
     if fused.learner is None:
         say = log.info if here.config.run.train.compile in ("auto", "off") else log.warning
         say("the operations of each step are launched one by one: %s", fused.text.removeprefix("alone: "))

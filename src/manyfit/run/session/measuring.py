@@ -15,7 +15,7 @@ from typing import Any, Final
 from manyfit.config import Config
 from manyfit.core.errors import classify_error
 from manyfit.data.randomness import own_randomness
-from manyfit.data.walk import walk_together
+from manyfit.data.walk import Walk, walk_together
 from manyfit.learn.fusing import NotFusable, Refusal, Terms
 from manyfit.learn.group import Part
 from manyfit.learn.learner import Learner
@@ -137,13 +137,14 @@ def _find_most_saved(built: Built) -> float:
     """Return the most seconds of a step that a run can save: on a CPU, those of launching its operations."""
     if isinstance(find_built_key(built), Refusal) or built.kind.launches(built.learner):
         return float("inf")
-    if any(tensor.device.type != "cpu" for tensor in _list_tensors(built)):
+    if any(tensor.device.type != "cpu" for tensor in list_state_tensors(built)):
         return float("inf")
     batches = built.train.batches(built.order)
     return LAUNCHING * built.kind.count_operations(lambda: built.learner.train(batches, 1))
 
 
-def _list_tensors(built: Built) -> list[Any]:
+def list_state_tensors(built: Built) -> list[Any]:
+    """Return the tensors of the state of a run."""
     return [tensor for state in built.learner.state() for tensor in state.tensors.values()]
 
 
@@ -167,15 +168,16 @@ def _refuse(runs: Sequence[Built], count: int, alone: float, found: Sequence[Ste
     each = found[-1].per_run if found else alone
     if count * (3 * alone + 5 * each) > until - time.perf_counter():
         return f"measuring {count} runs would take longer than it may save"
-    tensors = _list_tensors(runs[0])
+    tensors = list_state_tensors(runs[0])
     devices = {tensor.device for tensor in tensors}
     size = sum(tensor.nbytes for tensor in tensors) * COPIES * count
-    if any(size > SHARE * _find_free_memory(device) for device in devices):
+    if any(size > SHARE * find_free_memory(device) for device in devices):
         return f"{count} runs may not fit into memory"
     return ""
 
 
-def _find_free_memory(device: Any) -> float:
+def find_free_memory(device: Any) -> float:
+    """Return the free memory of a device in bytes."""
     import torch
 
     if device.type == "cuda":
@@ -189,17 +191,24 @@ def _time_alone(built: Built, check: Callable[[], None]) -> float:
             return _time_together([built], check)
         except NotFusable:  # then its steps are not launched in training, either
             pass
-    return _time_steps(built.learner, built.train.batches(built.order), built.plan.total, check)
+    return time_steps(built.learner, built.train.batches(built.order), built.plan.total, check)
 
 
 def _time_together(runs: Sequence[Built], check: Callable[[], None]) -> float:
+    learner, batches = open_group(runs)
+    return time_steps(learner, batches, runs[0].plan.total, check)
+
+
+def open_group(runs: Sequence[Built], waits: bool = True) -> tuple[Learner, Walk]:
+    """Return the learner of some runs, and their batches."""
     sources, orders = [each.train for each in runs], [each.order for each in runs]
     first: list[Any] = list(itertools.islice(walk_together(sources, orders), COMPARED))
-    learner, _ = runs[0].kind.fuse([Part(each.learner) for each in runs], first, Terms(is_brief=True))
-    return _time_steps(learner, walk_together(sources, orders), runs[0].plan.total, check)
+    terms = Terms(is_brief=True, waits=waits)
+    learner, _ = runs[0].kind.fuse([Part(each.learner) for each in runs], first, terms)
+    return learner, walk_together(sources, orders)
 
 
-def _time_steps(learner: Learner, batches: Iterator[Any], most: int, check: Callable[[], None]) -> float:
+def time_steps(learner: Learner, batches: Iterator[Any], most: int, check: Callable[[], None]) -> float:
     """Return the seconds of a step: the fastest of some stretches, after the first steps."""
     count, done, best, timed, took = 1, 0, float("inf"), 0, 0.0
     while timed < TIMED and done + count <= most:

@@ -249,14 +249,15 @@ def advance(
     until: int | None = None,
     learner: Learner | None = None,
     group: Path | None = None,
-) -> Iterator[tuple[int, Member]]:
+) -> Iterator[tuple[int, Member] | None]:
     """Train runs that are at the same step to the end, or until step `until`, and commit the result.
 
     `learner` trains all of them, or a single one; by default, their own learners do. If `group` is given,
     their checkpoints are written to that folder together, until they leave.
 
-    Yield the number of each run and what became of it, as soon as it is known. A single run raises its error.
-    In a group, a run that fails has an `error`, and the others continue; a signal ends those that are left.
+    Yield the number of each run and what became of it, as soon as it is known, and None where other groups
+    can have a turn. A single run raises its error. In a group, a run that fails has an `error`, and the
+    others continue; a signal ends those that are left.
     """
     first, is_group = runs[0], runs[0].part is not None
     measured = first.last.note.measured if first.last is not None else True
@@ -272,6 +273,9 @@ def advance(
         left = []
         try:
             for member in train_cohort(cohort, callbacks, watch, until=until):
+                if member is None:
+                    yield None
+                    continue
                 left.append(member)
                 yield _index(members, _settle(member, must_raise=not is_group)), member
         except GeneratorExit:

@@ -40,6 +40,8 @@ class TrainingSlot(ABC, Generic[Result]):
         """What runs must have in common to train in one pass."""
         self.how = ""
         """How it was trained: in one pass with others or alone, and why."""
+        self.waits = True
+        """Whether training waits for the device at each pause."""
         self.groups: Path | None = None
         """The folder for checkpoints that are written together with those of other runs, if there is one."""
         self._scope = scope

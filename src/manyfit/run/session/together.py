@@ -1,10 +1,14 @@
-"""Training several runs of one session: those with the same plan together, in one pass if they are fused."""
+"""Training several runs of one session: those with the same plan together, in one pass if they are fused.
+
+Groups of several structures train one after another, or side by side on streams of a GPU.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from manyfit.core.errors import classify_error
@@ -15,6 +19,7 @@ from manyfit.run.build.modes import compute_as
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.fusing import fuse_runs, launch_run, release_memory, was_fused
 from manyfit.run.session.session import advance
+from manyfit.run.session.side_by_side import train_side_by_side
 from manyfit.run.session.slot import Result, TrainingSlot
 from manyfit.store.group_folder import choose_group
 
@@ -22,6 +27,8 @@ log = logging.getLogger("manyfit")
 
 Found = Iterator[tuple[TrainingSlot[Result], Result | BaseException]]
 """Runs, and what became of them."""
+Turns = Iterator[tuple[TrainingSlot[Result], Result | BaseException] | None]
+"""The same, with None where other groups can have a turn."""
 
 
 def train_together(
@@ -30,10 +37,12 @@ def train_together(
     study: str,
     callbacks: Sequence[Callback],
     train_alone: Callable[[TrainingSlot[Result]], Result | BaseException],
+    streams: int = 1,
 ) -> Found[Result]:
     """Train runs until their goals; yield what became of each as soon as it is known.
 
-    Those that are behind catch up first. `train_alone` trains a run that cannot take turns with others.
+    Those that are behind catch up first. `train_alone` trains a run that cannot take turns with others. At
+    most `streams` groups of different structures train side by side.
     """
     apart: list[TrainingSlot[Result]] = []
     try:
@@ -47,8 +56,14 @@ def train_together(
                 apart.append(slot)
             else:
                 together.setdefault(slot.key, []).append(slot)
-        for group in together.values():
-            yield from _train_group(group, watch, study, callbacks)
+        groups = list(together.values())
+        for slot in slots:
+            slot.waits = min(streams, len(groups)) == 1
+        makers = [
+            (group[0].here.config.run.train, partial(_train_group, group, watch, study, callbacks))
+            for group in groups
+        ]
+        yield from train_side_by_side(makers, streams)
     finally:
         for slot in slots:
             slot.close()
@@ -58,7 +73,8 @@ def train_together(
 
 def _train_group(
     group: Sequence[TrainingSlot[Result]], watch: Watch, study: str, callbacks: Sequence[Callback]
-) -> Found[Result]:
+) -> Turns[Result]:
+    """Train runs until their goal; yield None where other groups can have a turn."""
     goal, waiting = group[0].goal, list[TrainingSlot[Result]]()
     for slot in group:
         if slot.is_done:
@@ -79,8 +95,11 @@ def _train_group(
                 groups = now[0].groups if learner is not None and len(now) > 1 else None
                 place = choose_group(groups, now[0].folder.name)
                 runs = [slot.here for slot in now]
-                for number, member in advance(runs, callbacks, watch, min([*ahead, goal]), learner, place):
-                    slot = now[number]
+                for left in advance(runs, callbacks, watch, min([*ahead, goal]), learner, place):
+                    if left is None:
+                        yield None
+                        continue
+                    slot, member = now[left[0]], left[1]
                     if isinstance(member.error, GroupFailed):
                         waiting.remove(slot)
                         failed.append(slot)
@@ -97,12 +116,12 @@ def _train_group(
         except GeneratorExit:
             raise
         except BaseException as error:
-            left = [slot for slot in now if slot in waiting]
-            waiting = [slot for slot in waiting if slot not in left]
-            if len(left) > 1 and now[0].fuse != "off" and classify_error(error) == "out of memory":
-                failed, cause = left, error  # while they were compared
+            rest = [slot for slot in now if slot in waiting]
+            waiting = [slot for slot in waiting if slot not in rest]
+            if len(rest) > 1 and now[0].fuse != "off" and classify_error(error) == "out of memory":
+                failed, cause = rest, error  # while they were compared
             else:
-                for slot in left:
+                for slot in rest:
                     yield slot, slot.close(error) or error
         del learner
         if failed:
@@ -118,15 +137,15 @@ def _fuse(slots: Sequence[TrainingSlot[Result]]) -> Learner | None:
     """Return the learner of runs that train in one pass, if they do; what was found out is noted for each."""
     first = slots[0]
     if first.fuse == "off":
-        return launch_run(first.here) if len(slots) == 1 else None
+        return launch_run(first.here, first.waits) if len(slots) == 1 else None
     if isinstance(first.fuse_key, Refusal):
         for slot in slots:
             slot.how = f"alone: {slot.fuse_key.reason}" if isinstance(slot.fuse_key, Refusal) else slot.how
         return None
     if len(slots) == 1 and not was_fused(first.here):
         first.how = "alone: no other run has the same structure and position"
-        return launch_run(first.here)
-    found = fuse_runs([slot.here for slot in slots], first.fuse)
+        return launch_run(first.here, first.waits)
+    found = fuse_runs([slot.here for slot in slots], first.fuse, first.waits)
     for slot in slots:
         slot.how = found.text
     return found.learner
@@ -138,7 +157,7 @@ def _train_smaller(
     watch: Watch,
     study: str,
     callbacks: Sequence[Callback],
-) -> Found[Result]:
+) -> Turns[Result]:
     """Train runs on from their newest states after a step of all of them has failed.
 
     If memory ran out, in two groups, one after the other; otherwise one run at a time, so that only the run

@@ -20,7 +20,7 @@ from manyfit.study.drive.point_control import PointControl
 from manyfit.study.search.sampling import is_blind
 from manyfit.study.work import policy
 from manyfit.study.work.failures import failure_of
-from manyfit.study.work.groups import MOST, choose_mates
+from manyfit.study.work.groups import MOST, choose_mates, choose_neighbors
 from manyfit.study.work.hops import Hop
 from manyfit.study.work.records import PointRecord
 from manyfit.study.work.schedule import Ready, waiting
@@ -106,7 +106,10 @@ class Assigning(PointControl):
             alike = (r for r in others.values() if self.dispatch.first_shard(r.point, r.trial) == first)
             others = {r.trial.id: r for r in alike}
         free = self.executor.slots - self.dispatch.count
-        found = choose_mates(item, others.values(), self._most_fused(), free, waiting)
+        most, streams = self._most_fused(), self.study.execute.streams
+        found = choose_mates(item, others.values(), most, free, waiting)
+        if streams != "auto" and self.keepers is None:
+            found += choose_neighbors(item, found, others.values(), most, free, streams)
         taken = {id(each) for each in found}
         self._queue = deque(each for each in self._queue if id(each) not in taken)
         return found

@@ -28,6 +28,7 @@ from manyfit.study.work.points import Candidate, trial_config, trial_name
 from manyfit.study.work.records import epochs_of
 
 if TYPE_CHECKING:
+    from manyfit.run.build.shared_data import SharedData
     from manyfit.run.session.measuring import Measured
 
 log = logging.getLogger("manyfit")
@@ -40,6 +41,8 @@ MEASURING: Final = "measuring"
 LEAST: Final = 2.0
 SHARE: Final = 0.02
 """Seconds that measuring may take, or the share of the estimated time of the study if that is more."""
+LONG: Final = 10.0
+"""Predicted seconds of a study from which on groups are measured side by side."""
 START: Final = 2.5
 """Seconds until worker processes train, besides building data and models again."""
 CROWDED: Final = 1.15
@@ -58,11 +61,14 @@ class Way:
     """The most runs in one pass; 1: none."""
     seconds: float
     """Predicted, of the whole study."""
+    streams: int = 1
+    """How many groups train side by side on a GPU."""
 
     def describe(self) -> str:
         """Describe it in a few words."""
         where = "in this process" if self.workers == 1 else f"in {self.workers} processes"
-        return f"{where}, {'one run at a time' if self.fuse == 1 else f'up to {self.fuse} runs in one pass'}"
+        text = f"{where}, {'one run at a time' if self.fuse == 1 else f'up to {self.fuse} runs in one pass'}"
+        return text if self.streams == 1 else f"{text}, {self.streams} groups side by side"
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Execution:
     """The fastest first."""
     measured: Sequence[str]
     """What was measured, line by line."""
+    streams: int = 1
 
     def describe(self) -> list[str]:
         """Return a table of the ways, and what was measured."""
@@ -96,9 +103,8 @@ def plan_execution(
     known = ledger.get(EXECUTION)
     content = [places, sorted(study.space.keys), found.trials, study.base.run.train.epochs]
     if known is not None and known["content"] == content:
-        return Execution(
-            known["workers"], known["fuse"], [Way(**each) for each in known["ways"]], known["measured"]
-        )
+        ways = [Way(**each) for each in known["ways"]]
+        return Execution(known["workers"], known["fuse"], ways, known["measured"], known.get("streams", 1))
     if ledger.get(MEASURING):  # the process has ended meanwhile
         ledger.set(MEASURING, False)
         log.warning(
@@ -133,7 +139,10 @@ def apply_plan(study: StudyConfig, chosen: Execution | None) -> StudyConfig:
     """Return a study that is executed as planned."""
     if chosen is None:
         return study
-    return replace(study, execute=replace(study.execute, workers=chosen.workers, fuse=chosen.fuse))
+    streams = chosen.streams if study.execute.streams == "auto" else study.execute.streams
+    return replace(
+        study, execute=replace(study.execute, workers=chosen.workers, fuse=chosen.fuse, streams=streams)
+    )
 
 
 def _choose(
@@ -166,13 +175,50 @@ def _choose(
     ways = compare_ways(known, rest, [places] if study.execute.workers else sorted({1, places}))
     if not ways:
         return None
+    ways = _add_streams(study, found, alike, ways, shared[0], watch)
     best = ways[0]
     lines = [line for trials, each in known for line in describe_measured(trials, each)]
     fuse: Literal["off", "auto"] | int = best.fuse if best.fuse > 1 else "off"
     if rest or len({_limit_size(each, best.fuse) > 1 for _, each in known}) > 1:
         fuse = "auto"
         lines.append("there are several structures: each group compares itself with its runs alone")
-    return Execution(best.workers, fuse, ways, lines)
+    if best.streams > 1 and fuse == "off":  # what is launched alone has a stream, too
+        fuse = "auto"
+    return Execution(best.workers, fuse, ways, lines, best.streams)
+
+
+def _add_streams(
+    study: StudyConfig,
+    found: StudyPlan,
+    alike: Sequence[tuple[tuple[int, float], list[Candidate]]],
+    ways: list[Way],
+    shared: SharedData,
+    watch: Watch,
+) -> list[Way]:
+    """Return the ways, and the best one with groups of several structures side by side, if that may pay."""
+    from manyfit.run.session.measuring_streams import STREAMS, measure_streams
+
+    best = ways[0]
+    if (
+        len(alike) < min(STREAMS)
+        or best.workers > 1
+        or best.seconds < LONG
+        or study.execute.streams != "auto"
+    ):
+        return ways
+    groups = [
+        _list_configs(study, found.configs, points)[: min(trials, best.fuse)]
+        for (trials, _), points in alike[: max(STREAMS)]
+    ]
+    try:
+        measured = measure_streams(groups, shared, watch.check)
+    except Interrupted:
+        raise
+    except (Exception, SystemExit) as error:
+        log.warning("groups side by side could not be measured: %s", failure_of(error).message)
+        return ways
+    added = [replace(best, seconds=best.seconds * each.share, streams=each.streams) for each in measured]
+    return sorted([*ways, *added], key=lambda each: (each.seconds, each.streams, each.workers, each.fuse))
 
 
 def _count_left(study: StudyConfig, ledger: Ledger, points: Sequence[Candidate]) -> tuple[int, float]:

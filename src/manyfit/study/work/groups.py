@@ -20,6 +20,10 @@ FLOATS: Final = ("model", "train.loss")
 """Keys whose fractional numbers may differ, such as rates of dropout."""
 MOST: Final = 64
 """The most trials in a group, unless the study says otherwise."""
+ROUNDS: Final = 4
+"""How many groups of a unit train on each stream, one after another, so that streams end together."""
+MOST_OPEN: Final = 3 * MOST
+"""The most trials in a unit: each has open files."""
 
 
 def group_of(item: Ready) -> Hashable:
@@ -70,3 +74,30 @@ def choose_mates(
     most = MOST if fuse == "auto" else fuse
     share = -(-max(waiting, len(alike) + 1) // max(1, slots))
     return alike[: min(most, share) - 1]
+
+
+def choose_neighbors(
+    first: Ready,
+    mates: Sequence[Ready],
+    others: Iterable[Ready],
+    fuse: Literal["auto"] | int,
+    slots: int,
+    streams: int,
+) -> list[Ready]:
+    """Return trials of other structures that train side by side with the first one and its mates.
+
+    All workers get about as many groups; a unit has enough of them to keep its streams busy.
+    """
+    if streams == 1:
+        return []
+    key, groups = group_of(first), dict[Hashable, list[Ready]]()
+    taken = {item.trial.id for item in mates}
+    for item in others:
+        if item.until == first.until and group_of(item) != key and item.trial.id not in taken:
+            groups.setdefault(group_of(item), []).append(item)
+    share = -(-(1 + len(groups)) // max(1, slots))
+    found, most = list[Ready](), MOST if fuse == "auto" else fuse
+    for group in list(groups.values())[: min(share, streams * ROUNDS) - 1]:
+        if 1 + len(mates) + len(found) + len(group[:most]) <= MOST_OPEN:
+            found += group[:most]
+    return found

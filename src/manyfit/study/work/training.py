@@ -7,7 +7,7 @@ import math
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +61,8 @@ class Training:
 
     fuse: Literal["off", "auto"] | int = "off"
     """Whether the trials of a unit train in one pass."""
+    streams: int = 1
+    """How many groups of a unit train side by side on a GPU."""
     carried: tuple[str, ...] = ()
     """Classes of the running script or notebook, which travel to other processes by value."""
 
@@ -131,7 +133,7 @@ class Training:
         alone: Watch = watch.of(unit.trials[0].id) if len(unit.trials) == 1 else watch
         for request, found in train_until(
             ready, unit.until, Beating(alone, signs), study=self.study, callbacks=[signs],
-            allowed=(*self.allowed, *OURS), shared=self._share_data(), fuse=self.fuse,
+            allowed=(*self.allowed, *OURS), shared=self._share_data(), fuse=self.fuse, streams=self.streams,
         ):  # fmt: skip
             trial, now = requests[id(request)], time.perf_counter()
             if isinstance(found, Reached):
@@ -275,6 +277,8 @@ class Signs:
         self._tell = tell
         self._last = 0.0
         self._at = dict.fromkeys(trials.values(), (0, 0.0))
+        self._left: dict[int, Collection[str]] = {}
+        """The trials of each cohort that were left at its last pause."""
 
     def on_start(self, cohort: Cohort) -> None:
         """Do nothing."""
@@ -282,7 +286,10 @@ class Signs:
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Report the progress of the trials."""
         here = [self._trials[member.folder.path] for member in cohort.members]
-        self._at = dict.fromkeys(here, (boundary.step, boundary.epoch))
+        gone = set(self._left.get(id(cohort), ())) - set(here)
+        self._left[id(cohort)] = here
+        at = {**self._at, **dict.fromkeys(here, (boundary.step, boundary.epoch))}
+        self._at = {trial: each for trial, each in at.items() if trial not in gone}
         self.beat(
             {trial: row[self._metric] for trial, row in zip(here, rows, strict=False) if self._metric in row}
         )
@@ -300,7 +307,9 @@ class Signs:
         self._tell(Progress(trial, *self._at.get(trial, (0, 0.0)), parcel=parcel))
 
     def on_end(self, cohort: Cohort) -> None:
-        """Do nothing."""
+        """Forget the trials of this cohort: others may train on."""
+        gone = self._left.pop(id(cohort), ())
+        self._at = {trial: each for trial, each in self._at.items() if trial not in gone}
 
 
 @contextmanager

@@ -63,6 +63,7 @@ class Launcher:
         if self._is_cuda:
             weakref.finalize(self, release_workspaces).atexit = False
         self._total, self._options = terms.total, options
+        self._waits = self._is_cuda and terms.waits
         self._wanted: str | None = options.compile
         """The mode in which steps are compiled, or `off`; None if that is not decided yet."""
         if options.compile == "auto":
@@ -101,8 +102,10 @@ class Launcher:
         return trained
 
     def finish(self) -> None:
-        """Wait for the device before a pause."""
-        if self._is_cuda:
+        """Wait for the device before a pause, unless others launch their steps meanwhile."""
+        if self._feed is not None:
+            self._feed.walk.look_ahead()  # while the device computes
+        if self._waits:
             torch.cuda.current_stream().synchronize()
 
     def measure(

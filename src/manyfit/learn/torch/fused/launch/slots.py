@@ -147,7 +147,7 @@ class Slots:
             return
         assert self._columns is not None
         places = self._columns.places[:1] if self.layout.batch.is_shared else self._columns.places
-        index = np.stack([np.stack([each[place] for place in places]) for each in rows])  # type: ignore[index]
+        index = np.concatenate([each[place] for each in rows for place in places])  # type: ignore[index]
         _send(torch.from_numpy(index).view(count, *self._index.shape[1:]), self._index[:count])
 
     def gather(self, count: int) -> None:
