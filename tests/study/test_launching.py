@@ -13,6 +13,7 @@ from manyfit.learn.torch.fused.launch.program import Program
 from manyfit.learn.torch.learner import TorchLearner
 from manyfit.store.events import Event
 from manyfit.store.folder import RunFolder
+from manyfit.study.status import status
 
 COMPILED = {"train.epochs": 3, "train.compile": "default"}
 
@@ -111,3 +112,38 @@ def test_tensors_of_a_study_are_released_at_its_end(lab, monkeypatch):
         assert not [each for each in found if each() is not None]
     finally:
         gc.enable()
+
+
+def test_compiled_steps_are_kept_in_the_study(lab, monkeypatch, tmp_path, caplog):
+    """A study that goes on starts without compiling, also where the cache of the user is gone."""
+    from torch._inductor import standalone_compile
+
+    def write(epochs):
+        lab.write(
+            space={"train.optimizer.lr": [0.01, 0.03]},
+            search={"method": "grid", "seeds": 1},
+            set={"train.epochs": epochs, "train.compile": "default"},
+            execute={"on": "inline", "fuse": 2},
+        )
+
+    write(1)
+    lab.sweep()
+    kept = {file.name: file.read_bytes() for file in (lab.folder / "compiled").iterdir()}
+    assert kept  # the step, and validation
+    compiled = []
+
+    def note(graph, *given, **more):
+        compiled.append(graph)
+        return standalone_compile(graph, *given, **more)
+
+    monkeypatch.setattr("torch._inductor.standalone_compile", note)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "empty"))
+    write(2)
+    lab.sweep()
+    assert not compiled and status(lab.folder)["state"] == "finished"
+    for name in kept:  # what somebody else has put there is not executed
+        (lab.folder / "compiled" / name).write_bytes(b"0" * 64 + b"\n" + kept[name].partition(b"\n")[2])
+    write(3)
+    lab.sweep()
+    assert len(compiled) == len(kept) and "is not loaded, as it was not written here" in caplog.text
+    assert status(lab.folder)["state"] == "finished"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,16 @@ class Refusal:
     reason: str
 
 
+class CompiledStore(Protocol):
+    """Where compiled steps are kept."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return what was written for a key, or None."""
+
+    def write(self, key: str, data: bytes) -> None:
+        """Keep what was compiled. This never fails."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a group is opened."""
@@ -34,6 +45,8 @@ class Terms:
     """Whether training waits for the device at its end; if not, others can launch their steps meanwhile."""
     compiled: str = ""
     """The mode in which the steps before were compiled, or `off`; empty if there were none."""
+    store: CompiledStore | None = None
+    """Where compiled steps are kept, besides the user's cache."""
 
 
 class NotFusable(Exception):

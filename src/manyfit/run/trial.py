@@ -13,6 +13,7 @@ from pathlib import Path
 from manyfit.config import Config
 from manyfit.core.position import Position
 from manyfit.core.signals import EitherWatch, Watch
+from manyfit.learn.fusing import Terms
 from manyfit.learn.group import Part
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.loop.cohort import Member
@@ -25,6 +26,7 @@ from manyfit.run.session.session import Opened, Reached, begin_run, open_run
 from manyfit.run.session.slot import TrainingSlot
 from manyfit.run.session.together import train_together
 from manyfit.store import provenance
+from manyfit.store.compiled_steps import CompiledSteps
 from manyfit.store.events import read_events
 from manyfit.store.folder import RunFolder
 from manyfit.store.manifest import Note
@@ -44,6 +46,8 @@ class Request:
     """Context manager entered while working for this run, for example to capture its output."""
     groups: Path | None = None
     """The folder for checkpoints that are written together with those of other runs, if there is one."""
+    compiled: Path | None = None
+    """The folder for compiled steps, if there is one."""
 
 
 def train_until(
@@ -99,6 +103,8 @@ class _FolderSlot(TrainingSlot[Reached]):
         super().__init__(request.folder, request.scope, is_one_of_several, fuse)
         self.request = request
         self.groups = request.groups
+        if request.compiled is not None:
+            self.terms = Terms(store=CompiledSteps(request.compiled, request.config.project))
         self._until = until
         self._allowed = allowed
         self._shared = shared

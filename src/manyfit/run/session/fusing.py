@@ -7,7 +7,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from manyfit.data.dataset import DatasetSource, Limited
@@ -22,6 +22,7 @@ log = logging.getLogger("manyfit")
 
 Fuse: TypeAlias = Literal["off", "auto"] | int
 """Whether runs are fused: if it is faster, or always, up to a number of runs."""
+PLAIN: Final = Terms()
 COMPARED: Final = 3
 """Steps that are computed together and alone before a group trains."""
 BEGUN_ALONE: Final = "it was begun alone, and goes on in the same way"
@@ -75,11 +76,8 @@ def was_fused(here: Opened) -> bool:
     return here.last is not None and here.last.values.get("learner") == FUSED
 
 
-def fuse_runs(runs: Sequence[Opened], fuse: Fuse, waits: bool = True) -> Fused:
-    """Return the learner of runs with equal keys; it is compared with each run alone before it trains.
-
-    `waits` is whether it waits for the device at each pause.
-    """
+def fuse_runs(runs: Sequence[Opened], fuse: Fuse, terms: Terms = PLAIN) -> Fused:
+    """Return the learner of runs with equal keys; it is compared with each run alone before it trains."""
     parts = [here.part or Part(here.built.learner) for here in runs]
     began = [was_fused(here) for here in runs]
     must_pay = fuse == "auto" and not any(began)
@@ -93,7 +91,7 @@ def fuse_runs(runs: Sequence[Opened], fuse: Fuse, waits: bool = True) -> Fused:
                 return Fused(None, "alone: there are no rows")
             compiled = [here.last.values.get("compiled", "") for here in runs if here.last is not None]
             known = next(filter(None, compiled), "")
-            terms = Terms(must_pay, runs[0].built.plan.total, waits=waits, compiled=known)
+            terms = replace(terms, must_pay=must_pay, total=runs[0].built.plan.total, compiled=known)
             learner, measured = runs[0].built.kind.fuse(parts, first, terms)
     except NotFusable as error:
         if any(began):
@@ -102,7 +100,7 @@ def fuse_runs(runs: Sequence[Opened], fuse: Fuse, waits: bool = True) -> Fused:
     return Fused(learner, f"in one pass; {measured}")
 
 
-def launch_run(here: Opened, waits: bool = True) -> Learner | None:
+def launch_run(here: Opened, terms: Terms = PLAIN) -> Learner | None:
     """Return a learner that launches several steps of a single run at once, if it can, or None.
 
     A run goes on as it was begun, so that it has the same bits as without a pause.
@@ -113,7 +111,7 @@ def launch_run(here: Opened, waits: bool = True) -> Learner | None:
         fused = Fused(None, "the run goes on as it was begun")
     else:
         found = find_built_key(here.built)
-        fused = Fused(None, found.reason) if isinstance(found, Refusal) else fuse_runs([here], 1, waits)
+        fused = Fused(None, found.reason) if isinstance(found, Refusal) else fuse_runs([here], 1, terms)
     if fused.learner is None:
         say = log.info if here.config.run.train.compile in ("auto", "off") else log.warning
         say("the operations of each step are launched one by one: %s", fused.text.removeprefix("alone: "))

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from manyfit.learn.fusing import Key, Refusal
+from manyfit.learn.fusing import Key, Refusal, Terms
 from manyfit.run.loop.cohort import Member
 from manyfit.run.loop.journal import log_only_to
 from manyfit.run.loop.process_state import ProcessState
@@ -40,8 +40,8 @@ class TrainingSlot(ABC, Generic[Result]):
         """What runs must have in common to train in one pass."""
         self.how = ""
         """How it was trained: in one pass with others or alone, and why."""
-        self.waits = True
-        """Whether training waits for the device at each pause."""
+        self.terms = Terms()
+        """How its group is opened."""
         self.groups: Path | None = None
         """The folder for checkpoints that are written together with those of other runs, if there is one."""
         self._scope = scope

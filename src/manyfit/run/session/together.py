@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -58,7 +59,7 @@ def train_together(
                 together.setdefault(slot.key, []).append(slot)
         groups = list(together.values())
         for slot in slots:
-            slot.waits = min(streams, len(groups)) == 1
+            slot.terms = replace(slot.terms, waits=min(streams, len(groups)) == 1)
         makers = [
             (group[0].here.config.run.train, partial(_train_group, group, watch, study, callbacks))
             for group in groups
@@ -137,15 +138,15 @@ def _fuse(slots: Sequence[TrainingSlot[Result]]) -> Learner | None:
     """Return the learner of runs that train in one pass, if they do; what was found out is noted for each."""
     first = slots[0]
     if first.fuse == "off":
-        return launch_run(first.here, first.waits) if len(slots) == 1 else None
+        return launch_run(first.here, first.terms) if len(slots) == 1 else None
     if isinstance(first.fuse_key, Refusal):
         for slot in slots:
             slot.how = f"alone: {slot.fuse_key.reason}" if isinstance(slot.fuse_key, Refusal) else slot.how
         return None
     if len(slots) == 1 and not was_fused(first.here):
         first.how = "alone: no other run has the same structure and position"
-        return launch_run(first.here, first.waits)
-    found = fuse_runs([slot.here for slot in slots], first.fuse, first.waits)
+        return launch_run(first.here, first.terms)
+    found = fuse_runs([slot.here for slot in slots], first.fuse, first.terms)
     for slot in slots:
         slot.how = found.text
     return found.learner

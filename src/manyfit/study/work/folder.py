@@ -18,6 +18,7 @@ WRITTEN: Final = (
     "base",
     "trials",
     "groups",
+    "compiled",
     "weights",
     "inbox",
     "best",
@@ -51,6 +52,11 @@ class StudyFolder:
     def groups(self) -> Path:
         """The checkpoints of trials that train in one pass, until they have files of their own."""
         return self.path / "groups"
+
+    @property
+    def compiled(self) -> Path:
+        """Compiled steps of its trials."""
+        return self.path / "compiled"
 
     @property
     def weights(self) -> Path:

@@ -127,8 +127,10 @@ class Training:
             except BaseException as error:
                 yield self._fail_trial(trial, run, failure_of(error), before[trial.id], began)
                 continue
-            groups = StudyFolder(run.path.parents[1]).groups if self.fuse != "off" else None
-            ready.append(Request(config, run, text_of(config, trial), watch.of(trial.id), scope, groups))
+            here = StudyFolder(run.path.parents[1])
+            groups = here.groups if self.fuse != "off" else None
+            text = text_of(config, trial)
+            ready.append(Request(config, run, text, watch.of(trial.id), scope, groups, here.compiled))
             requests[id(ready[-1])] = trial
         alone: Watch = watch.of(unit.trials[0].id) if len(unit.trials) == 1 else watch
         for request, found in train_until(

@@ -8,6 +8,7 @@
 | `slots` | the memory that a graph reads: rows, factors and keys of the next steps |
 | `products` | matrix products that are computed in another way |
 | `convolutions` | convolutions of several runs that are computed as products |
-| `compiling` | a step as a graph of tensor operations, compiled |
+| `compiling` | a step as a graph of tensor operations, compiled and compared |
+| `artifacts` | compiling a graph, or loading what was compiled before |
 | `launched` | the losses of steps |
 """

@@ -62,7 +62,7 @@ class Launcher:
         self._measuring: dict[tuple[int, ...], Program] = {}
         if self._is_cuda:
             weakref.finalize(self, release_workspaces).atexit = False
-        self._total, self._options = terms.total, options
+        self._total, self._options, self._store = terms.total, options, terms.store
         self._waits = self._is_cuda and terms.waits
         self._wanted: str | None = options.compile
         """The mode in which steps are compiled, or `off`; None if that is not decided yet."""
@@ -222,7 +222,7 @@ class Launcher:
         kind = precision_of(self._step.base, next(iter(self._step.leaves.values())))
         began = time.perf_counter()
         try:
-            program.compile(mode, kind)
+            program.compile(mode, kind, self._store)
         except (NotCompiled, torch.OutOfMemoryError) as error:
             log.warning("%s is not compiled: %s", program.what, str(error).partition("\n")[0])
             program.compiles = False

@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from manyfit.learn.torch.fused.launch.compiling import compile_step
+from manyfit.learn.fusing import CompiledStore
+from manyfit.learn.torch.fused.launch.compiling import Tolerance, compile_step
 from manyfit.learn.torch.fused.launch.slots import Slots, make_aligned
 from manyfit.learn.torch.fused.self_check import LOSS
 from manyfit.learn.torch.randomness import cuda_generator
@@ -50,8 +51,8 @@ class Program:
         """Whether it was compiled."""
         return self._compiled is not None
 
-    def compile(self, mode: str, kind: str) -> None:
-        """Compile it; raise `NotCompiled` if that fails. The first slot is filled."""
+    def compile(self, mode: str, kind: str, store: CompiledStore | None = None) -> None:
+        """Compile it, or load it from a store; raise `NotCompiled` if that fails. A slot is filled."""
         self.slots.gather(1)
         slot, count = self.slots.tensors(0), len(self._state)
         if not self._results:
@@ -63,7 +64,8 @@ class Program:
                 result.copy_(value)
 
         shares = [0.0] * count + [0.0 if name == "loss" else ON_EDGE for name in self._names]
-        self._compiled = compile_step(step, self._list_changed(0), slot, mode, LOSS[kind] * FAR, shares)
+        near = Tolerance(LOSS[kind] * FAR, shares)
+        self._compiled = compile_step(step, self._list_changed(0), slot, mode, near, store)
         self._graphs.clear()
         self._pool = None
         self.has_run = False
