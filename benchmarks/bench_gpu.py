@@ -2,7 +2,7 @@
 
 A study is validated, logged and checkpointed after each epoch, and writes its ledger. Its speed is that between the
 first epoch and the last one; its time is that of the command `manyfit sweep`, from its start to the report. What it is
-compared with (`bare_gpu`) only trains.
+compared with (`bare_gpu`, or scripts of a folder) only trains.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Project:
         (self.root / "src").mkdir()
         shutil.copy(HERE / "images.py", self.root / "src")
         os.environ["XDG_CACHE_HOME"] = str(self.root / "cache")  # nothing is compiled yet
+        write_bytecode()
 
     def write(self, model: str, epochs: int, train: str, trials: int = 1, seeds: bool = False,
               execute: str = "{}") -> Path:  # fmt: skip
@@ -111,6 +112,14 @@ class Project:
         return read_epochs(self.root / "runs", 1)
 
 
+def write_bytecode() -> None:
+    """Let Python keep the bytecode of all modules, as it does for an ordinary installation."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "manyfit-bench-bytecode")
+    modules = "torch._dynamo, torch._inductor.standalone_compile, manyfit.study.sweep, manyfit.run.train"
+    subprocess.run([sys.executable, "-c", f"import {modules}"], check=True)
+
+
 def read_epochs(folder: Path, trials: int) -> list[float]:
     """Return the seconds of each epoch but the first."""
     logs = list(folder.glob("*/metrics.jsonl"))
@@ -123,8 +132,9 @@ def measure(
     project: Project, name: str, given: argparse.Namespace, save: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """Return samples per second, and seconds, by what was measured; save them after each measurement."""
+    script = ["bare_gpu.py"] if given.limits is None else ["limits_gpu.py", str(given.limits)]
     done = subprocess.run(
-        [sys.executable, str(HERE / "bare_gpu.py"), name, "--models", str(given.trials),
+        [sys.executable, str(HERE / script[0]), *script[1:], name, "--models", str(given.trials),
          "--seconds", str(given.seconds)],
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
@@ -147,7 +157,10 @@ def measure(
         each, took = project.command(name, trials, epochs)
         note(what, each, trials, took)
     note("one run", project.run(name, 6, "compile: default"), 1)
-    note("captured", project.study(name, trials, 3, "compile: off"), trials)
+    if not given.no_captured:
+        note("captured", project.study(name, trials, 3, "compile: off"), trials)
+    for precision in filter(None, given.precisions.split(",")):
+        note(precision, project.study(name, trials, 3, f"compile: default, precision: {precision}"), trials)
     if not given.no_seeds:
         note("seeds", project.study(name, trials, 3, "compile: default", seeds=True), trials)
     return found
@@ -171,7 +184,7 @@ def compare(found: Mapping[str, Any], trials: int, rows: int) -> dict[str, float
         "64 trials, compiled / stacked by hand, compiled": (best["first study"], bare.get("stacked, compiled")),
         "64 trials, compiled / JAX, 64 models": (best["first study"], bare.get("jax")),
         "64 trials, compiled / Lightning": (best["first study"], bare.get("lightning")),
-        "64 trials, captured / stacked by hand, captured": (best["captured"], bare.get("stacked")),
+        "64 trials, captured / stacked by hand, captured": (best.get("captured"), bare.get("stacked")),
         "64 seeds / 64 trials, compiled": (best.get("seeds"), best["first study"]),
         "one run / JAX, one model": (best["one run"], bare.get("jax, one")),
         "one run / loop": (best["one run"], bare.get("loop")),
@@ -192,6 +205,9 @@ def main() -> int:
     arguments.add_argument("--second", type=int, default=EPOCHS, help="epochs of the second study; 0: none")
     arguments.add_argument("--seconds", type=float, default=1.5, help="of each loop by hand")
     arguments.add_argument("--no-seeds", action="store_true")
+    arguments.add_argument("--no-captured", action="store_true", help="no study without compiled steps")
+    arguments.add_argument("--precisions", default="tf32,bf16", help="further studies; empty: none")
+    arguments.add_argument("--limits", type=Path, help="a folder with fused_probe.py and jax_probe.py")
     arguments.add_argument("--out", type=Path, help="a JSON file, to which the results are added")
     given = arguments.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

@@ -186,3 +186,43 @@ def test_planned_streams_are_used_unless_the_study_names_them(lab):
         planned = apply_plan(load_study(lab.folder), Execution(1, "auto", ways, [], 4))
         assert planned.execute.streams == expected
     assert "4 groups side by side" in ways[0].describe()
+
+
+def test_ways_with_streams(monkeypatch):
+    """Short studies have a second stream without measuring it; others have what was fastest."""
+    from manyfit.core.signals import Watch
+    from manyfit.run.session import measuring_streams
+    from manyfit.run.session.measuring_streams import StreamTime
+    from manyfit.study.drive.planner import LONG, _add_streams
+
+    monkeypatch.setattr(
+        measuring_streams, "measure_streams", lambda *given: [StreamTime(2, 0.7), StreamTime(4, 0.5)]
+    )
+    short, long = Way(1, 8, LONG / 2), Way(1, 8, 2 * LONG)
+    assert _add_streams([short], [], None, Watch())[0] == Way(1, 8, LONG / 2, 2)
+    assert [way.streams for way in _add_streams([long], [], None, Watch())] == [4, 2, 1]
+    assert _add_streams([long], [], None, Watch())[0].seconds == LONG
+    monkeypatch.setattr(measuring_streams, "measure_streams", lambda *given: [StreamTime(2, 1.01)])
+    assert _add_streams([long], [], None, Watch())[0] == long
+
+    def fail(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(measuring_streams, "measure_streams", fail)
+    assert _add_streams([long], [], None, Watch()) == [long]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_streams_are_measured(lab):
+    from manyfit.config import load_config
+    from manyfit.run.build.shared_data import SharedData
+    from manyfit.run.session.measuring_streams import measure_streams
+
+    changed = {"train__device": "auto", "train__epochs": 2000}
+    groups = [
+        [load_config(lab.project.changed(model__hidden=hidden, **changed))] * 4 for hidden in (4, 8, 12, 16)
+    ]
+    before = torch.cuda.memory_allocated()
+    found = measure_streams(groups, SharedData())
+    assert [each.streams for each in found] == [2, 4] and all(0.1 < each.share < 1.5 for each in found)
+    assert torch.cuda.memory_allocated() <= before + 2**26  # a workspace of cuBLAS

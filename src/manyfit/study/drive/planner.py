@@ -175,7 +175,12 @@ def _choose(
     ways = compare_ways(known, rest, [places] if study.execute.workers else sorted({1, places}))
     if not ways:
         return None
-    ways = _add_streams(study, found, alike, ways, shared[0], watch)
+    if len(alike) > 1 and _has_streams(study, known, ways[0]):
+        groups = [
+            _list_configs(study, found.configs, points)[: min(trials, ways[0].fuse)]
+            for (trials, _), points in alike
+        ]
+        ways = _add_streams(ways, groups, shared[0], watch)
     best = ways[0]
     lines = [line for trials, each in known for line in describe_measured(trials, each)]
     fuse: Literal["off", "auto"] | int = best.fuse if best.fuse > 1 else "off"
@@ -187,36 +192,29 @@ def _choose(
     return Execution(best.workers, fuse, ways, lines, best.streams)
 
 
+def _has_streams(study: StudyConfig, known: Sequence[tuple[int, Measured]], best: Way) -> bool:
+    """Return whether groups may train side by side, on one GPU on which their steps are launched."""
+    is_launched = all(each.compiling is not None for _, each in known)
+    is_open = study.execute.streams == "auto" and best.workers == 1
+    return is_open and is_launched and bool(choose_gpus(study))
+
+
 def _add_streams(
-    study: StudyConfig,
-    found: StudyPlan,
-    alike: Sequence[tuple[tuple[int, float], list[Candidate]]],
-    ways: list[Way],
-    shared: SharedData,
-    watch: Watch,
+    ways: Sequence[Way], groups: Sequence[Sequence[Config]], shared: SharedData, watch: Watch
 ) -> list[Way]:
-    """Return the ways, and the best one with groups of several structures side by side, if that may pay."""
+    """Return the ways, and the best one with groups of several structures side by side."""
     from manyfit.run.session.measuring_streams import STREAMS, measure_streams
 
     best = ways[0]
-    if (
-        len(alike) < min(STREAMS)
-        or best.workers > 1
-        or best.seconds < LONG
-        or study.execute.streams != "auto"
-    ):
-        return ways
-    groups = [
-        _list_configs(study, found.configs, points)[: min(trials, best.fuse)]
-        for (trials, _), points in alike[: max(STREAMS)]
-    ]
+    if best.seconds < LONG:  # measuring takes longer than it may save; a second stream costs nothing
+        return [replace(best, streams=min(STREAMS)), *ways]
     try:
-        measured = measure_streams(groups, shared, watch.check)
+        measured = measure_streams(groups[: max(STREAMS)], shared, watch.check)
     except Interrupted:
         raise
     except (Exception, SystemExit) as error:
         log.warning("groups side by side could not be measured: %s", failure_of(error).message)
-        return ways
+        return list(ways)
     added = [replace(best, seconds=best.seconds * each.share, streams=each.streams) for each in measured]
     return sorted([*ways, *added], key=lambda each: (each.seconds, each.streams, each.workers, each.fuse))
 
