@@ -152,11 +152,11 @@ def write(root: Path, workload: str, execute: str, scale: float) -> None:
 
 
 def measure_here(root: Path, workload: str, way: str, scale: float) -> tuple[float, str]:
-    """Run a study in this process; return its seconds, and the way that it chose."""
+    """Run a study in this process; return its seconds, and the way that it chose, as `execute` is written."""
     import manyfit
     from manyfit.study.status import status
 
-    write(root, workload, ON_GPU[way], scale)
+    write(root, workload, ON_GPU.get(way, way), scale)
     began = time.perf_counter()
     found = manyfit.sweep(root / "studies/s", progress=False)
     took = time.perf_counter() - began
@@ -166,7 +166,17 @@ def measure_here(root: Path, workload: str, way: str, scale: float) -> tuple[flo
         for each in planned["ways"][:5]:
             print(f"    {each}")
         best = planned["ways"][0]
-        way = "side by side" if best["streams"] > 1 else "fused" if best["fuse"] > 1 else "serial"
+        if best["streams"] > 1:
+            way = f"{{on: inline, fuse: {max(2, best['fuse'])}, streams: {best['streams']}}}"
+        else:
+            is_whole = best["fuse"] >= WORKLOADS[workload][3]
+            way = (
+                "serial"
+                if best["fuse"] == 1
+                else "fused"
+                if is_whole
+                else f"{{on: inline, fuse: {best['fuse']}}}"
+            )
     return took, way
 
 
@@ -212,6 +222,8 @@ def main() -> int:
             }
             took = {way: seconds for way, (seconds, _) in found.items()}
             planned, pick = found["auto"]
+            if pick not in took:  # a group of another size
+                took[pick] = min(run(root, name, pick, given.scale)[0] for _ in range(given.repeats))
             best = min(seconds for way, seconds in took.items() if way != "auto")
             right += took[pick] <= LIMIT * best
             shown = ", ".join(f"{way} {seconds:.1f}" for way, seconds in took.items())

@@ -109,6 +109,7 @@ def test_groups_compute_at_the_same_time():
         torch.cuda.synchronize()
         began = time.perf_counter()
         found = list(train_side_by_side([(settings(), spin)] * 2, streams))
+        torch.cuda.synchronize()
         return time.perf_counter() - began, {each.cuda_stream for each in found}
 
     measure(2)

@@ -18,7 +18,7 @@ from manyfit.learn.torch.launching import COMPILING, COMPILING_LEAF, SAVED, Laun
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.session import measuring
 from manyfit.run.session.measuring import Measured, StepTime, measure_steps
-from manyfit.study.drive.planner import Way, compare_ways, describe_measured
+from manyfit.study.drive.planner import OPENING, OPENING_RUN, Way, compare_ways, describe_measured
 from manyfit.study.status import status
 
 OPEN = {"on": "auto", "fuse": "auto"}
@@ -88,7 +88,7 @@ def test_compiling_is_predicted_where_it_pays(seconds, leaves):
 
 
 def test_ways_include_compiling():
-    """It is counted for each group, and for none whose steps are too short."""
+    """It is counted for each group, and for none whose steps are too short, besides opening the groups."""
     steps, together = 100_000, [StepTime(4, 0.2e-3), StepTime(64, 0.5e-3)]
     compiling = functools.partial(Launching().predict, GPU, 4)
     plain, compiled = (
@@ -98,9 +98,11 @@ def test_ways_include_compiling():
             Measured(steps, 0.0, 0.1e-3, together, "", compiling),
         )
     )
-    assert compiled[64] == pytest.approx(COMPILING + 4 * COMPILING_LEAF + (1 - SAVED) * plain[64])
-    assert compiled[4] == pytest.approx(16 * (COMPILING + 4 * COMPILING_LEAF) + (1 - SAVED) * plain[4])
-    assert compiled[1] == pytest.approx(plain[1])
+    opening = {size: 64 // size * OPENING + 64 * OPENING_RUN for size in compiled}
+    cost = COMPILING + 4 * COMPILING_LEAF
+    assert compiled[64] == pytest.approx(cost + (1 - SAVED) * plain[64] + opening[64])
+    assert compiled[4] == pytest.approx(16 * cost + (1 - SAVED) * plain[4] + opening[4])
+    assert compiled[1] == pytest.approx(plain[1] + opening[1])
 
 
 def test_what_cannot_be_measured_has_no_ways():

@@ -112,7 +112,7 @@ def measure_steps(
         )
         if saves < LEAST_SAVED * alone:
             return describe(steps, building, alone, [], "groups could save little of such long steps")
-        until = began + budget(steps * alone)
+        until = time.perf_counter() + budget(steps * alone)  # what is started once counts in any way
         found = list[StepTime]()
         for count in _grow(len(configs)):
             if reason := _refuse(runs, count, alone, found, until):

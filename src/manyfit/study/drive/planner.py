@@ -45,6 +45,8 @@ LONG: Final = 10.0
 """Predicted seconds of a study from which on groups are measured side by side."""
 START: Final = 2.5
 """Seconds until worker processes train, besides building data and models again."""
+OPENING, OPENING_RUN = 0.2, 0.02
+"""Seconds to open a group whose steps are launched, and for each of its runs: comparing and capturing."""
 CROWDED: Final = 1.15
 """How much slower steps are while others are computed on the other cores."""
 MOST_STRUCTURES: Final = 3
@@ -280,6 +282,8 @@ def _predict(trials: int, measured: Measured, workers: int, size: int) -> float:
     size = _limit_size(measured, min(size, share))
     groups, left = divmod(share, size)
     seconds = groups * _predict_steps(measured, size) + (_predict_steps(measured, left) if left else 0.0)
+    if measured.compiling is not None:
+        seconds += OPENING * (groups + bool(left)) + OPENING_RUN * share
     return measured.build * share + seconds
 
 
