@@ -19,6 +19,7 @@ def main() -> int:
     arguments.add_argument("model")
     arguments.add_argument("--models", type=int, default=64, help="trained at once")
     arguments.add_argument("--seconds", type=float, default=1.5, help="for each figure")
+    arguments.add_argument("--sides", help="separated by semicolons; by default, all of them")
     given = arguments.parse_args()
     sys.path.insert(0, str(given.folder))
     import fused_probe
@@ -43,6 +44,8 @@ def main() -> int:
     }
     found = {}
     for side, measure in sides.items():
+        if given.sides and side not in given.sides.split(";"):
+            continue
         try:
             found[side] = measure()
         except Exception as error:  # the others are measured nevertheless

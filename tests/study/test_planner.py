@@ -346,3 +346,35 @@ def test_what_is_decided_is_not_planned(lab, execute):
     lab.write(space=GRID, search={"method": "grid", "seeds": 1}, set={"train.epochs": 1}, execute=execute)
     lab.sweep()
     assert status(lab.folder)["execution"] is None
+
+
+class Slow:
+    """A learner that takes long where something is done for the first time, such as to capture steps."""
+
+    def __init__(self, step, first):
+        self.now, self.step, self.first, self.known, self.trained = 0.0, step, first, set(), 0
+
+    def train(self, batches, steps):
+        self.now += steps * self.step
+        for size in {1 << i for i in range(16) if steps >> i & 1} - self.known:
+            self.known.add(size)
+            self.now += self.first
+        if self.trained < 2:  # allocation
+            self.now += self.first
+        self.trained += steps
+
+    def take(self):
+        return {}
+
+
+@given(step=st.floats(1e-6, 0.5), first=st.floats(0, 2), most=st.integers(1, 3000))
+def test_the_time_of_a_step_is_that_of_later_ones(step, first, most):
+    """Also if the first launch of each length takes long; and no more steps are trained than there are."""
+    learner = Slow(step, first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring.time, "perf_counter", lambda: learner.now)
+        found = measuring.time_steps(learner, iter(()), most, lambda: None)
+    assert learner.trained <= most
+    if most >= 4:
+        assert found == pytest.approx(step, rel=1e-6, abs=1e-9)
+    assert found >= step * 0.999

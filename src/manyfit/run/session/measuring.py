@@ -209,17 +209,31 @@ def open_group(runs: Sequence[Built], waits: bool = True) -> tuple[Learner, Walk
 
 
 def time_steps(learner: Learner, batches: Iterator[Any], most: int, check: Callable[[], None]) -> float:
-    """Return the seconds of a step: the fastest of some stretches, after the first steps."""
-    count, done, best, timed, took = 1, 0, float("inf"), 0, 0.0
-    while timed < TIMED and done + count <= most:
+    """Return the seconds of a step: the fastest of some stretches of at most `most` steps together.
+
+    A stretch of some length is timed when it is trained again: at first, memory is allocated, and steps may
+    be captured for a launch of this many.
+    """
+    done = 0
+
+    def train(count: int) -> float:
+        nonlocal done
         check()
         began = time.perf_counter()
         learner.train(batches, count)
         fetch_all(learner.take())  # which waits for the device
-        took = time.perf_counter() - began
         done += count
-        if took < LONG and done + 2 * count <= most:
-            count *= 2  # these were too few, and among the first, in which memory is allocated
-            continue
-        best, timed = min(best, took / count), timed + 1
-    return best if timed else took / count
+        return time.perf_counter() - began
+
+    count, took = 1, train(1)
+    for _ in range(min(2, most - done)):
+        took = train(1)
+    while took < LONG and done + 4 * count <= most:
+        wanted = count * LONG / max(took, 1e-6)
+        count = min(max(2 * count, 1 << int(wanted).bit_length()), (most - done) // 2)
+        train(count)
+        took = train(count)
+    times = [took]
+    while len(times) < TIMED and done + count <= most:
+        times.append(train(count))
+    return min(times) / count
