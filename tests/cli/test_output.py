@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from tests.examples.quick import run
 
 import manyfit
+from manyfit.cli.common import set_log_level
+from manyfit.core.quiet import PROGRESS
 from manyfit.core.text import printable, printable_line
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x1b[31m\u202e\x9b1A"
@@ -165,3 +168,22 @@ def test_without_unicode_nothing_ends_half_way(project, name):
             assert (b"not UTF-8 here" in done.stderr) == bool(refused and verb == [b"train"])
     if "\udcff" in name:
         assert os.listdir(place) == [b"config.yaml"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize(("level", "is_terminal", "shown"), [
+    ("WARNING", True, True), ("WARNING", False, False), ("ERROR", True, False), ("INFO", False, True),
+], ids=str)  # fmt: skip
+def test_a_terminal_shows_what_takes_long(level, is_terminal, shown, monkeypatch, capsys):
+    log = logging.getLogger("manyfit")
+    before = log.handlers[:], log.level, log.propagate
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    try:
+        set_log_level(level)
+        log.setLevel(logging.INFO)  # as while a run writes its log
+        log.info("compiling the step", extra=PROGRESS)
+        log.info("something else")
+    finally:
+        log.handlers[:], log.propagate = before[0], before[2]
+        log.setLevel(before[1])
+    err = capsys.readouterr().err
+    assert ("compiling the step" in err) == shown and ("something else" in err) == (level == "INFO")

@@ -1,10 +1,14 @@
-"""Muting of verbose libraries."""
+"""What a terminal shows of the log: libraries that are muted, and long work that is announced."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+PROGRESS: Final = {"is_progress": True}
+"""The `extra` of log records that announce long work, which a terminal shows below its log level, too."""
 
 
 @contextmanager

@@ -347,7 +347,9 @@ def test_compiled_steps(short):
     is_near(one, other)
 
 
-def test_validation_is_compiled_like_the_steps(short):
+@pytest.mark.parametrize("full", [8, 0], ids=["known", "not known"])
+def test_validation_is_compiled_like_the_steps(short, full):
+    """But not its last batch, which is short."""
     from manyfit.data import Order
     from manyfit.data.walk import walk_together
 
@@ -355,6 +357,7 @@ def test_validation_is_compiled_like_the_steps(short):
     for options in (EAGER, Everywhere(compile="default")):
         learner, _ = train(group(options, metrics={"near": near_zero}), 5)
         once = walk_together([data] * len(OPTIONS), [Order(8, epochs=1)] * len(OPTIONS))
+        once.full = full
         found.append(learner.measure(once))
     assert {size: each.is_compiled for (size, *_), each in learner._launcher._measuring.items()} == {
         8: True, 4: False

@@ -17,6 +17,7 @@ import numpy as np
 from manyfit.config import Config
 from manyfit.config.study.study import StudyConfig
 from manyfit.core.errors import Interrupted
+from manyfit.core.quiet import PROGRESS
 from manyfit.core.signals import Watch
 from manyfit.study.executors.choose import choose_gpus, worker_places
 from manyfit.study.ledger.ledger import Ledger
@@ -115,7 +116,7 @@ def plan_execution(
         )
         return None
     ledger.set(MEASURING, True)
-    log.info("measuring steps, to choose how the study is executed")
+    log.info("measuring steps, to choose how the study is executed", extra=PROGRESS)
     try:
         with watch.translate("ended by {name} before anything was trained; run the same command again"):
             chosen = _choose(study, found, ledger, places, shared, watch)

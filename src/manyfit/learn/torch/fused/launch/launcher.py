@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from manyfit.core.quiet import PROGRESS
 from manyfit.data import Batch
 from manyfit.data.batch import split_rows
 from manyfit.data.walk import Walk
@@ -115,14 +116,15 @@ class Launcher:
 
         `check` is called with the first batch.
         """
-        feed = RowFeed(walk, self._rows, self._on_device, self._stack)
+        feed, full = RowFeed(walk, self._rows, self._on_device, self._stack), walk.full
         while ahead := feed.read(STEPS):
+            full = full or find_batch_size(ahead[0])
             while ahead:
                 alike = ahead[: count_alike(ahead)]
                 if check is not None:
                     check(feed.make_batch(alike[0]))
                     check = None
-                program = self._find_measuring(feed, alike[0])
+                program = self._find_measuring(feed, alike[0], full)
                 count = program.count_next(len(alike))
                 program.slots.fill(alike[:count], None, ())
                 if program.compiles and not program.is_compiled and self.compiled not in ("", OFF):
@@ -130,15 +132,15 @@ class Launcher:
                 yield program.run(count)
                 ahead = ahead[count:]
 
-    def _find_measuring(self, feed: RowFeed, rows: Any) -> Program:
-        """Return the program that measures these rows."""
+    def _find_measuring(self, feed: RowFeed, rows: Any, full: int) -> Program:
+        """Return the program that measures these rows; a full batch has `full` of them."""
         size = find_batch_size(rows)
         key = size, *(id(each) for each in (feed.columns.tensors if feed.columns is not None else ()))
         if key not in self._measuring:
             layout, evaluated = SlotLayout(feed.make_batch(rows), None, (), ()), self._step.list_evaluated()
             slots = Slots(layout, self._count_slots(layout.batch), feed.columns)
             compute = functools.partial(_measure_slot, self._step, self._checked, layout, list(evaluated))
-            is_full = size >= feed.walk.full
+            is_full = size >= full
             state = list(evaluated.values())
             self._measuring[key] = Program("validation", compute, state, slots, compiles=is_full)
         return self._measuring[key]
@@ -221,6 +223,7 @@ class Launcher:
         """Compile a program, and return whether that succeeded."""
         kind = precision_of(self._step.base, next(iter(self._step.leaves.values())))
         began = time.perf_counter()
+        log.info("compiling %s, which may take a minute", program.what, extra=PROGRESS)
         try:
             program.compile(mode, kind, self._store)
         except (NotCompiled, torch.OutOfMemoryError) as error:
