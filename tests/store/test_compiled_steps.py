@@ -55,3 +55,9 @@ def test_files_that_cannot_be_written_or_read(store, tmp_path):
     (tmp_path / "compiled").write_text("a file where a folder should be")
     store.write("one", b"code")
     assert store.read("one") is None
+
+
+def test_a_study_that_was_moved_is_not_made_anew(tmp_path):
+    store = CompiledSteps(tmp_path / "moved" / "compiled", tmp_path)
+    store.write("one", b"code")
+    assert not (tmp_path / "moved").exists() and store.read("one") is None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyfit.core.errors import FolderError
-from manyfit.core.files import make_folder, read_bytes
+from manyfit.core.files import read_bytes
 from manyfit.core.seal import sealer
 from manyfit.store import durable
 
@@ -46,7 +46,6 @@ class CompiledSteps:
         if not seal:  # nobody could trust them
             return
         try:
-            make_folder(self.folder)
             durable.write_file(self._file(key), seal.encode() + b"\n" + data)
         except (OSError, FolderError) as error:
             log.debug("compiled steps could not be kept: %s", error)
