@@ -76,10 +76,11 @@ def test_the_results_are_those_of_one_after_another(lab, alone, streams, execute
     assert status(lab.folder)["state"] == "finished"
 
 
-def test_a_unit_has_several_groups(lab):
+def test_a_unit_has_several_groups(lab, caplog):
     write(lab, 2)
     lab.sweep()
     assert count_units(lab) == 1
+    assert ("groups only take turns" in caplog.text) == (not torch.cuda.is_available())
     lab.clear()
     write(lab, 1)
     lab.sweep()

@@ -47,7 +47,7 @@ from manyfit.study.drive.reconcile import (
 )
 from manyfit.study.drive.rehearsal import Asking, check_hop, rehearse_points
 from manyfit.study.executors.base import Executor, Work
-from manyfit.study.executors.choose import choose
+from manyfit.study.executors.choose import choose, choose_gpus
 from manyfit.study.executors.processes import prepare, usable_cores
 from manyfit.study.ledger import best
 from manyfit.study.ledger.ledger import Ledger
@@ -151,9 +151,12 @@ def run(
     mine, shared = tuple(main_classes(study.base)), list[Any]()
     planned = plan_execution(study, found, ledger, shared, watch)
     study = apply_plan(study, planned)
+    streams = 1 if study.execute.streams == "auto" else study.execute.streams
+    if streams > 1 and not choose_gpus(study):
+        log.warning("execute.streams: without a GPU, groups only take turns, which is not faster")
     work = Training(
         base, metric, allowed=tuple(allowed), ready=ready, shared=shared, carried=mine,
-        fuse=study.execute.fuse, streams=1 if study.execute.streams == "auto" else study.execute.streams,
+        fuse=study.execute.fuse, streams=streams,
     )  # fmt: skip
     found.configs.clear()
     discard_leftovers(folder.groups)
