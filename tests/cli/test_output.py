@@ -15,7 +15,7 @@ import pytest
 from tests.examples.quick import run
 
 import manyfit
-from manyfit.cli.common import set_log_level
+from manyfit.cli.log_level import set_log_level
 from manyfit.core.quiet import PROGRESS
 from manyfit.core.text import printable, printable_line
 

@@ -31,3 +31,25 @@ def test_time_may_decide_if_the_run_says_so(project):
         train__time_dependent=True,
     )
     assert manyfit.train(tree, folder="runs/b", callbacks=[]).step == 8
+
+
+def test_turns_of_others_are_not_part_of_the_pace(monkeypatch):
+    """A group beside a slow one still trains for half a second at a time."""
+    from manyfit.run.loop import clock
+    from manyfit.run.loop.plan import Plan
+
+    now, plan = [100.0], Plan(steps_per_epoch=100_000, epochs=1)
+    monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
+    suspension, step = clock.Suspension(), 0
+    with suspension.end():
+        pace = clock.Pace(plan, lambda: now[0])
+    for _ in range(12):
+        with suspension.end():
+            boundary = plan.next(step, pace.most)
+            pace.begin()
+            now[0] += 0.001 * (boundary.step - step)
+        now[0] += 3.0  # others
+        with suspension.end():
+            pace.pause(boundary, boundary.step - step)
+        step = boundary.step
+    assert 300 < pace.most <= 500

@@ -77,7 +77,7 @@ def test_the_results_are_those_of_one_after_another(lab, alone, streams, execute
 
 
 def test_a_unit_has_several_groups(lab, caplog):
-    write(lab, 2)
+    write(lab, 3)
     lab.sweep()
     assert count_units(lab) == 1
     assert ("groups only take turns" in caplog.text) == (not torch.cuda.is_available())

@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
 
 def _log_level(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
-        from manyfit.cli.common import set_log_level
+        from manyfit.cli.log_level import set_log_level
 
         set_log_level(value)
 

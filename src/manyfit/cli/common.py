@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from glob import iglob
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from manyfit.cli import LOG_LEVELS
+from manyfit.cli.log_level import set_log_level
 from manyfit.cli.output import say
 from manyfit.core.dialect_table import ENTRIES, Option
 from manyfit.core.errors import ManyfitError, RunFailed
@@ -253,34 +253,6 @@ def _variant(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
 def _set(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
         set_log_level(value)
-
-
-def set_log_level(level: str) -> None:
-    """Send manyfit's log to stderr, without secrets."""
-
-    logger = logging.getLogger("manyfit")
-    handler = _StderrHandler(logging.getLevelNamesMapping()[level.upper()])
-    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    logger.handlers[:] = [handler]
-    logger.propagate = False  # some libraries add a handler to the root logger
-    logger.setLevel(level.upper())
-
-
-class _StderrHandler(logging.Handler):
-    """A handler that writes to the current `sys.stderr`; on a terminal, also what announces long work."""
-
-    def __init__(self, wanted: int) -> None:
-        super().__init__(min(wanted, logging.INFO))
-        self._wanted = wanted
-
-    def filter(self, record: logging.LogRecord) -> Any:
-        """Return whether a record is written."""
-        announces = getattr(record, "is_progress", False) and self._wanted <= logging.WARNING
-        shown = record.levelno >= self._wanted or (announces and sys.stderr.isatty())
-        return shown and super().filter(record)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record), err=True)
 
 
 def print_json(value: Any) -> None:

@@ -151,12 +151,9 @@ def run(
     mine, shared = tuple(main_classes(study.base)), list[Any]()
     planned = plan_execution(study, found, ledger, shared, watch)
     study = apply_plan(study, planned)
-    streams = 1 if study.execute.streams == "auto" else study.execute.streams
-    if streams > 1 and not choose_gpus(study):
-        log.warning("execute.streams: without a GPU, groups only take turns, which is not faster")
     work = Training(
         base, metric, allowed=tuple(allowed), ready=ready, shared=shared, carried=mine,
-        fuse=study.execute.fuse, streams=streams,
+        fuse=study.execute.fuse, streams=count_streams(study),
     )  # fmt: skip
     found.configs.clear()
     discard_leftovers(folder.groups)
@@ -187,6 +184,14 @@ def run(
     shown.close()
     conclude_study(driver)
     track(study, folder)
+
+
+def count_streams(study: StudyConfig) -> int:
+    """Return how many groups a worker trains side by side."""
+    streams = 1 if study.execute.streams == "auto" else study.execute.streams
+    if streams > 1 and not choose_gpus(study):
+        log.warning("execute.streams: without a GPU, groups only take turns, which is not faster")
+    return streams
 
 
 def say_plan(planned: Execution | None, shown: Display) -> None:

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from manyfit.learn.torch.fused.launch import artifacts
 from manyfit.learn.torch.fused.launch.artifacts import compile_graph, hash_graph
-from manyfit.learn.torch.fused.launch.compiling import MODES, NotCompiled, Tolerance, use_cache
+from manyfit.learn.torch.fused.launch.compiling import MODES, NotCompiled, Tolerance, compile_step, use_cache
 
 OPTIONS = MODES["default"]
 
@@ -23,7 +23,7 @@ class Store(dict):
         self[key] = data
 
 
-CONSTANT, OTHER = torch.tensor([0.0, 1.0, 3.0]), torch.tensor(0.5)
+CONSTANT, OTHER = torch.tensor([[0.0, 5.0], [1.0, 5.0], [3.0, 5.0]])[:, 0], torch.tensor(0.5).expand(3)
 
 
 def change(state, x):
@@ -47,7 +47,7 @@ def check(compiled, graph, examples):
 def test_what_was_compiled_is_loaded(monkeypatch):
     use_cache()
     store, (graph, examples) = Store(), trace()
-    check(compile_graph(graph, examples, OPTIONS, store), graph, examples)
+    check(compile_graph(graph, examples, OPTIONS, store)[0], graph, examples)
     assert len(store) == 1
 
     def refuse(*given, **more):
@@ -57,7 +57,7 @@ def test_what_was_compiled_is_loaded(monkeypatch):
     monkeypatch.setattr(torch, "compile", refuse)
     CONSTANT.mul_(3)  # constants are not part of what is kept
     graph, examples = trace()  # as another process would
-    check(compile_graph(graph, examples, OPTIONS, store), graph, examples)
+    check(compile_graph(graph, examples, OPTIONS, store)[0], graph, examples)
     with pytest.raises(AssertionError, match="compiled again"):
         compile_graph(*trace(rows=5), OPTIONS, store)
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_loaded_is_compiled(data):
     compile_graph(graph, examples, OPTIONS, store)
     (key,) = store
     store[key] = data
-    check(compile_graph(*trace(), OPTIONS, store), graph, examples)
+    check(compile_graph(*trace(), OPTIONS, store)[0], graph, examples)
     assert store.keys() == {key} and store[key] != data
 
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_compiled_alone_is_compiled_by_torch(monkeypatch):
 
     monkeypatch.setattr("torch._inductor.standalone_compile", fail)
     store, (graph, examples) = Store(), trace()
-    check(compile_graph(graph, examples, OPTIONS, store), graph, examples)
+    check(compile_graph(graph, examples, OPTIONS, store)[0], graph, examples)
     assert not store
 
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_saved_is_used(monkeypatch):
 
     monkeypatch.setattr(artifacts, "_dump", fail)
     store, (graph, examples) = Store(), trace()
-    check(compile_graph(graph, examples, OPTIONS, store), graph, examples)
+    check(compile_graph(graph, examples, OPTIONS, store)[0], graph, examples)
     assert not store
 
 
@@ -122,9 +122,39 @@ def test_tolerance(values, factor, share):
     tolerance = Tolerance(0.1, [share])
     if distance < 0.999 * limit:
         tolerance.check([one], [other])
-    elif distance > 1.001 * limit and not share and not torch.equal(one, other):
+    elif distance > 1.001 * limit and not share and not torch.isclose(one, other, rtol=0.1, atol=0.11).all():
         with pytest.raises(NotCompiled, match="of their norm"):
             tolerance.check([one], [other])
+
+
+def test_tolerance_of_rounding_noise():
+    """Tensors whose values are all near zero, such as gradients in front of a batch norm, may differ."""
+    noise = [1e-9 * torch.randn(8) for _ in range(2)]
+    Tolerance(1e-3, [0.0]).check(noise[:1], noise[1:])
+
+
+def test_what_was_kept_and_differs_is_compiled_anew():
+    """It is another graph's, under the key of this one."""
+    store, slot = Store(), [torch.randn(4, 3)]
+
+    def step(changed, slot):
+        change(changed[0], slot[0])
+
+    def other(changed, slot):
+        changed[0].add_(1.0).mul_(slot[0] + 1)
+
+    state = [torch.ones(4, 3)]
+    compile_step(other, state, slot, "default", Tolerance(1e-3, [0.0]), store)
+    (kept,) = store.values()
+    store.clear()
+    compile_step(step, state, slot, "default", Tolerance(1e-3, [0.0]), store)
+    (key,) = store
+    store[key] = kept
+    compiled = compile_step(step, state, slot, "default", Tolerance(1e-3, [0.0]), store)
+    mine, expected = [state[0].clone()], [state[0].clone()]
+    compiled(mine, slot)
+    step(expected, slot)
+    torch.testing.assert_close(mine, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16, torch.complex64])

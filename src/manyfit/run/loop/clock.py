@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 
 from manyfit.run.loop.plan import Boundary, Plan
@@ -13,6 +15,26 @@ PAUSE = 0.5
 AUTO_INTERVAL = 30.0
 """Seconds between automatic checkpoints."""
 
+_suspended: ContextVar[float] = ContextVar("suspended", default=0.0)
+
+
+class Suspension:
+    """How long a group was suspended while others had their turns, which is not part of its pace."""
+
+    def __init__(self) -> None:
+        self._seconds, self._since = 0.0, time.monotonic()
+
+    @contextmanager
+    def end(self) -> Iterator[None]:
+        """Go on for a turn."""
+        self._seconds += time.monotonic() - self._since
+        token = _suspended.set(self._seconds)
+        try:
+            yield
+        finally:
+            _suspended.reset(token)
+            self._since = time.monotonic()
+
 
 class Pace:
     """The pace of training: how fast steps are, and when each action was last performed."""
@@ -20,19 +42,19 @@ class Pace:
     def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
         self._clock = clock
-        self._began = clock()
+        self._began, self._before = clock(), _suspended.get()
         now = self._began
         self._last = {"log": now, "validate": now, "checkpoint": now}
         self.most = 1
 
     def begin(self) -> None:
         """Start the timer: training starts, or continues after a pause."""
-        self._began = self._clock()
+        self._began, self._before = self._clock(), _suspended.get()
 
     def pause(self, boundary: Boundary, steps: int) -> Boundary:
         """Add the actions that are due by the clock, and estimate how many steps fit until the next pause."""
         now = self._clock()
-        took = max(now - self._began, 1e-6)
+        took = max(now - self._began - (_suspended.get() - self._before), 1e-6)
         wanted = int(steps * PAUSE / took)
         self.most = max(1, min(wanted, 2 * self.most))
         due = {

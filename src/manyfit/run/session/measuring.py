@@ -74,6 +74,8 @@ class Measured:
     """Why no larger groups were measured."""
     compiling: Callable[[float], float] | None = None
     """Turns the seconds of all steps of a group into those with compiling; None if that is never done."""
+    memory: float = 0.0
+    """The share of the free memory that a run takes."""
     saves: float = float("inf")
     """The most seconds of a step that a run can save in a group."""
 
@@ -108,7 +110,10 @@ def measure_steps(
             return Measured(steps, building, float("inf"), [], "the model trains whole epochs itself")
         alone, saves = _time_alone(first, check), _find_most_saved(first)
         describe = functools.partial(
-            Measured, compiling=first.kind.foresee_compiling(first.learner), saves=saves
+            Measured,
+            compiling=first.kind.foresee_compiling(first.learner),
+            memory=find_share(first),
+            saves=saves,
         )
         if saves < LEAST_SAVED * alone:
             return describe(steps, building, alone, [], "groups could save little of such long steps")
@@ -168,12 +173,14 @@ def _refuse(runs: Sequence[Built], count: int, alone: float, found: Sequence[Ste
     each = found[-1].per_run if found else alone
     if count * (3 * alone + 5 * each) > until - time.perf_counter():
         return f"measuring {count} runs would take longer than it may save"
-    tensors = list_state_tensors(runs[0])
-    devices = {tensor.device for tensor in tensors}
-    size = sum(tensor.nbytes for tensor in tensors) * COPIES * count
-    if any(size > SHARE * find_free_memory(device) for device in devices):
-        return f"{count} runs may not fit into memory"
-    return ""
+    return f"{count} runs may not fit into memory" if count * find_share(runs[0]) > SHARE else ""
+
+
+def find_share(built: Built) -> float:
+    """Return the share of the free memory that a run takes."""
+    tensors = list_state_tensors(built)
+    size = sum(tensor.nbytes for tensor in tensors) * COPIES
+    return max((size / find_free_memory(device) for device in {each.device for each in tensors}), default=0.0)
 
 
 def find_free_memory(device: Any) -> float:

@@ -17,12 +17,10 @@ from manyfit.run.build.modes import compute_as
 from manyfit.run.build.shared_data import SharedData
 from manyfit.run.session.fusing import find_built_key, release_memory
 from manyfit.run.session.measuring import (
-    COPIES,
     LONG,
     SHARE,
     TIMED,
-    find_free_memory,
-    list_state_tensors,
+    find_share,
     open_group,
     time_steps,
 )
@@ -52,13 +50,13 @@ def measure_streams(
         warnings.simplefilter("ignore")
         stack.callback(release_memory)
         opened = list[_Timed]()
+        stack.callback(opened.clear)  # before memory is released
         for configs in groups:
             check()
-            runs = [build(config, warm=True, shared=shared) for config in configs]
-            stream = make_stream(configs[0].run.train)
-            if stream is None or not _can_add(runs):
+            timed = _open(configs, shared)
+            if timed is None:
                 break
-            opened.append(_Timed(runs, stream))
+            opened.append(timed)
         return [
             StreamTime(count, _compare_streams(opened[:count], check))
             for count in STREAMS
@@ -66,13 +64,14 @@ def measure_streams(
         ]
 
 
-def _can_add(runs: Sequence[Built]) -> bool:
-    """Return whether a further group is launched, and fits into memory."""
-    if isinstance(find_built_key(runs[0]), Refusal) or not runs[0].kind.launches(runs[0].learner):
-        return False
-    tensors = list_state_tensors(runs[0])
-    size = sum(tensor.nbytes for tensor in tensors) * COPIES * len(runs)
-    return all(size <= SHARE * find_free_memory(device) for device in {each.device for each in tensors})
+def _open(configs: Sequence[Config], shared: SharedData) -> _Timed | None:
+    """Return a group to be timed; None if it is not launched, or may not fit into memory."""
+    runs, stream = [build(configs[0], warm=True, shared=shared)], make_stream(configs[0].run.train)
+    is_launched = runs[0].kind.launches(runs[0].learner) and not isinstance(find_built_key(runs[0]), Refusal)
+    if stream is None or not is_launched or len(configs) * find_share(runs[0]) > SHARE:
+        return None
+    runs += [build(config, warm=True, shared=shared) for config in configs[1:]]
+    return _Timed(runs, stream)
 
 
 class _Timed:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Generic, TypeVar
 
 from manyfit.config.schema.run import Train
 from manyfit.run.build.modes import compute_as
+from manyfit.run.loop.clock import Suspension
 
-T = TypeVar("T")
 Found = TypeVar("Found")
+
+
+def are_side_by_side(groups: int, streams: int) -> bool:
+    """Return whether some groups train at the same time."""
+    return min(groups, streams) > 1
 
 
 def train_side_by_side(
@@ -22,58 +27,49 @@ def train_side_by_side(
     Each has its settings, and a function that returns its iterator, in which None ends a turn: what was
     launched is then computed on its stream, while others launch their steps.
     """
-    is_alone = min(streams, len(groups)) <= 1
-    waiting, active, free = deque(groups), deque[_Lane[Found]](), list[Any]()
+    has_streams = are_side_by_side(len(groups), streams)
+    waiting, active = deque(groups), deque[_Lane[Found]]()
     try:
         while waiting or active:
             while waiting and len(active) < streams:
                 settings, train = waiting.popleft()
-                stream = free.pop() if free else None if is_alone else make_stream(settings)
-                active.append(_Lane(settings, train(), stream))
+                active.append(_Lane(settings, train(), make_stream(settings) if has_streams else None))
             found = active[0].go_on()
             if active[0].is_over:
-                free.append(active.popleft().stream)
+                active.popleft()
             elif found is None:
                 active.rotate(-1)
             else:
                 yield found
     finally:
-        for lane in active:
-            lane.close()
+        with ExitStack() as stack:  # all of them, also if one cannot be closed
+            for lane in active:
+                stack.callback(lane.close)
 
 
 class _Lane(Generic[Found]):
     """A group and its stream."""
 
     def __init__(self, settings: Train, turns: Iterator[Found | None], stream: Any) -> None:
-        self.stream = stream
         self.is_over = False
-        self._settings, self._turns = settings, turns
+        self._settings, self._turns, self._stream = settings, turns, stream
+        self._suspension = Suspension()
 
     def go_on(self) -> Found | None:
         """Wait for what was launched, and return what the group yields next."""
-        with compute_as(self._settings), use_stream(self.stream):
-            if self.stream is not None:
-                self.stream.synchronize()
+        with self._suspension.end(), compute_as(self._settings), use_stream(self._stream):
+            if self._stream is not None:
+                self._stream.synchronize()
             for found in self._turns:
                 return found
             self.is_over = True
             return None
 
     def close(self) -> None:
-        """End the group where it is."""
-        with compute_as(self._settings), use_stream(self.stream), _close_early(self._turns):
-            pass
-
-
-@contextmanager
-def _close_early(turns: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Yield an iterator, and close it if it is a generator: what it has opened is closed now."""
-    try:
-        yield turns
-    finally:
-        if isinstance(turns, Generator):
-            turns.close()
+        """End the group where it is: what it has opened is closed now."""
+        with compute_as(self._settings), use_stream(self._stream):
+            if isinstance(self._turns, Generator):
+                self._turns.close()
 
 
 def use_stream(stream: Any) -> AbstractContextManager[object]:

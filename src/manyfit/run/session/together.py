@@ -20,7 +20,7 @@ from manyfit.run.build.modes import compute_as
 from manyfit.run.loop.trainer import Callback
 from manyfit.run.session.fusing import fuse_runs, launch_run, release_memory, was_fused
 from manyfit.run.session.session import advance
-from manyfit.run.session.side_by_side import train_side_by_side
+from manyfit.run.session.side_by_side import are_side_by_side, train_side_by_side
 from manyfit.run.session.slot import Result, TrainingSlot
 from manyfit.store.group_folder import choose_group
 
@@ -59,7 +59,7 @@ def train_together(
                 together.setdefault(slot.key, []).append(slot)
         groups = list(together.values())
         for slot in slots:
-            slot.terms = replace(slot.terms, waits=min(streams, len(groups)) == 1)
+            slot.terms = replace(slot.terms, waits=not are_side_by_side(len(groups), streams))
         makers = [
             (group[0].here.config.run.train, partial(_train_group, group, watch, study, callbacks))
             for group in groups
@@ -96,11 +96,12 @@ def _train_group(
                 groups = now[0].groups if learner is not None and len(now) > 1 else None
                 place = choose_group(groups, now[0].folder.name)
                 runs = [slot.here for slot in now]
-                for left in advance(runs, callbacks, watch, min([*ahead, goal]), learner, place):
-                    if left is None:
+                for turn in advance(runs, callbacks, watch, min([*ahead, goal]), learner, place):
+                    if turn is None:
                         yield None
                         continue
-                    slot, member = now[left[0]], left[1]
+                    number, member = turn
+                    slot = now[number]
                     if isinstance(member.error, GroupFailed):
                         waiting.remove(slot)
                         failed.append(slot)

@@ -42,6 +42,8 @@ MEASURING: Final = "measuring"
 LEAST: Final = 2.0
 SHARE: Final = 0.02
 """Seconds that measuring may take, or the share of the estimated time of the study if that is more."""
+MOST_MEMORY: Final = 0.5
+"""The share of the free memory that two groups side by side may take."""
 LONG: Final = 10.0
 """Predicted seconds of a study from which on groups are measured side by side."""
 START: Final = 2.5
@@ -199,7 +201,8 @@ def _has_streams(study: StudyConfig, known: Sequence[tuple[int, Measured]], best
     """Return whether groups may train side by side, on one GPU on which their steps are launched."""
     is_launched = all(each.compiling is not None for _, each in known)
     is_open = study.execute.streams == "auto" and best.workers == 1
-    return is_open and is_launched and bool(choose_gpus(study))
+    fits = 2 * best.fuse * max((each.memory for _, each in known), default=0.0) <= MOST_MEMORY
+    return is_open and is_launched and fits and bool(choose_gpus(study))
 
 
 def _add_streams(

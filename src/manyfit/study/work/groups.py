@@ -20,10 +20,10 @@ FLOATS: Final = ("model", "train.loss")
 """Keys whose fractional numbers may differ, such as rates of dropout."""
 MOST: Final = 64
 """The most trials in a group, unless the study says otherwise."""
-ROUNDS: Final = 4
+ROUNDS: Final = 2
 """How many groups of a unit train on each stream, one after another, so that streams end together."""
 MOST_OPEN: Final = 3 * MOST
-"""The most trials in a unit: each has open files."""
+"""The most trials in a unit: each of them is built, and has open files, before the first one trains."""
 
 
 def group_of(item: Ready) -> Hashable:

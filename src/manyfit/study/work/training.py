@@ -7,7 +7,7 @@ import math
 import pickle
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,6 +138,7 @@ class Training:
             allowed=(*self.allowed, *OURS), shared=self._share_data(), fuse=self.fuse, streams=self.streams,
         ):  # fmt: skip
             trial, now = requests[id(request)], time.perf_counter()
+            signs.forget(trial.id)
             if isinstance(found, Reached):
                 yield Outcome(
                     trial.id, found.step, found.epoch, found.trained, found.over, found.reason,
@@ -193,6 +194,7 @@ class Training:
             shared=self._share_data(), fuse=self.fuse,
         ):  # fmt: skip
             trial, seconds = requests[id(request)], time.perf_counter() - began
+            signs.forget(trial.id)
             if isinstance(found, VisitFailed):
                 failure = failure_of(found.error)
                 yield Outcome(trial.id, seconds=seconds, failure=failure, parcel=found.parcel, how=how)
@@ -279,8 +281,6 @@ class Signs:
         self._tell = tell
         self._last = 0.0
         self._at = dict.fromkeys(trials.values(), (0, 0.0))
-        self._left: dict[int, Collection[str]] = {}
-        """The trials of each cohort that were left at its last pause."""
 
     def on_start(self, cohort: Cohort) -> None:
         """Do nothing."""
@@ -288,10 +288,7 @@ class Signs:
     def on_boundary(self, cohort: Cohort, boundary: Boundary, rows: Sequence[Mapping[str, float]]) -> None:
         """Report the progress of the trials."""
         here = [self._trials[member.folder.path] for member in cohort.members]
-        gone = set(self._left.get(id(cohort), ())) - set(here)
-        self._left[id(cohort)] = here
-        at = {**self._at, **dict.fromkeys(here, (boundary.step, boundary.epoch))}
-        self._at = {trial: each for trial, each in at.items() if trial not in gone}
+        self._at |= dict.fromkeys(here, (boundary.step, boundary.epoch))
         self.beat(
             {trial: row[self._metric] for trial, row in zip(here, rows, strict=False) if self._metric in row}
         )
@@ -309,9 +306,11 @@ class Signs:
         self._tell(Progress(trial, *self._at.get(trial, (0, 0.0)), parcel=parcel))
 
     def on_end(self, cohort: Cohort) -> None:
-        """Forget the trials of this cohort: others may train on."""
-        gone = self._left.pop(id(cohort), ())
-        self._at = {trial: each for trial, each in self._at.items() if trial not in gone}
+        """Do nothing: the trials may go on in another cohort."""
+
+    def forget(self, trial: str) -> None:
+        """Send no more signs of a trial that has ended; others of its unit may train on."""
+        self._at.pop(trial, None)
 
 
 @contextmanager

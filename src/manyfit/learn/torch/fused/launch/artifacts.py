@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from manyfit.learn.fusing import CompiledStore
 
@@ -25,30 +25,32 @@ Compiled = Callable[..., object]
 
 def compile_graph(
     graph: GraphModule, examples: Sequence[Tensor], options: Mapping[str, Any], store: CompiledStore | None
-) -> Compiled:
-    """Return a compiled graph, which takes tensors like the examples. What a store has is loaded from it."""
+) -> tuple[Compiled, bool]:
+    """Return a compiled graph, which takes tensors like the examples, and whether a store had it."""
     constants = lift_constants(graph)
-    compiled = _compile_or_load(graph, [*examples, *constants], options, store)
-    return functools.partial(_call, compiled, constants)
+    compiled, is_loaded = _compile_or_load(graph, [*examples, *constants], options, store)
+    return functools.partial(_call, compiled, constants), is_loaded
 
 
 def lift_constants(graph: GraphModule) -> list[Tensor]:
     """Turn the tensors of a graph into further inputs, and return them: they are not part of what is kept."""
     nodes = [node for node in graph.graph.nodes if node.op == "get_attr"]
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    found = dict[str, Tensor]()
+    last, lifted, found = inputs[-1], dict[str, Node](), list[Tensor]()
     for node in nodes:
         name = str(node.target)
-        if name not in found:
-            found[name] = getattr(graph, name)
-            with graph.graph.inserting_after(inputs[-1]):
-                inputs.append(graph.graph.placeholder(f"constant_{len(found)}"))
-        node.replace_all_uses_with(inputs[len(inputs) - len(found) + list(found).index(name)])
+        if name not in lifted:
+            found.append(
+                getattr(graph, name).contiguous()
+            )  # compiled code expects the strides of its examples
+            with graph.graph.inserting_after(last):
+                last = lifted[name] = graph.graph.placeholder(f"constant_{len(found)}")
+        node.replace_all_uses_with(lifted[name])
         graph.graph.erase_node(node)
-    for name in found:
+    for name in lifted:
         delattr(graph, name)
     graph.recompile()
-    return list(found.values())
+    return found
 
 
 def _call(compiled: Compiled, constants: Sequence[Tensor], *tensors: Tensor) -> object:
@@ -57,12 +59,12 @@ def _call(compiled: Compiled, constants: Sequence[Tensor], *tensors: Tensor) -> 
 
 def _compile_or_load(
     graph: GraphModule, examples: Sequence[Tensor], options: Mapping[str, Any], store: CompiledStore | None
-) -> Compiled:
+) -> tuple[Compiled, bool]:
     key = hash_graph(graph, examples, options) if store is not None else ""
     data = store.read(key) if store is not None else None
     if data is not None:
         try:
-            return _load(data)
+            return _load(data), True
         except Exception as error:
             log.debug("compiled steps could not be loaded: %s", error)
     try:  # without Dynamo, which would trace the graph once more
@@ -77,13 +79,13 @@ def _compile_or_load(
     except Exception as error:
         log.debug("compiled by torch.compile, as it failed otherwise: %s", error)
         compiled: Compiled = torch.compile(graph, options=dict(options), fullgraph=True, dynamic=False)
-        return compiled
+        return compiled, False
     if store is not None:
         try:
             store.write(key, _dump(found))
         except Exception as error:  # what cannot be saved is compiled again the next time
             log.debug("compiled steps could not be saved: %s", error)
-    return found
+    return found, False
 
 
 def hash_graph(graph: GraphModule, examples: Sequence[Tensor], options: Mapping[str, Any]) -> str:
@@ -101,8 +103,10 @@ def hash_graph(graph: GraphModule, examples: Sequence[Tensor], options: Mapping[
         sorted(environment.items()),
         torch.__version__,
         torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        torch.version.cuda,
         torch.get_float32_matmul_precision(),
-        torch.get_num_threads() if device.type == "cpu" else 0,
+        torch.get_deterministic_debug_mode(),
+        [torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()] if device.type == "cpu" else [],
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 

@@ -50,7 +50,7 @@ class Tolerance:
                 continue
             one, other = _widen(one), _widen(other)
             apart, size = _measure_norm(one - other), _measure_norm(one)
-            if apart <= self.near * max(size, 1e-6) or (share and self._count_apart(one, other) <= share):
+            if apart <= self.near * max(size, 1e-6) or self._count_apart(one, other) <= share:
                 continue
             raise NotCompiled(f"its results differ by {apart / max(size, 1e-30):.2g} of their norm")
 
@@ -74,31 +74,38 @@ def compile_step(
     changed: Sequence[Tensor],
     slot: Sequence[Tensor],
     mode: str,
-    near: Tolerance,
+    tolerance: Tolerance,
     store: CompiledStore | None = None,
 ) -> Step:
     """Return a compiled step, compared with the given one on copies of what it changes.
 
-    It is loaded from the store, if that has it. Raise `NotCompiled` if that fails, or if results differ.
+    It is loaded from the store, if that has it, and compiled anew if its results differ. Raise `NotCompiled`
+    if that fails, too.
     """
     use_cache()
+    is_loaded = False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = _compile(step, changed, slot, mode, store)
+            found, is_loaded = _compile(step, changed, slot, mode, store)
             expected, actual = _try(step, changed, slot), _try(found, changed, slot)
+        tolerance.check(expected, actual)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        if is_loaded:
+            return compile_step(step, changed, slot, mode, tolerance)
+        if isinstance(error, NotCompiled):
+            raise
         text = (str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
         raise NotCompiled(f"{type(error).__name__}: {text}") from error
-    near.check(expected, actual)
     return found
 
 
 def _compile(
     step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor], mode: str, store: CompiledStore | None
-) -> Step:
+) -> tuple[Step, bool]:
+    """Return a compiled step, and whether it was loaded."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     device, runs, count = changed[0].device, len(changed[0]), len(changed)
@@ -108,12 +115,12 @@ def _compile(
 
     table = {**replace_products(device, runs), **multiply_convolutions(device, runs)}
     traced = make_fx(trace, table)(*(each.clone() for each in changed), *slot)
-    artifact = compile_graph(traced, [*changed, *slot], MODES[mode], store)
+    artifact, is_loaded = compile_graph(traced, [*changed, *slot], MODES[mode], store)
 
     def compiled(changed: list[Tensor], slot: list[Tensor]) -> None:
         artifact(*changed, *slot)
 
-    return compiled
+    return compiled, is_loaded
 
 
 def _try(step: Step, changed: Sequence[Tensor], slot: Sequence[Tensor]) -> Sequence[Tensor]:

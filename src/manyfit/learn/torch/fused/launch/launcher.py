@@ -64,7 +64,8 @@ class Launcher:
         if self._is_cuda:
             weakref.finalize(self, release_workspaces).atexit = False
         self._total, self._options, self._store = terms.total, options, terms.store
-        self._waits = self._is_cuda and terms.waits
+        # All graphs read the seed of one generator, so those of other groups must not be computed meanwhile.
+        self._waits = self._is_cuda and (terms.waits or bool(checked.draws))
         self._wanted: str | None = options.compile
         """The mode in which steps are compiled, or `off`; None if that is not decided yet."""
         if options.compile == "auto":
