@@ -230,3 +230,34 @@ def test_streams_are_measured(lab):
     found = measure_streams(groups, SharedData())
     assert [each.streams for each in found] == [2, 4] and all(0.1 < each.share < 1.5 for each in found)
     assert torch.cuda.memory_allocated() <= before + 2**26  # a workspace of cuBLAS
+
+
+STOP = {"metric": "val_loss", "patience": "1ep", "mode": "min"}
+
+
+@pytest.mark.parametrize(("study", "is_exact"), [
+    ({"search__stop": "halving"}, True),
+    ({"search__stop": "asha"}, False),
+    ({"search__stop": "median"}, False),
+    ({"search__folds": 2}, True),
+    ({"search": {"method": "random", "trials": 7}}, True),
+    ({"set": {"train.epochs": 3, "train.stop": STOP, "train.optimizer.lr": 0.3}, "space": {"model.hidden": [4, 8]}}, True),
+    ({"execute__evaluate": "all", "execute__keep": 1}, True),
+], ids=["halving", "asha", "median", "folds", "random", "early stop", "evaluate all"])  # fmt: skip
+def test_combinations(lab, study, is_exact):
+    """Stoppers that do not wait decide by what has arrived, so their decisions may differ."""
+    tables = []
+    for streams in (1, 3):
+        lab.clear()
+        base = {"space": SPACE, "search": {"method": "grid", "seeds": 1}, "set": {"train.epochs": 3}}
+        base["execute"] = {"on": "inline", "fuse": 8, "streams": streams}
+        for key, value in study.items():
+            section, _, name = key.partition("__")
+            base[section] = {**base[section], name: value} if name else value
+        lab.write(**base)
+        lab.sweep()
+        assert status(lab.folder)["state"] == "finished"
+        tables.append(lab.table())
+    assert len(tables[0]) == len(tables[1])
+    if is_exact:
+        assert tables[0] == tables[1]
