@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from bare_gpu import measure_sides
+
 BATCH = 32
 
 
@@ -42,15 +44,8 @@ def main() -> int:
         "jax, one": lambda: run(given.model, 1, secs=least)[0],
         "jax": lambda: run(given.model, given.models, secs=least)[0],
     }
-    found = {}
-    for side, measure in sides.items():
-        if given.sides and side not in given.sides.split(";"):
-            continue
-        try:
-            found[side] = measure()
-        except Exception as error:  # the others are measured nevertheless
-            print(f"{side}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
-    print(json.dumps(found))
+    wanted = given.sides.split(";") if given.sides else list(sides)
+    print(json.dumps(measure_sides({side: sides[side] for side in wanted})))
     return 0
 
 

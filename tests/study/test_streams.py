@@ -15,9 +15,20 @@ from tests.study.test_fusing import check_tables, states
 from manyfit.core.errors import ConfigError
 from manyfit.study.drive.planner import Execution, Way, apply_plan
 from manyfit.study.status import status
-from manyfit.study.work.groups import MOST, MOST_OPEN, ROUNDS, choose_mates, choose_neighbors, group_of
+from manyfit.study.work.groups import (
+    MOST,
+    MOST_OPEN,
+    ROUNDS,
+    choose_mates,
+    choose_neighbors,
+    divide_trials,
+    group_of,
+    join_groups,
+    structure_of,
+)
 from manyfit.study.work.records import PointRecord, TrialRecord
 from manyfit.study.work.schedule import Ready
+from manyfit.study.work.units import Trial
 
 SPACE = {"model.hidden": [4, 8, 12, 16, 20], "train.optimizer.lr": [0.003, 0.03]}
 
@@ -261,3 +272,32 @@ def test_combinations(lab, study, is_exact):
     assert len(tables[0]) == len(tables[1])
     if is_exact:
         assert tables[0] == tables[1]
+
+
+@given(
+    hidden=st.lists(st.integers(1, 6), max_size=150),
+    fuse=st.sampled_from(["off", "auto", 2, 16]),
+    streams=st.integers(1, 4),
+)
+def test_the_units_of_a_share(hidden, fuse, streams):
+    trials = [Trial(str(number), "", {"model.hidden": each}, 7) for number, each in enumerate(hidden)]
+    groups = divide_trials(trials, fuse)
+    units = join_groups(groups, streams)
+    assert [trial for unit in units for trial in unit] == [trial for group in groups for trial in group]
+    if streams == 1:
+        assert units == groups
+    for unit in units:
+        structures = [structure_of(trial.values) for trial in unit]
+        assert len(set(structures)) <= streams * ROUNDS and len(unit) <= MOST_OPEN
+        most = {"off": 1, "auto": MOST}.get(fuse, fuse)
+        assert all(structures.count(each) <= most for each in structures)
+
+
+def test_shares_train_side_by_side(lab, alone):
+    """The results of `manyfit study share`, as `sweep` reads them afterwards."""
+    from manyfit.study.job_array import train_share
+
+    write(lab, 3)
+    assert len(train_share(lab.folder, 0, 1)) == 10
+    lab.sweep()
+    check_same(lab, *alone)

@@ -14,9 +14,9 @@ from manyfit.core.signals import watch_signals
 from manyfit.data.randomness import own_randomness
 from manyfit.study.search.plan import plan_study
 from manyfit.study.search.sampling import is_blind
-from manyfit.study.sweep import write_base
+from manyfit.study.sweep import count_streams, write_base
 from manyfit.study.work.folder import StudyFolder
-from manyfit.study.work.groups import divide_trials
+from manyfit.study.work.groups import divide_trials, join_groups
 from manyfit.study.work.points import trial_name
 from manyfit.study.work.training import Training
 from manyfit.study.work.unit_watch import UnitWatch
@@ -52,9 +52,9 @@ def train_share(place: Path, task: int, of: int) -> list[Outcome]:
     folder.trials.mkdir(exist_ok=True)
     with watch_signals() as watch, own_randomness():
         base = str(write_base(study, folder))
-        fuse, found = study.execute.fuse, list[Outcome]()
-        work = Training(base, study.objective.metric, fuse=fuse)
-        for trials in divide_trials(trials_of(study)[task::of], fuse):
+        fuse, streams, found = study.execute.fuse, count_streams(study), list[Outcome]()
+        work = Training(base, study.objective.metric, fuse=fuse, streams=streams)
+        for trials in join_groups(divide_trials(trials_of(study)[task::of], fuse), streams):
             watch.check()
             found += work(Unit(tuple(trials)), UnitWatch(watch), lambda progress: None)
         return found

@@ -46,6 +46,20 @@ def divide_trials(trials: Iterable[Trial], fuse: Literal["off", "auto"] | int) -
     return [each[begin : begin + most] for each in alike.values() for begin in range(0, len(each), most)]
 
 
+def join_groups(groups: Iterable[Sequence[Trial]], streams: int) -> list[list[Trial]]:
+    """Return units that have several groups of different structures, which train side by side."""
+    units, known = list[list[Trial]](), list[set[Hashable]]()
+    for group in groups:
+        key = structure_of(group[0].values)
+        is_full = not units or len(known[-1]) == (1 if streams == 1 else streams * ROUNDS)
+        if is_full or key in known[-1] or len(units[-1]) + len(group) > MOST_OPEN:
+            units.append([])
+            known.append(set())
+        units[-1] += group
+        known[-1].add(key)
+    return units
+
+
 def _without_numbers(key: str, value: Any) -> Any:
     """Return a value without the numbers that may differ."""
     if isinstance(value, Mapping):
