@@ -163,7 +163,7 @@ def test_the_number_of_threads_is_that_of_the_config(lab, fuse):
 def test_a_worker_that_is_killed_takes_no_trial_with_it(study):
     """The trials of its group are tried alone, and go on from their checkpoints."""
     study.project.write("src/deadly.py", """
-        import os
+        import os, time
         from pathlib import Path
         import torch
         from torch import nn
@@ -172,17 +172,23 @@ def test_a_worker_that_is_killed_takes_no_trial_with_it(study):
             def __init__(self, hidden: int = 4):
                 super().__init__()
                 self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+                self.steps = 0
 
             def forward(self, x):
-                place, begun = Path("once"), any(Path("studies/s/groups").glob("*/commit-*"))
-                if begun and place.exists() and self.training and torch._C._functorch.is_batchedtensor(self.layers[1].weight):
-                    place.unlink()
-                    os._exit(9)
+                if self.training and torch._C._functorch.is_batchedtensor(self.layers[1].weight):
+                    self.steps += 1
+                    if self.steps > 10 and Path("once").exists():
+                        begun = time.monotonic()
+                        while not any(Path("studies/s/groups").glob("*/commit-*")):
+                            assert time.monotonic() < begun + 60, "no step is on disk"
+                            time.sleep(0.01)
+                        Path("once").unlink()
+                        os._exit(9)
                 return self.layers(x)
     """)  # fmt: skip
     study.project.config(study.project.changed(model={"class": "deadly.Deadly"}))
     changes = {"space": GRID, "search": {"method": "grid", "seeds": 1},
-               "set": {"train.epochs": 2, "train.every.checkpoint": "3ba"}}  # fmt: skip
+               "set": {"train.epochs": 4, "train.every.checkpoint": "3ba"}}  # fmt: skip
     study.write(**changes, execute={"on": "inline"})
     study.sweep()
     alone = study.table()
