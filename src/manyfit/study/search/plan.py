@@ -162,16 +162,23 @@ def _add_hint(problem: Problem, patch: Patch) -> Problem:
 def covering(
     axes: Sequence[Axis], candidates: Sequence[Candidate], built: Sequence[Candidate]
 ) -> list[Candidate]:
-    """Return a few points that, with those `built`, cover every option and both ends of every range."""
+    """Return a few points that, with those `built`, cover every option and both ends of every range.
+
+    Options that are floats are like a range: their smallest and their largest one are covered.
+    """
     ranges = {key for axis in axes if axis.range is not None for key in axis.keys}
-    numbers = {key: [c.values[key] for c in candidates if key in c.values] for key in ranges}
-    ends = {key: {min(found), max(found)} for key, found in numbers.items() if found}
+    numbers: dict[str, list[Any]] = {}
+    for candidate in candidates:
+        for key, value in candidate.values.items():
+            if key in ranges or isinstance(value, float):
+                numbers.setdefault(key, []).append(value)
+    ends = {key: {min(found), max(found)} for key, found in numbers.items()}
 
     def held(candidate: Candidate) -> set[tuple[str, str]]:
         return {
             (key, repr(value))
             for key, value in candidate.values.items()
-            if key not in ends or value in ends[key]
+            if (key not in ranges and not isinstance(value, float)) or value in ends[key]
         }
 
     left = {each.id: held(each) for each in candidates}
