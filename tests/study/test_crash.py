@@ -108,9 +108,14 @@ def shared_memory():
 def kill_drivers(lab, expected, seed, kills):
     dice, memory = random.Random(seed), shared_memory()
     starts = Counter()
-    for _ in range(kills):
+    while starts["killed"] < kills:
         driver = start(lab)
         time.sleep(dice.uniform(0.3, 6.0))
+        if driver.poll() is not None:  # it has ended before: another study is killed
+            assert driver.returncode == 0, driver.stderr.read()
+            check(lab, expected)
+            lab.clear()
+            continue
         below = descendants(driver.pid)
         before = committed(lab)
         driver.send_signal(signal.SIGKILL)
