@@ -216,7 +216,7 @@ def test_a_mistake_in_the_base_config_is_shown_where_it_was_written(hopping, cli
     assert re.search(r"runs/a/config.yaml:\d+: data.shards: ", swept.err), swept.err
     assert swept.err.count("rows cannot be divided into 500 shards") == 1
     assert "(with {'train.optimizer.lr': " in swept.err
-    assert swept.err.endswith("and 3 others)\n")
+    assert swept.err.endswith("and 2 others)\n")
 
 
 def test_a_dry_run_says_who_has_which_shard(hopping, cli):
