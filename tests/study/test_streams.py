@@ -69,7 +69,7 @@ def count_units(lab):
 @pytest.mark.parametrize("execute", [
     {}, {"fuse": "auto"}, {"on": "processes", "workers": 2},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("streams", [2, 3])
+@pytest.mark.parametrize("streams", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_the_results_are_those_of_one_after_another(lab, alone, streams, execute):
     if execute.get("fuse") == "auto":  # which decides by measured times whether groups pay
         lab.clear()
@@ -123,7 +123,11 @@ def test_groups_fail_by_themselves(lab):
     assert {state for state, values in rows if '"model.hidden": 8' not in values} == {"finished"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL],
+    ids=lambda each: each.name,
+)
 def test_a_study_that_was_ended_goes_on(lab, alone, number):
     write(lab, 3)
     child = subprocess.Popen(
@@ -248,12 +252,12 @@ STOP = {"metric": "val_loss", "patience": "1ep", "mode": "min"}
 
 @pytest.mark.parametrize(("study", "is_exact"), [
     ({"search__stop": "halving"}, True),
-    ({"search__stop": "asha"}, False),
-    ({"search__stop": "median"}, False),
+    pytest.param({"search__stop": "asha"}, False, marks=pytest.mark.soak),
+    pytest.param({"search__stop": "median"}, False, marks=pytest.mark.soak),
     ({"search__folds": 2}, True),
-    ({"search": {"method": "random", "trials": 7}}, True),
+    pytest.param({"search": {"method": "random", "trials": 7}}, True, marks=pytest.mark.soak),
     ({"set": {"train.epochs": 3, "train.stop": STOP, "train.optimizer.lr": 0.3}, "space": {"model.hidden": [4, 8]}}, True),
-    ({"execute__evaluate": "all", "execute__keep": 1}, True),
+    pytest.param({"execute__evaluate": "all", "execute__keep": 1}, True, marks=pytest.mark.soak),
 ], ids=["halving", "asha", "median", "folds", "random", "early stop", "evaluate all"])  # fmt: skip
 def test_combinations(lab, study, is_exact):
     """Stoppers that do not wait decide by what has arrived, so their decisions may differ."""
