@@ -40,9 +40,8 @@ def lift_constants(graph: GraphModule) -> list[Tensor]:
     for node in nodes:
         name = str(node.target)
         if name not in lifted:
-            found.append(
-                getattr(graph, name).contiguous()
-            )  # compiled code expects the strides of its examples
+            # Compiled code expects the strides of its examples, which are clones.
+            found.append(getattr(graph, name).contiguous())
             with graph.graph.inserting_after(last):
                 last = lifted[name] = graph.graph.placeholder(f"constant_{len(found)}")
         node.replace_all_uses_with(lifted[name])
