@@ -16,6 +16,7 @@ from manyfit.config.study.study import StudyConfig
 from manyfit.config.tree.nodes import plain
 from manyfit.core.errors import ConfigError, Problem, UsageError
 from manyfit.study.search.sampling import EXHAUSTED, Sampler, grid, is_blind, is_point
+from manyfit.study.work.groups import is_free
 from manyfit.study.work.points import Candidate, configure_point, name
 from manyfit.study.work.records import PointRecord
 
@@ -164,13 +165,17 @@ def covering(
 ) -> list[Candidate]:
     """Return a few points that, with those `built`, cover every option and both ends of every range.
 
-    Options that are floats are like a range: their smallest and their largest one are covered.
+    Floats of the optimizer and its schedules are like a range: their smallest and largest option is covered.
     """
     ranges = {key for axis in axes if axis.range is not None for key in axis.keys}
+
+    def is_in_range(key: str, value: Any) -> bool:
+        return key in ranges or (isinstance(value, float) and is_free(key))
+
     numbers: dict[str, list[Any]] = {}
     for candidate in candidates:
         for key, value in candidate.values.items():
-            if key in ranges or isinstance(value, float):
+            if is_in_range(key, value):
                 numbers.setdefault(key, []).append(value)
     ends = {key: {min(found), max(found)} for key, found in numbers.items()}
 
@@ -178,7 +183,7 @@ def covering(
         return {
             (key, repr(value))
             for key, value in candidate.values.items()
-            if (key not in ranges and not isinstance(value, float)) or value in ends[key]
+            if not is_in_range(key, value) or value in ends[key]
         }
 
     left = {each.id: held(each) for each in candidates}

@@ -67,9 +67,14 @@ def _without_numbers(key: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_numbers(key, item) for item in value]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and _lies(key, FREE):
+    if is_number and is_free(key):
         return "a number"
     return "a number" if isinstance(value, float) and _lies(key, FLOATS) else value
+
+
+def is_free(key: str) -> bool:
+    """Return whether the numbers of a key may differ between the trials of a group."""
+    return _lies(key, FREE)
 
 
 def _lies(key: str, places: Sequence[str]) -> bool:
